@@ -9,10 +9,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def _leave_first_entry() -> None:
-    """Import nothing from the folder that the interpreter put first, as `dovetail` does not.
+    """Drop the interpreter's first path entry, so that nothing is imported from it.
 
-    After -m that is the working folder, unless dovetail itself lies there; without it, this folder,
-    whose modules are not top-level ones. Mutates: sys.path
+    With -m that entry is the working folder (left in place if it contains the dovetail package);
+    without -m it is this folder, whose modules are not top-level ones. Mutates: sys.path
     """
     first = Path(sys.path[0]).resolve()
     if not sys.flags.safe_path and first in (HERE, Path.cwd()) and first != HERE.parent:

@@ -1,7 +1,7 @@
-"""ChildChannel: a child process and the messages to and from it, within an event loop.
+"""ChildChannel: a child process and an asyncio message channel to it.
 
-A message is framed as `process.framed` writes it; raw bytes may follow, as many as it says. What
-messages mean is not known here.
+A message is framed by `process.framed`; raw bytes may follow it, as many as the message says. This
+module does not know what the messages mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SLICE_BYTES = 1 << 18
 
 
 class ChildChannel:
-    """Close it: that ends the process. `pid` is its id."""
+    """A child process and its channel. `close` ends the process; `pid` is its process id."""
 
     def __init__(
         self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -34,8 +34,8 @@ class ChildChannel:
 
     @classmethod
     async def open(cls, module: str, boot: Any, *, pass_fds: Sequence[int] = ()) -> Self:
-        """Start a module in a process that has a channel, and inherits `pass_fds` under the same
-        numbers. Raises: ConfigError, OSError"""
+        """Start a module in a child process with a channel. The child inherits `pass_fds` under the
+        same numbers. Raises: ConfigError, OSError"""
         child = spawn(module, boot, has_channel=True, pass_fds=pass_fds)
         try:
             reader, writer = await asyncio.open_unix_connection(
@@ -71,7 +71,7 @@ class ChildChannel:
         return await self._reader.readexactly(size)
 
     async def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process, whatever it is doing."""
         self._writer.transport.abort()
         await uninterrupted(self._end())
 

@@ -1,6 +1,6 @@
-"""The exception tree: every error says what went wrong, where, and how to mend it.
+"""The exception tree: every error says what went wrong, where, and how to fix it.
 
-Knows nothing of processes or HTTP bodies; a request error carries the status it should become.
+Independent of processes and HTTP bodies; a request error carries the HTTP status it maps to.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _CLOSING = "\"'`)]"
 
 
 def sentence(text: str) -> str:
-    """Return the text with end punctuation; nothing else about it changes."""
+    """Return the text with end punctuation added if it has none."""
     text = text.rstrip()
     return text if not text or text.rstrip(_CLOSING).endswith(_END) else f"{text}."
 
 
 def with_fix(what: str, fix: str | None) -> str:
-    """Return one text of a sentence and the fix. `split_fix` takes it apart again."""
+    """Return the sentence and the fix as one text, which `split_fix` splits again."""
     return f"{sentence(what)}{_FIX}{sentence(fix)}" if fix else sentence(what)
 
 
 def split_fix(text: str) -> tuple[str, str | None]:
-    """Return (what, fix) of a text made by `with_fix`."""
+    """Split a text made by `with_fix` into (what, fix)."""
     what, _, fix = text.partition(_FIX)
     return what, fix or None
 
@@ -33,8 +33,8 @@ class DovetailError(Exception):
     """Root of every error dovetail raises on purpose.
 
     `what` is one sentence, `where` a flag, field, file or request id, `fix` the next thing to try.
-    Both sentences end in punctuation: a full stop is added where the caller gave none. A command
-    within them stands in backquotes.
+    Both sentences end in punctuation: a missing full stop is added. Commands within them are
+    written in backquotes.
     """
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
@@ -45,7 +45,7 @@ class DovetailError(Exception):
 
     @property
     def advice(self) -> str:
-        """Return what is wrong and how to fix it, without where."""
+        """Return what is wrong and how to fix it, without `where`."""
         return with_fix(self.what, self.fix)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class DovetailError(Exception):
 
 
 class ConfigError(DovetailError):
-    """A flag, file or checkpoint asks for something that is not possible. Exit status 2."""
+    """A flag, file or checkpoint requests something impossible. Exit status 2."""
 
 
 class PluginError(ConfigError):
@@ -77,7 +77,7 @@ class BrokenPlugin(PluginError):
 
 
 class RequestError(DovetailError):
-    """The client asked for something that cannot be done. Ends that request only."""
+    """The client requested something impossible. Ends that request only."""
 
     status = 400
     kind = "invalid_request_error"
@@ -115,7 +115,7 @@ def model_not_found(name: str, served: Iterable[str]) -> NotFound:
 
 
 class Overloaded(RequestError):
-    """The queue is full or the server drains; try again after `retry_after_s` seconds."""
+    """The queue is full or the server is draining; retry after `retry_after_s` seconds."""
 
     status = 503
     kind = "overloaded_error"
@@ -140,7 +140,7 @@ class RequestFault(DovetailError):
 
 
 class EngineDead(DovetailError):
-    """The engine process or a worker is gone; nothing can be generated any more."""
+    """The engine process or a worker has died; nothing can be generated any more."""
 
     status = 503
     kind = "engine_dead"

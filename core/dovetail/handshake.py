@@ -1,8 +1,8 @@
-"""Handshake: two processes, on any machines, prove to each other over TCP that they share a secret.
+"""Handshake: mutual proof over TCP, between processes on any machines, of a shared secret.
 
-Who listens (a door) sends a nonce; who comes (a guest) answers with its own and an HMAC over both;
-the door's HMAC follows. The secret never travels, and nothing else of a stranger's is read. What is
-said afterwards, in framed messages (`process.framed`), is neither encrypted nor known here.
+The listening side (door) sends a nonce; the connecting side (guest) answers with its nonce and an
+HMAC over both; the door replies with its HMAC. The secret is never sent, and nothing else of an
+unverified peer is read. Later messages (`process.framed`) are not encrypted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Message = TypeVar("Message")
 
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO_LIMIT_S = 10.0
-"""How long somebody at a door has to say who they are."""
+"""Time limit for a guest to authenticate at a door."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 11_000}
-"""A machine that is gone without a word is noticed after 5 + 2 * 3 seconds, also while data is on
-its way there."""
+"""A machine that disappears silently is detected after 5 + 2 * 3 seconds, even while data is on its
+way there."""
 
 
 class WrongSecret(EOFError):
@@ -32,7 +32,7 @@ class WrongSecret(EOFError):
 
 
 def challenge(connection: socket.socket, secret: bytes) -> None:
-    """Have a guest prove the secret, then prove it too. Raises: OSError, EOFError, WrongSecret"""
+    """Verify the guest's proof, then send the door's. Raises: OSError, EOFError, WrongSecret"""
     nonce = secrets.token_bytes(NONCE_BYTES)
     connection.sendall(nonce)
     answer = read_exactly(connection, NONCE_BYTES + PROOF_BYTES)
@@ -45,7 +45,7 @@ def challenge(connection: socket.socket, secret: bytes) -> None:
 
 
 def respond(connection: socket.socket, secret: bytes) -> None:
-    """Prove the secret to a door, and have it proved. Raises: OSError, EOFError, WrongSecret"""
+    """Send the guest's proof, then verify the door's. Raises: OSError, EOFError, WrongSecret"""
     nonce = secrets.token_bytes(NONCE_BYTES)
     nonces = read_exactly(connection, NONCE_BYTES) + nonce
     connection.sendall(nonce + _proof(secret, b"guest", nonces))
@@ -64,13 +64,13 @@ def send_message(connection: socket.socket, message: Any) -> None:
 
 
 def receive_message(connection: socket.socket, message_type: type[Message]) -> Message:
-    """Return one message, and read nothing behind it. Raises: OSError, EOFError, MsgspecError"""
+    """Return one message, reading no bytes past it. Raises: OSError, EOFError, MsgspecError"""
     (length,) = LENGTH.unpack(read_exactly(connection, LENGTH.size))
     return msgspec.msgpack.decode(read_exactly(connection, length), type=message_type)
 
 
 def read_exactly(connection: socket.socket, size: int) -> bytes:
-    """Return so many bytes. Raises: OSError, EOFError when the connection ends before them"""
+    """Return exactly `size` bytes. Raises: OSError, EOFError when the connection ends first"""
     data = bytearray()
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -81,7 +81,7 @@ def read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def make_lasting(connection: socket.socket) -> None:
-    """Let calls block, small messages leave at once, and a dead machine be noticed."""
+    """Make calls block, send small messages immediately, and detect dead machines by keep-alive."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""The shapes of prompts as mappings, under the names by which users of vLLM import them."""
+"""Types of prompts that are mappings, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokensPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """What an encoder reads, and what the decoder begins with."""
+    """The encoder's input, and the text or tokens that the decoder begins with."""
 
     encoder_prompt: str | TextPrompt | TokensPrompt
     decoder_prompt: str | TextPrompt | TokensPrompt | None

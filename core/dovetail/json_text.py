@@ -1,6 +1,6 @@
-"""JSON as text that may be cut anywhere: where a value ends, what members an object has so far.
+"""JSON text that may be cut off anywhere: find where a value ends and which members an object has.
 
-Keeps the writer's own bytes: values are slices, never re-encoded. Linear in the text.
+Values are slices of the original text, never re-encoded. Linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCal
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _STRING_END = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Repeats of groups that give nothing back, (?:ab)*+, lose their place in Python 3.11.2 when a last
-# turn fails half-way: repeats of groups are plain ones here, in a form with nothing to try again.
+# Python 3.11.2 mishandles possessive repeats of groups, (?:ab)*+, when the last iteration fails
+# half-way. So repeats of groups are plain here, written so that they never need to backtrack.
 _STRING_BODY = re.compile(r'[^"\\]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\]*+)*')
 _PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?")
@@ -26,7 +26,7 @@ _WORDS = ("true", "false", "null")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an object: its value stands at text[start:end]; `end` None: it is cut or not
+    """A member of an object. Its value is text[start:end]; `end` None: the value is cut off or not
     JSON."""
 
     key: str
@@ -35,39 +35,39 @@ class Member:
 
 
 def skip_blanks(text: str, at: int = 0) -> int:
-    """Return the first place at or after `at` that holds no JSON blank."""
+    """Return the first position at or after `at` that is not JSON whitespace."""
     found = _BLANKS.match(text, at)
     return found.end() if found else at
 
 
 def string_end(text: str, at: int) -> int | None:
-    """Return the place behind the string that begins at `at`, or None when it is cut."""
+    """Return the position after the string that begins at `at`, or None if it is cut off."""
     found = _STRING_END.match(text, at + 1)
     return found.end() if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of checking a text for a value. `end`: the place behind the whole value. `fault`:
-    the place of the first character that no JSON has there. Neither: the text is cut."""
+    """The result of checking a text for a JSON value. `end` is the position after a complete value,
+    `fault` that of the first invalid character. If both are None, the text is cut off."""
 
     end: int | None = None
     fault: int | None = None
 
     @property
     def over(self) -> int | None:
-        """Return where the value is over, well or not, or None where it is cut."""
+        """Return where the value ends, valid or not, or None if it is cut off."""
         return self.end if self.fault is None else self.fault
 
 
 class _Fault(Exception):
-    """The place of a character that does not belong there."""
+    """The position of an invalid character."""
 
 
 def check(text: str, at: int = 0) -> Checked:
-    """Return whether a JSON value begins at `at`, and how far it goes.
+    """Check whether a JSON value begins at `at`, and return how far it extends.
 
-    Control characters may stand in strings, as models write them there.
+    Control characters in strings are accepted, because models write them.
     """
     open_ones: list[str] = []
     try:
@@ -93,10 +93,10 @@ def check(text: str, at: int = 0) -> Checked:
 
 
 def _close(text: str, at: int, open_ones: list[str]) -> int:
-    """Return the place of the comma behind a value, or the place behind the outermost container,
-    where that is closed. Mutates: open_ones
+    """Return the position of the comma after a value, or the position after the outermost container
+    if that is closed. Mutates: open_ones
 
-    `at` is behind a scalar or on a closing bracket. Raises: _Fault, IndexError where the text ends.
+    `at` is after a scalar or on a closing bracket. Raises: _Fault; IndexError when the text ends.
     """
     while open_ones:
         at = skip_blanks(text, at)
@@ -110,7 +110,7 @@ def _close(text: str, at: int, open_ones: list[str]) -> int:
 
 
 def _item(text: str, at: int, open_ones: list[str]) -> int:
-    """Return where an item's value begins: in an object behind its key and colon."""
+    """Return where an item's value begins; in an object, that is after its key and colon."""
     if open_ones[-1] == "]":
         return at
     at = skip_blanks(text, at)
@@ -138,7 +138,7 @@ def _scalar_end(text: str, at: int) -> int:
 
 
 def _common(text: str, at: int, word: str) -> int:
-    """Return the length of a word that stands at this place. Raises: like `_scalar_end`"""
+    """Return the length of a word that must begin at this position. Raises: as `_scalar_end`"""
     for number, letter in enumerate(word):
         if text[at + number] != letter:
             raise _Fault(at + number)
@@ -161,7 +161,7 @@ def _checked_string_end(text: str, at: int) -> int:
 def members(text: str, at: int) -> Iterator[Member]:
     """Yield the members of the object that begins at `at`, as far as the text goes.
 
-    Raises: MalformedToolCall where the text is not an object.
+    Raises: MalformedToolCall if the text is not an object.
     """
     at = _expect(text, at, "{")
     while (at := skip_blanks(text, at)) < len(text) and text[at] != "}":
@@ -194,12 +194,12 @@ def _expect(text: str, at: int, character: str) -> int:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a JSON string. Of a longer text it is longer, but for the closing mark."""
+    """Return a text as a JSON string. A longer text only extends it, before the closing quote."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def loads(text: str) -> Any:
-    """Return the value of a whole JSON text; control characters may stand in its strings.
+    """Return the value of a complete JSON text; control characters in strings are accepted.
 
     Raises: UnfinishedToolCall when it ends within a string, MalformedToolCall for other faults.
     """

@@ -1,8 +1,8 @@
-"""JSON that others wrote: the value of a text, or one error that says why there is none.
+"""Parse JSON from untrusted sources: return the value, or raise one error that says what is wrong.
 
-A parser has more ways to fail than one: what is not JSON, not UTF-8 or half of a character, nested
-deeper than Python's stack, a number too long to read. Callers who name some of them let a stranger
-choose the others; here all become InvalidJson.
+A parser can fail in many ways: text that is not JSON, invalid UTF-8, nesting deeper than Python's
+stack, a number too long to read. A caller that catches only some of these could be crashed by the
+others; here all become InvalidJson.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 
 class InvalidJson(ValueError):
-    """A text has no value that can be used. Its message is the rest of a sentence about the
-    text: "is nested too deep."."""
+    """A text cannot be parsed to a usable value. The message completes a sentence about the text:
+    "is nested too deep."."""
 
 
 class TooDeep(InvalidJson):
@@ -24,7 +24,7 @@ class TooDeep(InvalidJson):
 
 
 class WrongShape(InvalidJson):
-    """The text is JSON, of another shape than what is asked for."""
+    """The text is JSON, but not of the requested shape."""
 
 
 def json_value(
@@ -44,8 +44,8 @@ def json_value(
 
 
 def json_struct(data: str | bytes | bytearray, kind: Any = Any) -> Any:
-    """Return the value of a JSON text as a type of msgspec's. Raises: InvalidJson, of which
-    WrongShape says that it is JSON"""
+    """Return the value of a JSON text as a type of msgspec's. Raises: InvalidJson; its subclass
+    WrongShape means that the text is JSON"""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
@@ -62,7 +62,7 @@ def body_fault(error: Exception) -> str:
 
 
 def not_json(why: str, place: int) -> str:
-    """Return that a request's body is not JSON from a character on."""
+    """Return a message that a request's body is not JSON from a given character on."""
     return f"the request body is not valid JSON: {why[0].lower()}{why[1:]} at character {place}."
 
 

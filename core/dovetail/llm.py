@@ -1,7 +1,7 @@
 """LLM: a model for scripts and notebooks. Flags by name, prompts in, texts out.
 
-Needs neither a server nor fastapi. Knows of engines only through SyncEngine, one in this thread,
-and SyncEngines, several in processes of their own, which look alike.
+Needs neither a server nor fastapi. It runs engines through SyncEngine (one, in this thread) or
+SyncEngines (several, in processes of their own), which have the same interface.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LLM(
     """One loaded model. Use it from one thread; `close` (or `with`) releases the memory."""
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
-        """Load a model; `flags` are those of `dovetail serve`, with underscores.
+        """Load a model; `flags` are the flags of `dovetail serve`, with underscores.
 
         Raises: ConfigError naming the flag or the file at fault.
         """
@@ -77,7 +77,7 @@ class LLM(
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> Self:
-        """Return an LLM for an engine that is resolved already."""
+        """Return an LLM for an engine whose spec is already resolved."""
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
         llm._closing = ExitStack()
@@ -95,10 +95,10 @@ class LLM(
         """Return one result per prompt, in order.
 
         A prompt is text or a list of token ids, or either in {"prompt"} and {"prompt_token_ids"}.
-        `priority`: that of all prompts, or of each.
-        `lora_request`: the adapter of all prompts, or of each, which is loaded if it is not there.
+        `priority` is one value for all prompts, or one for each. `lora_request` is the adapter of
+        all prompts, or of each. It is loaded if needed.
 
-        A request that ends with a fault has `error` set; the others go on.
+        A request that ends with a fault has `error` set; the others continue.
         Raises: RequestError before anything runs when a prompt or its params are wrong.
         """
         given = listed(prompts)
@@ -133,11 +133,11 @@ class LLM(
         chat_template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[GenerationResult]:
-        """Return one result per conversation; one conversation alone makes a list of one.
+        """Return one result per conversation; a single conversation gives a list of one.
 
-        `lora_request` as `generate` has it; `chat_template_content_format` is "auto", "string" or
-        "openai" (None: as the LLM was made); `mm_processor_kwargs` are options of the media
-        processor.
+        `lora_request`: as in `generate`. `chat_template_content_format` is "auto", "string" or
+        "openai" (None: the format that the LLM was created with). `mm_processor_kwargs` are options
+        of the media processor.
         Raises: RequestError as `generate`, or when the chat template refuses the messages.
         """
         single = len(messages) == 0 or isinstance(messages[0], Mapping)
@@ -225,7 +225,7 @@ class LLM(
         *,
         shows_progress: bool,
     ) -> list[GenerationResult]:
-        """Run requests that generate to their end; return their results."""
+        """Run generation requests to completion; return their results."""
         collectors = self._ended(prepared, texts, "generate", shows_progress=shows_progress)
         return [collector.result() for collector in collectors]
 
@@ -237,7 +237,7 @@ class LLM(
         *,
         shows_progress: bool,
     ) -> list[RequestCollector]:
-        """Run prepared requests to their end; a Ctrl-C ends them all and leaves the LLM usable."""
+        """Run prepared requests to completion; Ctrl-C aborts them all and leaves the LLM usable."""
         engine = self._engine
         collectors = {
             engine.submit(request): RequestCollector(request, text)
@@ -260,7 +260,7 @@ class LLM(
     def _step(
         self, collectors: Mapping[int, RequestCollector], progress: _Progress | _NoProgress
     ) -> set[int]:
-        """Run one step; return the keys of the requests it ended."""
+        """Run one step; return the keys of the requests that ended in it."""
         step = self._engine.step()
         ended = set()
         for key, output in step.outputs:
@@ -276,13 +276,13 @@ class LLM(
     def sleep(self, level: int = 1) -> None:
         """Release the memory of weights and KV cache; needs enable_sleep_mode.
 
-        Level 1 keeps the weights in host memory (on a CPU: in a temporary file), level 2 reads them
-        from the checkpoint again when it wakes up. Raises: RequestError
+        Level 1 saves the weights in host memory (on a CPU: in a temporary file); level 2 reads them
+        from the checkpoint again on wake-up. Raises: RequestError
         """
         self._engine.sleep(level)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Take the memory of "weights", "kv_cache" (none named: both) again.
+        """Restore the memory of "weights" or "kv_cache" (no tags: both).
 
         Raises: RequestError
         """
@@ -300,17 +300,17 @@ class LLM(
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Have the worker of every rank run a method; return their answers in the ranks' order,
-        engine by engine.
+        """Run a method on the worker of every rank; return the results in rank order, engine by
+        engine.
 
-        Arguments and answers are what JSON has, and bytes. A function of a module is called with
-        the worker first; the ranks import it by its name. Raises: RequestError naming a rank that
-        failed, or those that have not answered within `timeout` seconds
+        Arguments and results are JSON values or bytes. A module-level function is called with the
+        worker as its first argument; the ranks import it by name. Raises: RequestError naming a
+        rank that failed, or those that have not answered within `timeout` seconds
         """
         return self._engine.collective_rpc(worker_call(method, timeout, args, kwargs))
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Have every rank call a function of a module with its model; return their answers.
+        """Call a module-level function with the model on every rank; return the results.
 
         Raises: RequestError
         """
@@ -319,7 +319,7 @@ class LLM(
     def start_profile(self) -> None:
         """Start torch's profiler on every rank; needs profiler_config.
 
-        Raises: RequestError naming a rank where one runs already, or no trace can be written
+        Raises: RequestError naming a rank that is already profiling or cannot write a trace
         """
         for function in (GET_READY, START):
             self.collective_rpc(function)
@@ -344,8 +344,8 @@ class LLM(
 
 @blaming("loading the model")
 def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine | SyncEngines:
-    """Return the engine in this thread, or several in their processes, here or elsewhere. What is
-    to be closed behind them is put on the stack. Raises: ConfigError"""
+    """Return the engine: one in this thread, or several in processes, on this machine or others.
+    What must be closed after the engines is pushed on the stack. Raises: ConfigError"""
     if not spec.elsewhere:
         return SyncEngines(spec) if spec.num_engines > 1 else SyncEngine(spec)
     if starter_of(config) is None:
@@ -360,7 +360,7 @@ def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine 
 
 
 class _Freezing:
-    """Whether an LLM of this process has frozen what is there, and whether the program has."""
+    """Whether an LLM of this process has frozen the loaded objects, and whether the program has."""
 
     num_inside = 0
     is_the_programs = False
@@ -368,10 +368,9 @@ class _Freezing:
 
 @contextmanager
 def _loaded_is_frozen() -> Iterator[None]:
-    """Leave what is there already out of the garbage collections inside a with block: to look at a
-    loaded engine again and again is a quarter of the host's work for hundreds of requests. A
-    program that has frozen objects itself is left alone, from then on: to count a million of them
-    takes 30 ms."""
+    """Exclude existing objects from garbage collection inside a with block: scanning a loaded
+    engine repeatedly is a quarter of the host's work for hundreds of requests. If the program has
+    frozen objects itself, do nothing, from then on: counting a million of them takes 30 ms."""
     if not (_Freezing.num_inside or _Freezing.is_the_programs):
         _Freezing.is_the_programs = gc.get_freeze_count() > 0
     if _Freezing.num_inside or _Freezing.is_the_programs:
@@ -387,7 +386,7 @@ def _loaded_is_frozen() -> Iterator[None]:
 
 
 def _with_content_format(frontend: FrontendConfig, name: str | None) -> FrontendConfig:
-    """Return the settings with another form of contents, the same for None. Raises: PluginError"""
+    """Return the settings with another content format; unchanged for None. Raises: PluginError"""
     if name is None:
         return frontend
     registry.load("chat_content_format", name, where="chat_template_content_format")
@@ -395,14 +394,14 @@ def _with_content_format(frontend: FrontendConfig, name: str | None) -> Frontend
 
 
 def _tokens(tokenizer: Tokenizer, rendered: Any) -> Sequence[int]:
-    """Return the token ids of a rendered conversation, its control words the template's."""
+    """Return a rendered conversation's token ids; only the template's text makes control tokens."""
     if rendered.plain:
         return tokenizer.encode_with_plain(rendered.text, rendered.plain, add_special_tokens=False)
     return tokenizer.encode(rendered.text, add_special_tokens=False)
 
 
 def _num_tokens(output: RequestOutput) -> int:
-    """Return the tokens that an output brought: those drawn, or those of a pooled prompt."""
+    """Return the number of tokens in an output: generated tokens, or tokens of a pooled prompt."""
     if output.pooled is not None:
         return len(output.prompt_token_ids)
     return sum(len(delta.token_ids) for delta in output.deltas)
@@ -420,7 +419,7 @@ class _NoProgress:
 
 @contextmanager
 def _progress(doing: str, total: int, *, is_shown: bool) -> Iterator[_Progress | _NoProgress]:
-    """Show a bar of requests inside a with block."""
+    """Show a progress bar of requests inside a with block."""
     if not is_shown:
         yield _NoProgress()
         return
@@ -429,7 +428,7 @@ def _progress(doing: str, total: int, *, is_shown: bool) -> Iterator[_Progress |
 
 
 class _Progress:
-    """A bar of requests, with tokens per second beside it, a few times a second."""
+    """A progress bar of requests with tokens per second, updated a few times a second."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -451,7 +450,7 @@ class _Progress:
 
 
 def _parsed(body: Any, items: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
-    """Return plain dicts as the server's checked bodies. Raises: RequestError"""
+    """Parse plain dicts into the server's validated bodies. Raises: RequestError"""
     from pydantic import ValidationError
 
     try:

@@ -1,6 +1,6 @@
-"""AdapterCalls: the adapters of an LLM. They are loaded by name, or with the first request for one.
+"""AdapterCalls: the adapters of an LLM, loaded explicitly or with the first request that names one.
 
-Their arguments have the names that vLLM gives them.
+The arguments have vLLM's names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dovetail.lora_request import LoRARequest
 
 OneLora = LoRARequest | str | None
 Loras = OneLora | Sequence[OneLora]
-"""An adapter for all prompts, or one for each: to be loaded if need be, by the name of one that is
-loaded, or None."""
+"""An adapter for all prompts, or one for each: a LoRARequest (loaded if needed), the name of a
+loaded adapter, or None."""
 
 
 class AdapterCalls:
-    """What an LLM does with adapters; needs enable_lora."""
+    """The adapter methods of an LLM; they need enable_lora."""
 
     _engine: Any
 
@@ -46,7 +46,7 @@ class AdapterCalls:
         self._engine.load_adapter(source, replaces=load_inplace)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises: RequestError for a name that is not known"""
+        """Unload an adapter. Raises: RequestError for an unknown name"""
         self._engine.unload_adapter(name)
 
     def adapters(self) -> tuple[AdapterSource, ...]:
@@ -55,8 +55,8 @@ class AdapterCalls:
         return found
 
     def _adapter_names(self, asked: Loras, count: int) -> list[str]:
-        """Return the adapter's name for each prompt ("": none), after loading those that are not
-        there yet. Raises: RequestError; ValueError for another number than there are prompts"""
+        """Return the adapter's name for each prompt ("": none), after loading the missing ones.
+        Raises: RequestError; ValueError for a number of adapters that differs from the prompts'"""
         is_one = asked is None or isinstance(asked, LoRARequest | str)
         each: list[Any] = [asked] * count if is_one else list(asked)  # type: ignore[arg-type]
         if len(each) != count:
@@ -70,7 +70,7 @@ class AdapterCalls:
         return [one.lora_name if isinstance(one, LoRARequest) else one or "" for one in each]
 
     def _bring(self, asked: LoRARequest | str, known: dict[str, AdapterSource]) -> None:
-        """Load an adapter unless it is there. Mutates: known. Raises: RequestError"""
+        """Load an adapter unless it is already loaded. Mutates: known. Raises: RequestError"""
         if isinstance(asked, str):
             if asked not in known:
                 raise unknown_adapter(asked)

@@ -1,4 +1,4 @@
-"""BeamCalls: beam search of an LLM, under the names that vLLM gives it.
+"""BeamCalls: beam search of an LLM, with vLLM's names.
 
 The search itself is the server's (`server.generate.beam_search`).
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """`beam_width` answers are kept and returned; scores are sums by length ** length_penalty."""
+    """`beam_width` beams are searched and returned; scores are sums by length ** length_penalty."""
 
     beam_width: int
     max_tokens: int
@@ -58,19 +58,19 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchOutput:
-    """The answers to one prompt, the best first."""
+    """The answers to one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
 
 
 class BeamCalls:
-    """What an LLM does by beam search."""
+    """The beam search methods of an LLM."""
 
     _engine: Any
 
     @abstractmethod
     def _adapter_names(self, asked: Loras, count: int) -> list[str]:
-        """Return the adapter's name for each prompt, after loading what is not there yet."""
+        """Return the adapter's name for each prompt, after loading the missing ones."""
 
     @abstractmethod
     def _ended(
@@ -81,7 +81,7 @@ class BeamCalls:
         *,
         shows_progress: bool,
     ) -> list[RequestCollector]:
-        """Run prepared requests to their end."""
+        """Run prepared requests to completion."""
 
     def beam_search(
         self,
@@ -90,10 +90,10 @@ class BeamCalls:
         lora_request: Loras = None,
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
-        """Return the likeliest answers to each prompt as wholes, in order.
+        """Return the most likely whole answers to each prompt, in order.
 
-        All beams of all prompts ask for their next tokens together, step by step; the prefix cache
-        keeps what they share. Raises: RequestError; RequestFault when a request ends with a fault
+        All beams of all prompts advance together, step by step, and share cached prefixes. Raises:
+        RequestError; RequestFault when a request ends with a fault
         """
         params.verify()
         given = listed(prompts)
@@ -148,7 +148,7 @@ class _Search:
         ]
 
     def grow(self, ended: Sequence[RequestCollector]) -> None:
-        """Let the beams grow by what the requests returned. Raises: RequestFault"""
+        """Extend the beams by the tokens that the requests returned. Raises: RequestFault"""
         told = []
         for collector in ended:
             if collector.error is not None:

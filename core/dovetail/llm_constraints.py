@@ -1,4 +1,4 @@
-"""ConstraintCalls: what the answers of an LLM must look like.
+"""ConstraintCalls: structured outputs of an LLM.
 
 Constraints are compiled in this process, without a time limit: the program wrote them itself.
 """
@@ -25,7 +25,7 @@ WHERE = "structured_outputs"
 
 
 class ConstraintCalls:
-    """What an LLM does with constraints."""
+    """The constraint methods of an LLM."""
 
     _constraint_cache: ConstraintCache | None = None
 
@@ -37,11 +37,11 @@ class ConstraintCalls:
     def compile_constraint(
         self, constraint: Constraint, *, backend: str | None = None, starts_after: str = ""
     ) -> CompiledConstraint:
-        """Return a constraint of whole answers, for SamplingParams(constraint=...).
+        """Compile a constraint on whole answers, for SamplingParams(constraint=...).
 
-        With `starts_after` it applies from behind that text, for example the end of the reasoning.
-        What one backend cannot compile, or no answer can begin with, is left to the next.
-        Raises: RequestError for a part that no backend enforces or can read.
+        With `starts_after` it applies after that text, for example the end of the reasoning. If one
+        backend cannot compile it, or it allows no first token, the next backend is tried. Raises:
+        RequestError for a part that no backend enforces or can read.
         """
         if self._constraint_cache is None:
             self._constraint_cache = open_constraint_cache(self.spec)
@@ -50,7 +50,7 @@ class ConstraintCalls:
         )
 
     def _constrained(self, params: Sequence[SamplingParams]) -> list[SamplingParams]:
-        """Return params whose `structured_outputs` are compiled, equal ones once. Raises:
+        """Return params with their `structured_outputs` compiled, equal ones only once. Raises:
         RequestError"""
         compiled: dict[bytes, CompiledConstraint] = {}
         made = []
@@ -69,10 +69,10 @@ class ConstraintCalls:
     def _compiled(
         self, wanted: StructuredOutputsParams, params: SamplingParams
     ) -> CompiledConstraint:
-        """Return the compiled constraint that params ask for. Raises: RequestError"""
+        """Compile the constraint that params request. Raises: RequestError"""
         if params.constraint is not None:
             raise RequestError("constraint is set as well.", where=WHERE, fix="set one of the two.")
-        # pydantic is needed for these only, so it is not loaded before.
+        # Only structured outputs need pydantic, so it is imported here.
         from dovetail.server.generate.structured_outputs import constraint_of_params
 
         asked = constraint_of_params(msgspec.to_builtins(wanted), self.spec.run.structured_output)

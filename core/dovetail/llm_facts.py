@@ -1,4 +1,4 @@
-"""FactCalls: what a program can read off an LLM, under the names that vLLM gives it."""
+"""FactCalls: the facts that a program can read from an LLM, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABSENT = {
     "reset_mm_cache": "the cache of media is bounded, and cannot be emptied",
     "reset_encoder_cache": "the cache of media is bounded, and cannot be emptied",
 }
-"""Names of vLLM's LLM that are missing here -> what to do instead."""
+"""Names of vLLM's LLM that do not exist here -> what to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class HfConfig(dict[str, Any]):
 
 
 class FactCalls:
-    """What an LLM says of its model."""
+    """The read-only facts of an LLM."""
 
     _engine: Any
 
@@ -78,10 +78,10 @@ class FactCalls:
         return self._engine.tokenizer
 
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> Any:
-        """Return transformers' tokenizer of the model, or of an adapter that is loaded and has its
-        own: with `apply_chat_template`, `encode`, `decode` and all else.
+        """Return transformers' tokenizer of the model, or of a loaded adapter that has its own,
+        with `apply_chat_template`, `encode`, `decode` and everything else.
 
-        Raises: RequestError where transformers cannot read the checkpoint's tokenizer
+        Raises: RequestError if transformers cannot read the checkpoint's tokenizer
         """
         name = lora_request.lora_name if lora_request is not None else ""
         if name:
@@ -116,7 +116,7 @@ class FactCalls:
         return self.default_params()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prefixes that are cached; return whether that was done, which it always is."""
+        """Clear the prefix cache. Return True, since that always succeeds."""
         self._engine.reset_prefix_cache()
         return True
 
@@ -127,7 +127,7 @@ class FactCalls:
 
 
 def _read(path: str, spec: EngineSpec) -> Any:
-    """Return transformers' tokenizer of a folder. Raises: RequestError"""
+    """Return transformers' tokenizer from a folder. Raises: RequestError"""
     import transformers
 
     runs_code = spec.run.model.code is not None

@@ -1,6 +1,6 @@
-"""PoolingCalls: what an LLM does whose model pools. Vectors, classes, scores and rewards.
+"""PoolingCalls: the pooling methods of an LLM: vectors, classes, scores and rewards.
 
-Their arguments and results have the names that vLLM gives them.
+The arguments and results have vLLM's names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _VECTORS = (EMBED, TOKEN_EMBED)
 
 
 class PoolingCalls:
-    """The calls of an LLM beside `generate` and `chat`."""
+    """The pooling methods of an LLM."""
 
     _engine: Any
     _frontend: FrontendConfig
@@ -59,7 +59,7 @@ class PoolingCalls:
 
     @abstractmethod
     def _adapter_names(self, asked: Loras, count: int) -> list[str]:
-        """Return the adapter's name for each prompt, after loading what is not there yet."""
+        """Return the adapter's name for each prompt, after loading the missing ones."""
 
     @abstractmethod
     def _ended(
@@ -70,7 +70,7 @@ class PoolingCalls:
         *,
         shows_progress: bool,
     ) -> list[RequestCollector]:
-        """Run prepared requests to their end."""
+        """Run prepared requests to completion."""
 
     def encode(
         self,
@@ -83,15 +83,15 @@ class PoolingCalls:
         prompt_name: str | None = None,
         lora_request: Loras = None,
     ) -> list[PoolingResult]:
-        """Return what the model makes of each prompt, in order: `outputs.data` has the numbers.
+        """Return the pooled output of each prompt, in order: `outputs.data` has the numbers.
 
-        `pooling_task` is one of PoolingParams' tasks (None: that of the params, or the model's
-        usual one). Of {"data": ...} the plugin of --io-processor-plugin makes prompts, and one
-        ProcessedResult whose `outputs` is its answer. A prompt longer than
-        `truncate_prompt_tokens` is cut (-1: to what the model takes). `prompt_name` is the
-        checkpoint's prompt that is put before texts for vectors. `lora_request`: the adapter of all
-        prompts, or of each. A request that ends with a fault has `error` set; the others go on.
-        Raises: RequestError before anything runs when a prompt or what is asked of it is wrong.
+        `pooling_task` is one of PoolingParams' tasks (None: the task of the params, or the model's
+        default). {"data": ...} is turned into prompts by the plugin of --io-processor-plugin; the
+        result is then one ProcessedResult whose `outputs` is the plugin's answer. A prompt longer
+        than `truncate_prompt_tokens` is cut (-1: to the model's limit). `prompt_name` is the
+        checkpoint's prompt to prepend to texts for vectors. `lora_request` is the adapter of all
+        prompts, or of each. A request that ends with a fault has `error` set; the others continue.
+        Raises: RequestError before anything runs when a prompt or its params are wrong.
         """
         given = pooling_params.task if pooling_params is not None else None
         if isinstance(prompts, Mapping) and DATA in prompts:
@@ -109,7 +109,7 @@ class PoolingCalls:
     def _processed(
         self, data: Any, params: PoolingParams | None, task: str | None
     ) -> list[PoolingResult]:
-        """Return what the plugin makes of data by way of the model. Raises: RequestError"""
+        """Return the I/O processor's answer to `data`, by the model. Raises: RequestError"""
         processor = make_io_processor(self.spec)
         if processor is None:
             raise RequestError(
@@ -141,7 +141,7 @@ class PoolingCalls:
         prompt_name: str | None = None,
         lora_request: Loras = None,
     ) -> list[EmbeddingResult]:
-        """Return the vector of each prompt as `outputs.embedding`; for the rest see `encode`."""
+        """Return each prompt's vector as `outputs.embedding`; for the arguments see `encode`."""
         return self._pool(
             EmbeddingResult,
             prompts,
@@ -161,7 +161,7 @@ class PoolingCalls:
         truncate_prompt_tokens: int | None = None,
         lora_request: Loras = None,
     ) -> list[ClassificationResult]:
-        """Return the probability of each class for each prompt as `outputs.probs`; for the rest see
+        """Return the class probabilities of each prompt as `outputs.probs`; for the arguments see
         `encode`."""
         params = self._params(pooling_params, CLASSIFY)
         return self._pool(
@@ -182,8 +182,8 @@ class PoolingCalls:
         truncate_prompt_tokens: int | None = None,
         lora_request: Loras = None,
     ) -> list[PoolingResult]:
-        """Return the rewards of each prompt as `outputs.data`: one for each token or step, or one
-        for all where the model judges the whole. For the rest see `encode`."""
+        """Return the rewards of each prompt as `outputs.data`: one per token or step, or a single
+        one if the model judges the whole prompt. For the arguments see `encode`."""
         pooling = self.spec.run.pooling
         judges_tokens = pooling is None or CLASSIFY not in pooling.tasks
         params = self._params(pooling_params, TOKEN_CLASSIFY if judges_tokens else CLASSIFY)
@@ -207,9 +207,9 @@ class PoolingCalls:
         chat_template: str | None = None,
         lora_request: Loras = None,
     ) -> list[ScoringResult]:
-        """Return how well pairs of texts fit as `outputs.score`: one text and each of the others,
-        or as many of both. How: see `engine.client.scores`. `chat_template` writes a pair as a
-        prompt out of messages whose roles are "query" and "document" (None: --chat-template).
+        """Return how well pairs of texts match as `outputs.score`: one text with each of the
+        others, or two equally long lists in pairs (see `engine.client.scores`). `chat_template`
+        renders a pair as messages with the roles "query" and "document" (None: --chat-template).
 
         A pair whose request ends with a fault has `error` set. Raises: RequestError as `encode`
         """
@@ -257,7 +257,7 @@ class PoolingCalls:
         return [collector.pooled(made) for collector in ended]
 
     def _with_prompts(self, prompts: Sequence[Prompt], name: str | None) -> list[Prompt]:
-        """Return prompts behind the checkpoint's own of this name. Raises: RequestError"""
+        """Prepend the checkpoint's prompt of this name to the texts. Raises: RequestError"""
         before = prompt_before(self.spec.run.pooling, name)
         if name is not None and not all(isinstance(prompt, str) for prompt in prompts):
             raise RequestError(
@@ -270,7 +270,7 @@ class PoolingCalls:
         return pooling.tasks[0] if pooling is not None else EMBED
 
     def _params(self, given: PoolingParams | None, task: str) -> PoolingParams:
-        """Return the params of a task. Raises: RequestError for those of another task"""
+        """Return the params for a task. Raises: RequestError for params of another task"""
         if given is None:
             return PoolingParams(task=task)
         if given.task in TASKS and given.task != task:
@@ -280,19 +280,19 @@ class PoolingCalls:
         return msgspec.structs.replace(given, task=task)
 
     def _join(self, chat_template: str | None) -> Join | None:
-        """Return what makes one prompt of two texts, None without a template. Raises: RequestError,
-        ConfigError"""
+        """Return the function that joins two texts into a prompt, None without a template. Raises:
+        RequestError, ConfigError"""
         source = chat_template or self._frontend.chat_template
         if not source:
             return None
-        # pydantic and jinja are needed for templates only, so they are not loaded before.
+        # Only templates need pydantic and jinja, so they are imported here.
         from dovetail.server.generate.template.score import score_template
 
         return score_template(source, self._engine.tokenizer.facts())
 
 
 def _scores(scoring: Scoring, results: Sequence[PoolingResult]) -> list[ScoringResult]:
-    """Return the scores of pairs, of what was told of their prompts."""
+    """Return the scores of pairs from the pooled results of their prompts."""
     made = []
     for number, pair in enumerate(scoring.pairs):
         parts = [results[at] for at in pair]

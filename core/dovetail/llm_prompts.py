@@ -1,4 +1,4 @@
-"""The prompts that LLM takes: text or token ids, plain or in a mapping, with media, one or many."""
+"""The forms of prompts that LLM accepts: text, token ids or mappings, with media, one or many."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def listed(prompts: Prompts) -> list[Prompt]:
 
 
 def salts(prompts: Prompts, count: int) -> list[str]:
-    """Return the cache salt of each prompt, "" for one without."""
+    """Return the cache salt of each prompt, "" if it has none."""
     each: Any = [prompts]
     if isinstance(prompts, Sequence) and not isinstance(prompts, str) and len(prompts) == count:
         each = prompts
@@ -37,8 +37,8 @@ def salts(prompts: Prompts, count: int) -> list[str]:
 
 
 def for_each(given: T | Sequence[T], count: int, what: str) -> list[T]:
-    """Return a value for each prompt, of one for all or of one for each. Raises: ValueError for
-    another number than there are prompts"""
+    """Return one value per prompt, from one for all or one for each. Raises: ValueError when the
+    number of values differs from the number of prompts"""
     if not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
@@ -47,7 +47,7 @@ def for_each(given: T | Sequence[T], count: int, what: str) -> list[T]:
 
 
 def _plain(prompt: Prompt | Mapping[str, Any], keys: Keys) -> Prompt:
-    """Return a prompt taken out of a mapping. Raises: RequestError"""
+    """Convert a prompt that may be a mapping to a plain prompt. Raises: RequestError"""
     if not isinstance(prompt, Mapping):
         return prompt
     if set(prompt) <= {ENCODER, DECODER} and ENCODER in prompt:
@@ -75,7 +75,7 @@ def _plain(prompt: Prompt | Mapping[str, Any], keys: Keys) -> Prompt:
 
 
 def _paired(prompt: Mapping[str, Any], keys: Keys) -> EncoderPrompt:
-    """Return what an encoder reads and what the decoder begins with. Raises: RequestError"""
+    """Return an encoder prompt from its encoder and decoder parts. Raises: RequestError"""
     found = []
     for name in (ENCODER, DECODER):
         one = _plain(prompt[name], keys) if prompt.get(name) is not None else None

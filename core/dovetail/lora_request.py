@@ -1,4 +1,4 @@
-"""LoRARequest: the adapter that an offline request uses, as users of vLLM write it."""
+"""LoRARequest: the adapter of an offline request, with vLLM's fields."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter by its name, with the folder or hub id that it is loaded from when it is first
-    used. `lora_int_id` tells nothing here: the name does. With `load_inplace` it is loaded anew, in
-    place of one of this name."""
+    """An adapter by name, with the folder or hub id that it is loaded from on first use.
+    `lora_int_id` is ignored: the name identifies the adapter. `load_inplace` reloads it, replacing
+    the loaded one of this name."""
 
     lora_name: str
     lora_int_id: int = 1

@@ -1,7 +1,7 @@
-"""Where modules and names of dovetail went that packages of others may still import.
+"""New homes of moved modules and names of dovetail that other packages may still import.
 
-One table, NAMES. An old module can be imported: its names come from where they are now, and a
-warning says where that is. Imports nothing of dovetail.
+NAMES is the table. An old module can still be imported: its names resolve to their new home, with a
+warning that says where that is. Imports nothing of dovetail.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ NAMES = {
     "dovetail.testing.scene": "dovetail_testing.attention_scenario",
     "dovetail.testing.walks": "dovetail_testing.random_walks",
 }
-"""Old dotted name -> new one, of a folder with all that it holds, of a module, or of one name. An
-old name in a module that is still there needs a line in that module:
-`__getattr__ = moved.attributes(__name__)`."""
+"""Old dotted name -> new one: of a folder with its contents, of a module, or of a single name. A
+name that moved out of a module that still exists needs a line in that module: `__getattr__ =
+moved.attributes(__name__)`."""
 
 
 def new_name(old: str) -> str | None:
-    """Return the name that something has now: its own entry decides, else that of what held it."""
+    """Return the new name of something: by its own entry, else by its nearest parent's."""
     head, rest = old, ""
     while head:
         if head in NAMES:
@@ -102,7 +102,7 @@ def new_name(old: str) -> str | None:
 
 
 def attributes(module: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module that other packages know names of which have moved."""
+    """Return a module's `__getattr__` for names that have moved out of it."""
 
     def find(name: str) -> Any:
         new = new_name(f"{module}.{name}")
@@ -117,18 +117,18 @@ def attributes(module: str) -> Callable[[str], Any]:
 
 
 class _OldModules(MetaPathFinder, Loader):
-    """Finds modules by the names that they had; is asked last, for what nothing else finds."""
+    """Finds modules by their old names. The last finder: for names that no other one finds."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that has another name now."""
+        """Return the spec of a module that has been renamed."""
         if new_name(fullname) is None:
             return None
         return ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let a module of the old name give what the new one has. Mutates: module"""
+        """Forward the attributes of the old module to the new one. Mutates: module"""
         new = new_name(module.__name__)
         assert new is not None
         now = importlib.import_module(new)
@@ -139,13 +139,13 @@ class _OldModules(MetaPathFinder, Loader):
 
 
 def _warn(old: str, new: str) -> None:
-    """Say where an entry of the table is now, not once more for each part of a folder."""
+    """Warn about an entry of the table, only once for a folder and everything in it."""
     if old in NAMES:
         what = f"{old} is {new} now; {PAGE} says what changed."
         warnings.warn(what, FutureWarning, stacklevel=3)
 
 
 def install() -> None:
-    """Let old names be imported. Mutates: sys.meta_path, once"""
+    """Make old names importable. Mutates: sys.meta_path, once"""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
         sys.meta_path.append(_OldModules())

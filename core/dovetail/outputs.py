@@ -1,4 +1,4 @@
-"""What an LLM returns, under the names and the path by which users of vLLM import it."""
+"""The results of LLM, under the names and import path of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of this user's alone, in places where every user may make some."""
+"""Folders that belong to this user alone, in places that every user can write to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def own_folder(folder: Path) -> Path:
-    """Return the folder, made where it is missing. Raises: OSError for a link, or one of another
-    user, who could read, change and replace what is in it"""
+    """Return the folder, created if missing. Raises: OSError for a link, or for a folder of another
+    user, who could read, change and replace its contents"""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_own(folder):
         raise PermissionError(f"{folder} is a link or belongs to another user")
@@ -16,5 +16,5 @@ def own_folder(folder: Path) -> Path:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether the folder is there, no link, and this user's."""
+    """Return whether the folder exists, is not a link, and belongs to this user."""
     return not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()

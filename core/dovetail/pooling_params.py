@@ -1,4 +1,4 @@
-"""PoolingParams, under the path by which users of vLLM import it."""
+"""PoolingParams, under the import path of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may ask for, under the path by which users of vLLM import it."""
+"""SamplingParams and other request parameters, under the import path of vLLM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Clean up within an event loop to the end, also while the task is cancelled.
+"""Complete cleanup in an event loop even if the task is cancelled.
 
-A cancellation ends the `await` it meets. Where that is one of a `finally`, what follows it is never
-run: a file stays open, a queue keeps a place. `uninterrupted` lets the cancellation wait.
+A cancellation interrupts the current `await`. In a `finally` block the rest is then never run: a
+file stays open, a queue slot stays taken. `uninterrupted` delays the cancellation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of `work`, which runs to its end even if the caller is cancelled before;
-    the cancellation is raised after it. Raises: what `work` raises"""
+    """Return the result of `work`, which completes even if the caller is cancelled; the
+    cancellation is raised afterwards. Raises: what `work` raises"""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -31,7 +31,7 @@ async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and return when they have ended, however they did."""
+    """Cancel tasks and return when all have ended, whatever their outcome."""
     for task in tasks:
         task.cancel()
     await uninterrupted(_all_done(tasks))

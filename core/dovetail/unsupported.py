@@ -1,8 +1,8 @@
-"""What dovetail does not do: one row for each feature that people know from other servers.
+"""Features that dovetail does not have: one row for each that people know from other servers.
 
-A flag, a plugin name, an environment variable, a path or a body field that asks for a feature names
-its row, so that all of them give the same sentence. To add a feature, delete its row; a test then
-lists everything that named it.
+A flag, plugin name, environment variable, path or body field that requests such a feature refers to
+its row, so that all give the same message. To add a feature, delete its row; a test then lists
+everything that referred to it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A feature that is missing. `what` says so in small words without a full stop, as it may
-    follow a colon; `fix`, if any, is what to do instead, to follow a semicolon."""
+    """A missing feature. `what` says so in lower case without a full stop, to follow a colon;
+    `fix`, if any, says what to do instead, to follow a semicolon."""
 
     what: str
     fix: str = ""
@@ -26,13 +26,13 @@ _STORES = (
 )
 
 FEATURES: dict[str, Unsupported] = {
-    # Models and what is asked of them.
+    # Models and requests to them.
     "media": Unsupported("images, sound and video are not supported with this model"),
     "media_answers": Unsupported("answers are text; sound and images are not made"),
     "media_cache_reset": Unsupported("the cache of media cannot be emptied while the server runs"),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),
     "s3": Unsupported("loading from S3 is not supported"),
-    # Devices and how a model is divided over them.
+    # Devices and parallelism.
     "hpu": Unsupported("Gaudi devices (HPU) are not supported", _BY_PACKAGE),
     "neuron": Unsupported("AWS Neuron devices are not supported", _BY_PACKAGE),
     "openvino": Unsupported("OpenVINO is not supported", _BY_PACKAGE),
@@ -98,7 +98,7 @@ FEATURES: dict[str, Unsupported] = {
     "function_trace": Unsupported("function calls are not recorded"),
     "grammar_cache": Unsupported("compiled grammars are not cached on disk"),
     "fork": Unsupported("processes are always spawned, never forked"),
-    # What a request asks for.
+    # Request options.
     "other_samplers": Unsupported(
         "this way of sampling is not supported",
         "use temperature, top_p, top_k, min_p and the penalties",
@@ -111,8 +111,8 @@ FEATURES: dict[str, Unsupported] = {
 
 
 def what(feature: str) -> str:
-    """Return the missing feature in words, to follow a colon. Raises: KeyError for a feature
-    without a row."""
+    """Return the description of the missing feature, to follow a colon. Raises: KeyError for a
+    feature without a row."""
     return FEATURES[feature].what
 
 
@@ -122,6 +122,6 @@ def sentence(feature: str) -> str:
 
 
 def remedy(feature: str, first: str) -> str:
-    """Return a fix: `first`, which undoes what asked for the feature, and the row's own advice."""
+    """Return a fix: `first`, which drops the use of the feature, then the row's own advice."""
     fix = FEATURES[feature].fix
     return f"{first}; {fix}." if fix else f"{first}."

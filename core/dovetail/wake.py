@@ -1,4 +1,4 @@
-"""WakeSignal: an event that wakes threads that wait for sockets too, so that they need not poll."""
+"""WakeSignal: an event that also wakes threads waiting for sockets, so they need not poll."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Protocol
 
 
 class Waitable(Protocol):
-    """A socket, or whatever else has a file descriptor."""
+    """A socket, or anything else with a file descriptor."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
 
 
 class WakeSignal(threading.Event):
-    """An event with a descriptor, which is readable from `set` on; it is never cleared."""
+    """An event with a file descriptor that becomes readable at `set`; it is never cleared."""
 
     def __init__(self) -> None:
         super().__init__()
         self._theirs, self._ours = socket.socketpair()
 
     def set(self) -> None:
-        """Wake everybody who waits, now and later. May be called twice, but not once closed.
+        """Wake all current and later waiters. May be called twice, but not after `close`.
         Mutates: self"""
         if not self.is_set():
             super().set()
             self._ours.send(b"\0")  # never read
 
     def fileno(self) -> int:
-        """Return what becomes readable when it is set."""
+        """Return the descriptor that becomes readable when the event is set."""
         return self._theirs.fileno()
 
     def wait_for(self, source: Waitable) -> bool:
@@ -42,6 +42,6 @@ class WakeSignal(threading.Event):
         return not self.is_set()
 
     def close(self) -> None:
-        """Let go of the descriptors, once nobody waits any more."""
+        """Close the descriptors. Call it when no thread waits any more."""
         self._theirs.close()
         self._ours.close()

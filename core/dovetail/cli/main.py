@@ -1,7 +1,7 @@
 """`dovetail`: finds the subcommand, prints help and errors, returns the exit status.
 
 Subcommands are plugins of the kind `command` (dovetail.interfaces.command). They are listed from
-metadata and source text; the one that runs is imported.
+metadata and source text; only the one that runs is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TAIL = "dovetail COMMAND --help describes a command. dovetail --version prints t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0, 1 (failed), 2 (asked for wrongly)."""
+    """Run the command line and return the exit status: 0, 1 (failed), 2 (wrong usage)."""
     words = list(sys.argv[1:] if argv is None else argv)
     is_verbose = "--verbose" in words or _is_set(os.environ.get(VERBOSE_VARIABLE))
     with _told_verbose(is_verbose):
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told_verbose(is_verbose: bool) -> Iterator[None]:
-    """Within the block, log more where --verbose says so, here and in child processes."""
+    """Inside the with block, log more if --verbose is given, here and in child processes."""
     before = os.environ.get(VERBOSE_VARIABLE)
     if is_verbose:
         os.environ[VERBOSE_VARIABLE] = "1"
@@ -49,7 +49,7 @@ def _told_verbose(is_verbose: bool) -> Iterator[None]:
 
 
 def guarded(call: Callable[[], int], *, is_verbose: bool = False) -> int:
-    """Return the result of `call`; an error is reported and becomes an exit status."""
+    """Return the result of `call`; an error is reported and turned into an exit status."""
     try:
         return call()
     except ConfigError as error:
@@ -62,7 +62,7 @@ def guarded(call: Callable[[], int], *, is_verbose: bool = False) -> int:
         return 130
     except BrokenPipeError:
         if _has_reader():
-            raise  # another pipe broke, and that is a fault to be seen
+            raise  # another pipe broke, so show the fault
         return _quiet_pipe()
 
 
@@ -146,7 +146,7 @@ def _commands_screen(usage: str, summary: str, commands: dict[str, str], tail: s
 
 
 def _report(error: DovetailError, is_verbose: bool) -> None:
-    """Print cause and fix as the last lines of standard error."""
+    """Print the cause and the fix as the last lines of standard error."""
     sys.stdout.flush()
     if is_verbose:
         traceback.print_exception(error)
@@ -158,9 +158,9 @@ def _report(error: DovetailError, is_verbose: bool) -> None:
 
 
 def _has_reader() -> bool:
-    """Return whether anybody can still read what this process prints."""
+    """Return whether standard output still has a reader."""
     watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)  # errors are reported unasked
+    watch.register(sys.stdout.fileno(), 0)  # errors are always reported
     return not any(events & (select.POLLERR | select.POLLHUP) for _, events in watch.poll(0))
 
 

@@ -1,6 +1,6 @@
 """Parser: argparse with dovetail's spelling rules, errors and help topics.
 
-Errors are ConfigErrors, so that one place prints them.
+Errors are raised as ConfigErrors, so that they are printed in one place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HELP_FLAGS = ("-h", "--help")
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses one subcommand. `--help` and `--verbose` are taken by `cli.main` beforehand."""
+    """Parses one subcommand. `cli.main` handles `--help` and `--verbose` beforehand."""
 
     def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(name: str, options: Sequence[str]) -> str:
-    """Return the options spelled most like `name`, or nothing."""
+    """Return the options whose spelling is closest to `name`, or ""."""
     wanted = name.lower().replace("_", "-")
     near = difflib.get_close_matches(wanted, options, n=2, cutoff=0.6)
     if not near and len(wanted) > 4:
@@ -74,7 +74,7 @@ def nearest(name: str, options: Sequence[str]) -> str:
 
 
 def take_help(argv: Sequence[str]) -> str | None:
-    """Return the topic of a help request among the words ("" for plain help), or None."""
+    """Return the requested help topic ("" for plain help), or None if no help is requested."""
     for word in argv:
         if word == "--":
             return None
@@ -86,7 +86,7 @@ def take_help(argv: Sequence[str]) -> str | None:
 
 
 def take_switch(argv: Sequence[str], switch: str) -> tuple[list[str], bool]:
-    """Return the words without `switch`, and whether it was there."""
+    """Return the words without `switch`, and whether it was present."""
     end = list(argv).index("--") if "--" in argv else len(argv)
     kept = [word for word in argv[:end] if word != switch]
     return kept + list(argv[end:]), len(kept) < end

@@ -1,4 +1,4 @@
-"""What a plugin promises: one file per kind, importing nothing else of dovetail but errors.
+"""Plugin interfaces: one file per kind, importing only each other and errors from dovetail.
 
 Reading order: plugin, spec, step, then the kind you write.
 """

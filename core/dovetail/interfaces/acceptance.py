@@ -1,4 +1,4 @@
-"""Acceptance: by what chance a draft stands where the model would have drawn, and what else does.
+"""Acceptance: with what probability a draft is accepted, and what is drawn instead if it is not.
 
 Pure functions of two distributions, the model's and the draft's; core draws the random numbers.
 Shape letters: K drafts, V vocabulary. Imports torch for type checking only. Source: Leviathan et
@@ -21,21 +21,22 @@ EXACT = "exact"
 
 
 class DraftProbabilities(Protocol):
-    """What a drafter that runs on the worker knows of its drafts."""
+    """The distributions that a worker drafter sampled its drafts from."""
 
     def of(self, row: int, drafts: Sequence[int]) -> Sequence[torch.Tensor] | None:
-        """Return the distributions that a row's drafts were sampled from, each after those before
-        it, by random numbers that nothing else uses; None: the drafts were not sampled.
+        """Return the distribution that each of a row's drafts was sampled from, given the drafts
+        before it. The random numbers must be used for nothing else. None: the drafts were not
+        sampled.
 
-        `drafts` are those of this step, the first of those last proposed or fewer. Shapes: n
-        or more of [V] float32, each adds up to 1
+        `drafts` are this step's: the last proposed ones, or only the first of them. Shapes: n or
+        more of [V] float32, each sums to 1
         """
 
 
 class Acceptance(Plugin):
-    """One object per runner, without a state between calls.
+    """One stateless object per runner.
 
-    It is not asked about greedy requests: there a draft stands if it is the most likely token.
+    It is not used for greedy requests: their drafts are accepted if they are the most likely token.
     """
 
     interface_version: ClassVar[int] = 1
@@ -46,20 +47,21 @@ class Acceptance(Plugin):
     }
 
     def __init__(self, options: Any) -> None:
-        """Keep the options. Raises: ConfigError"""
+        """Store the options. Raises: ConfigError"""
         self.options = options
 
     @property
     def is_exact(self) -> bool:
-        """Return whether it leaves the distribution as it is."""
+        """Return whether it preserves the model's distribution."""
         return EXACT in self.capabilities
 
     @abstractmethod
     def chance(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> torch.Tensor:
-        """Return the probability by which each draft is accepted, 0 to 1.
+        """Return the probability of accepting each draft, 0 to 1.
 
-        `p` is what the model would draw from: after penalties, masks, temperature and filters; `q`
-        is what the drafts were sampled from (None: they were not). Neither may be changed.
+        `p` is the distribution the model would sample from: after penalties, masks, temperature and
+        filters. `q` is the distribution the drafts were sampled from (None: they were not). Both
+        are read-only.
         Shapes: p [K, V] float64, drafts [K] int64, q [K, V] float32 -> [K]
         """
 
@@ -67,9 +69,6 @@ class Acceptance(Plugin):
     def residual(
         self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Return what is drawn from in place of drafts that were not accepted, as weights of any
-        sum; None: p, by the very draw that there would have been without a draft.
-
-        Where all of a row's weights are 0 it is p, too.
-        Shapes: as in `chance`, for these drafts alone -> [K, V], nothing below 0
-        """
+        """Return the unnormalized weights from which to draw in place of rejected drafts. None:
+        draw from p, exactly as without a draft. If all weights of a row are 0, p is used too.
+        Shapes: as in `chance`, for the rejected drafts only -> [K, V], not negative"""

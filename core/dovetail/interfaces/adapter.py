@@ -1,9 +1,9 @@
-"""Adapter: small weights beside a model's own, which a request may ask for by name.
+"""Adapter: small weights added to a model's own, which a request selects by name.
 
-An AdapterMethod reads one sort of checkpoint (LoRA and its kin, vectors before a prompt) and says
-what it changes, module by module; core cuts that for a rank, keeps it in numbered slots beside the
-layers and applies it to the rows that ask for it. Shape letters: I input, O output features, R
-rank, n tokens, E hidden size.
+An AdapterMethod reads one type of checkpoint (LoRA and variants, prompt vectors) and returns what
+it changes, module by module. Core shards that for a rank, stores it in numbered slots next to the
+layers and applies it to the rows that use it. Shape letters: I input, O output features, R rank, n
+tokens, E hidden size.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ class ModuleChange:
 
         y = output_scale (g (x' W^T + scale (x' down^T) up^T) + b) + shift,   x' = input_scale x
 
-    where g = magnitude / the norms of the rows of (W + scale up down), as DoRA has it. What is None
-    is left out.
-    A `weight` takes the place of W; a `bias` that of b. Of a token table the inputs are the tokens:
-    I is the vocabulary.
+    where g = magnitude / the norms of the rows of (W + scale up down), as in DoRA. Fields that are
+    None are left out. `weight` replaces W, and `bias` replaces b. For a token table the inputs are
+    the tokens: I is the vocabulary.
 
-    Of tables over the vocabulary, W is [V, E]: more rows of a `weight` are those of tokens that the
-    adapter adds, whose ids go on from V; `rows` take the place of the rows `row_ids`, which may be
-    added ones too. What changes a token table and `is_tied` changes a head that shares it as well,
-    unless the adapter has a change of the head.
+    For tables over the vocabulary, W is [V, E]. Extra rows of `weight` belong to tokens that the
+    adapter adds, with ids from V on. `rows` replace the rows `row_ids`, including added ones. If
+    `is_tied`, a change of a token table also applies to a head that shares it, unless the adapter
+    changes the head itself.
 
-    Shapes: down [R, I], up [O, R], magnitude, output_scale, shift, bias [O],
-    input_scale [I], weight [O or more, I], row_ids [m] int64, rows [m, E]
+    Shapes: down [R, I], up [O, R], magnitude, output_scale, shift, bias [O], input_scale [I],
+    weight [O or more, I], row_ids [m] int64, rows [m, E]
     """
 
     down: torch.Tensor | None = None
@@ -56,7 +55,7 @@ class ModuleChange:
 
     @property
     def is_low_rank(self) -> bool:
-        """Return whether the change is a low-rank sum, or nothing."""
+        """Return whether the change consists of a low-rank product only, or nothing."""
         return (
             self.weight is None
             and self.bias is None
@@ -69,8 +68,8 @@ class ModuleChange:
 
 
 class AdapterContent(Protocol):
-    """The bytes of an adapter's file. They have their places in `memory` from the start, so that
-    tensors can be views of them, and are there once they are read. Shapes: memory [bytes] uint8"""
+    """The bytes of an adapter's file. `memory` is allocated from the start, so that tensors can be
+    views of it; the bytes are valid once they are read. Shapes: memory [bytes] uint8"""
 
     @property
     def memory(self) -> torch.Tensor: ...
@@ -78,25 +77,25 @@ class AdapterContent(Protocol):
     def is_read(self) -> bool: ...
 
     def read(self) -> None:
-        """Read all bytes into memory, unless that has been done. Raises: ConfigError. Mutates: the
+        """Read all bytes into memory, unless already read. Raises: ConfigError. Mutates: the
         memory"""
 
     def read_piece(self, start: int, piece: memoryview) -> None:
-        """Read bytes from place `start` on into memory of somebody else's. Raises: ConfigError.
+        """Read the file's bytes from `start` on into the caller's memory. Raises: ConfigError.
         Mutates: piece"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWeights:
-    """An adapter as it was read. `changes` are by the module's dotted path in the checkpoint's
-    naming; `prompt` are vectors before the first token. It was trained with positions divided by
-    `rope_factor`, in place of the model's own rope scaling (None: with that). `added_inputs` and
-    `added_outputs` are the vectors that the token table and the head have of tokens that it adds,
-    where a file `added_file` of its own holds them.
+    """An adapter as read. `changes` are by the module's dotted path in the checkpoint's naming;
+    `prompt` holds vectors to put before the first token. `rope_factor` is the position divisor it
+    was trained with, replacing the model's own rope scaling (None: keep that). `added_inputs` and
+    `added_outputs` are the vectors of added tokens in the token table and the head, if they come
+    from a separate file `added_file`.
 
-    All tensors of adapters with one `layout` (None: not told) lie in the same places of their
-    `content`, and mean the same: when one has been read, the others differ in numbers alone. While
-    the content is not read (`AdapterMethod.open`), its tensors have places and no numbers yet.
+    Adapters with the same `layout` (None: unknown) have all tensors at the same places in their
+    `content`, with the same meaning: once one has been read, the others differ only in numbers.
+    Until the content is read (`AdapterMethod.open`), its tensors have addresses but no values.
 
     Shapes: prompt [n, E], added_inputs, added_outputs [m, E]
     """
@@ -112,7 +111,7 @@ class AdapterWeights:
 
 
 class AdapterMethod(Plugin):
-    """A sort of adapter checkpoint. One object per worker, called from any thread."""
+    """A type of adapter checkpoint. One object per worker, called from any thread."""
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -120,11 +119,11 @@ class AdapterMethod(Plugin):
         "prompt": "puts vectors before a request's prompt",
     }
     peft_types: ClassVar[Sequence[str]] = ()
-    """The values of adapter_config.json's `peft_type` that the method reads."""
+    """The values of `peft_type` in adapter_config.json that the method reads."""
 
     @abstractmethod
     def __init__(self, options: Any, model: ModelSpec) -> None:
-        """Keep what must be known of the model."""
+        """Store what is needed of the model."""
 
     @abstractmethod
     def read(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
@@ -134,8 +133,8 @@ class AdapterMethod(Plugin):
         """
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> AdapterWeights:
-        """Return what `read` does, of which the content's bytes need not be read yet: its tensors
-        have no numbers then. The default: what `read` returns. Raises: ConfigError"""
+        """Return the same as `read`, but the content's bytes may be read later: its tensors have no
+        values until then. The default calls `read`. Raises: ConfigError"""
         return self.read(folder, config)
 
     def num_prompt_tokens(self, config: Mapping[str, Any]) -> int:

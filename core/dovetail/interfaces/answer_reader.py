@@ -1,7 +1,7 @@
-"""AnswerReader: what reads one answer, where its parser does so itself.
+"""AnswerReader: reads one answer token by token, for parsers that do this themselves.
 
-Most parsers say their markers, and core finds the regions. A parser whose syntax is recognized by
-token ids, or that was written for another engine, reads every token instead.
+Most parsers only declare their markers, and core finds the regions. A parser whose syntax is
+recognized by token ids, or that was written for another engine, reads every token instead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from dovetail.interfaces.text import Tool, ToolCall
 
 HELD_ARGUMENTS_CHARS = 256
-"""Arguments shorter than this are passed on when they are whole: what breaks off before is no call
-yet, and can still be content. Longer ones are passed on while they are written."""
+"""Shorter arguments are sent only when complete: a call that breaks off before is not a call yet
+and can still become content. Longer ones are streamed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerQuery:
-    """The facts of an answer before its first token. `request()` is the client's request as JSON
-    values, `tail` the end of the rendered prompt, behind the last turn of another role."""
+    """The facts known before an answer's first token. `request()` returns the client's request as
+    JSON. `tail` is the end of the rendered prompt, after the last turn of another role."""
 
     tools: Sequence[Tool]
     tail: str
@@ -29,11 +29,11 @@ class AnswerQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The news of an answer: `reasoning`, then `content`, then `calls`.
+    """New output of an answer: `reasoning`, then `content`, then `calls`.
 
-    `calls` are all calls so far, or none if none is new: names never change, arguments only grow;
-    but those that are not a JSON object yet and shorter than HELD_ARGUMENTS_CHARS may change, since
-    they were not passed on yet.
+    `calls` are all calls so far, or empty if none is new. Names never change and arguments only
+    grow. Only arguments that are not a complete JSON object yet and are shorter than
+    HELD_ARGUMENTS_CHARS may change, because they were not sent yet.
     """
 
     reasoning: str = ""
@@ -42,20 +42,20 @@ class Reading:
 
 
 class AnswerReader(Protocol):
-    """Reads one answer. Core passes on what it says as it says it, so what it makes of an answer
-    must not depend on how many tokens come at once."""
+    """Reads one answer. Core streams its output immediately, so the result must not depend on how
+    many tokens arrive together."""
 
     def read(self, text: str, token_ids: Sequence[int]) -> Reading:
-        """Return the news that these tokens and their text bring. Mutates: self"""
+        """Return the new output for these tokens and their text. Mutates: self"""
 
     def finish(self, *, is_cut: bool) -> Reading:
-        """Return what was held back. `is_cut`: the answer was cut off by a limit. Mutates: self"""
+        """Return what was held back. `is_cut`: a limit cut the answer off. Mutates: self"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
-    """How a parser reads the answers of one request: `begin` makes the reader of one of them.
-    `shows_special_tokens`: it wants to see the text of every special token."""
+    """How a parser reads the answers of one request: `begin` makes the reader for one answer.
+    `shows_special_tokens`: the reader needs the text of every special token."""
 
     begin: Callable[[], AnswerReader]
     shows_special_tokens: bool = False

@@ -1,7 +1,7 @@
-"""Api: a family of HTTP endpoints: its routes, what switches them on, what it keeps, its errors.
+"""Api: a family of HTTP endpoints: its routes, what enables them, its state and its errors.
 
-An API sees requests; how they are authenticated, counted, bounded and logged is the server's.
-Imports no web framework: an endpoint is a function as FastAPI takes it, in a separate module.
+An API only handles requests; the server authenticates, counts, limits and logs them. Imports no web
+framework: an endpoint is a function as FastAPI takes it, in a separate module.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dovetail.interfaces.plugin import Plugin
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 GENERATE = "generate"
-"""The task of endpoints whose answers are generated text."""
+"""The task of endpoints that generate text."""
 TRANSCRIBE = "transcription"
-"""The task of endpoints that write what is said in a sound."""
+"""The task of endpoints that transcribe audio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiError:
-    """OpenAI's error object: what is wrong, of which type, in which field of the request."""
+    """OpenAI's error object: the message, its type, and the request field at fault."""
 
     message: str
     type: str
@@ -36,13 +36,12 @@ class ApiError:
 class Route:
     """One endpoint. `path` may hold parameters in braces, as FastAPI writes them.
 
-    `body` is the model of the request body, for the documentation. `flag` is the flag of the HTTP
-    server, a field of FrontendConfig, or of an engine that may be profiled, `profiler_config`,
-    without which (or with whose `--no-` form) the route is not there. `is_open`: it answers without
-    a key where the server has keys. `takes_any_length`: its texts may be longer than the
-    context, because it counts or converts them, or cuts them itself. `takes_any_type`: its body is
-    JSON whatever content type it has, unless a web page sends it. `tasks` are what the model must
-    be able to do, one of them (none: what the family says).
+    `body` is the model of the request body, for the documentation. `flag` names a FrontendConfig
+    field (or `profiler_config`, if engines can be profiled); without the flag, or with its `--no-`
+    form, the route does not exist. `is_open`: it needs no key even if the server has keys.
+    `takes_any_length`: texts may be longer than the context, because the endpoint counts, converts
+    or cuts them itself. `takes_any_type`: the body is JSON whatever its content type, unless a web
+    page sends it. The model must support one of `tasks` (none: as the family says).
     """
 
     method: Method
@@ -59,11 +58,11 @@ class Route:
 class Api(Plugin):
     """A family of endpoints, declared once.
 
-    `task` is what the model must be able to do ("generate", "embed", ...); None: the endpoints ask
-    nothing of it. Where the model cannot, every route of the family answers 404 and says so. In a
-    family with a task, an endpoint whose route has a `body` is cancelled when the client leaves
-    before the response starts. A route may name other tasks than its family. `max_body_bytes`: how
-    large its bodies may be where the operator said nothing of that (None: as all others).
+    `task` is what the model must support ("generate", "embed", ...); None: nothing. If the model
+    does not support it, every route of the family answers 404 with an explanation. In a family with
+    a task, an endpoint whose route has a `body` is cancelled when the client disconnects before the
+    response starts. A route may override the family's task. `max_body_bytes` limits its bodies
+    unless the operator sets a limit (None: the general limit).
     """
 
     interface_version: ClassVar[int] = 1
@@ -75,26 +74,27 @@ class Api(Plugin):
         self.options = options
 
     def tasks_of(self, route: Route) -> tuple[str, ...]:
-        """Return the tasks of which the model must be able to do one; none: it need do nothing."""
+        """Return the tasks of which the model must support at least one; empty: nothing is
+        required."""
         return route.tasks or ((self.task,) if self.task is not None else ())
 
     def state(self, frontend: Any) -> AbstractAsyncContextManager[Any]:
-        """Return what the endpoints share while one process of the server runs.
+        """Return a context manager for what the endpoints share while one server process runs.
 
-        It is entered before requests come and left after the last one; endpoints get what it gives
-        by its type, which no other family uses (`dovetail.server.generate.dependencies.state_of`).
+        It is entered before the first request and left after the last one. Endpoints get its value
+        by type, which no other family uses (`dovetail.server.generate.dependencies.state_of`).
         `frontend` holds the flags of the HTTP server.
-        Raises: ConfigError, when it is entered, for what cannot work
+        Raises: ConfigError, when it is entered, for settings that cannot work
         """
         return nullcontext()
 
     def bound(self, app: Any, state: Any) -> None:
-        """Learn of the application that has the routes, once it is whole; `state` is what `state`
-        gave. Most families have no use for it."""
+        """Receive the application once all its routes are added; `state` is the value of `state`.
+        Most families do not need this."""
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
-        """Return the JSON body of an error on the family's paths and below them: OpenAI's, unless
-        the family has its own."""
+        """Return the JSON body of an error on the family's paths and below them; OpenAI's, unless
+        overridden."""
         return openai_error(error)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 SCALED_KV_DTYPES = ("float8_e4m3fn", "float8_e5m2")
-"""Types of a cache that holds keys and values divided by a scale (see AttentionSpec)."""
+"""Types of caches that hold keys and values divided by a scale (see AttentionSpec)."""
 NAMES = {
     "window": "sliding windows",
     "chunk": "chunks of keys",
@@ -36,8 +36,8 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
-    """The question to a backend before one is chosen. `head_size` with `uses_latent` is that of a
-    latent. `second_head_size`: where some layers have heads of another size (0: none has)."""
+    """The requirements on a backend. With `uses_latent`, `head_size` is the size of a latent.
+    `second_head_size`: the size of heads in some other layers, if it differs (0: it does not)."""
 
     device: str
     dtype: str
@@ -60,21 +60,21 @@ class AttentionQuery:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Return the sizes that heads have."""
+        """Return the distinct head sizes."""
         second = self.second_head_size
         return (self.head_size, second) if second else (self.head_size,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """One attention layer. `scale` multiplies q.k; `window_tokens` w lets a query at position p see
-    keys at p - w + 1 .. p; `chunk_tokens` c, in a causal layer without a window, those at
-    p // c * c .. p: only backends that claim chunk get it; `soft_cap` c turns scores s into
-    c * tanh(s / c) before the softmax; `is_causal` False lets every query see all keys of its row,
-    with a window those at p - w + 1 .. p + w - 1. `alibi_slopes`, one for each of the heads, lower
-    the score of a key at j by slope * |j - p|, before a soft cap: only backends that claim alibi
-    get them. A cache of 8-bit floats holds keys divided by `k_scale` and values by `v_scale`, what
-    is beyond its range as its largest number; other caches have no such scales, they are 1."""
+    """One attention layer. `scale` multiplies q.k. `window_tokens` w lets a query at position p see
+    keys at p - w + 1 .. p. `chunk_tokens` c, in a causal layer without a window, lets it see keys
+    at p // c * c .. p; only backends that claim chunk get it. `soft_cap` c turns scores s into c *
+    tanh(s / c) before the softmax. `is_causal` False lets every query see all keys of its row, with
+    a window those at p - w + 1 .. p + w - 1. `alibi_slopes`, one per head, lower the score of a key
+    at j by slope * |j - p| before a soft cap; only backends that claim alibi get them. A cache of
+    8-bit floats holds keys divided by `k_scale` and values by `v_scale`, clamped to its range; for
+    other caches both scales are 1."""
 
     num_heads: int
     num_kv_heads: int
@@ -91,10 +91,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
-    """One layer of multi-head latent attention (DeepSeek-V2, 2024), queries absorbed: a token keeps
-    one latent for all heads. All of it is the key; its first `latent_size` numbers are the value,
-    `rope_size` more carry the position. `scale` multiplies q.latent; queries see what is before
-    them."""
+    """One layer of multi-head latent attention (DeepSeek-V2, 2024), with queries absorbed: one
+    cached latent per token for all heads. All of it is the key; its first `latent_size` numbers are
+    the value, the `rope_size` others carry the position. `scale` multiplies q.latent; attention is
+    causal."""
 
     num_heads: int
     latent_size: int
@@ -103,15 +103,15 @@ class LatentSpec:
 
     @property
     def size(self) -> int:
-        """Return how many numbers a token keeps."""
+        """Return how many numbers are cached per token."""
         return self.latent_size + self.rope_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSpec:
-    """One indexer (DeepSeek-V3.2, 2025): of the tokens up to its own, a query picks the
-    `num_picked` of the highest scores, sum over heads of weight * relu(q.key), of equal ones the
-    earliest. A token keeps one index key of `head_size` numbers for all heads."""
+    """One indexer (DeepSeek-V3.2, 2025). Among the tokens up to its own, a query selects the
+    `num_picked` with the highest scores, sum over heads of weight * relu(q.key); ties go to the
+    earliest token. One index key of `head_size` numbers per token is cached for all heads."""
 
     num_heads: int
     head_size: int
@@ -120,15 +120,15 @@ class IndexSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """How one step lies in memory, for one KV group. Index tensors are on the compute device.
+    """The memory layout of one step, for one KV group. Index tensors are on the compute device.
 
     Shapes: query_start [R + 1] int32, seq_lens [R] int32 (cached tokens plus this step's),
-    block_table [R, B] int32 (unused entries are 0), slots [T] int64 (block * P + offset, where
-    each token's key and value go). `query_start_host` and `seq_lens_host` are lists on the host.
-    Rows lie in order; row r's tokens are query_start[r] : query_start[r + 1]. Rows may share
-    blocks, those written in this step too: all tokens are written before any is read. (The drafts
-    of a request are rows of one token each. Not to states: there `row_block_tokens` says how many
-    tokens the blocks of each row hold, [R] int32, where they are not all `block_tokens`.)
+    block_table [R, B] int32 (unused entries are 0), slots [T] int64 (block * P + offset, the
+    destination of each token's key and value). `query_start_host` and `seq_lens_host` are host
+    lists. Rows are in order; row r's tokens are query_start[r] : query_start[r + 1]. Rows may share
+    blocks, even blocks written in this step: all tokens are written before any is read. (The drafts
+    of a request are rows of one token each. Not for states: there `row_block_tokens`, [R] int32, is
+    how many tokens the blocks of each row hold, if not all hold `block_tokens`.)
     """
 
     query_start: torch.Tensor
@@ -157,9 +157,9 @@ class AttentionBackend(Plugin):
     """One object per runner; stateless between steps. `why_not` takes an AttentionQuery.
 
     `kv_axes` are the axes of a block's bytes, outermost first: "kind" (keys, then values), "cell"
-    (`cell_tokens` consecutive tokens) and "head"; what else there is lies together. By them a block
-    is divided where engines with other block sizes or other ranks exchange it. A backend with a
-    `kv_shape` of its own says its axes too, or its blocks are exchanged whole.
+    (`cell_tokens` consecutive tokens) and "head"; everything inside these is contiguous. Blocks are
+    split along them when engines with other block sizes or other ranks exchange them. A backend
+    with a `kv_shape` of its own also declares its axes; otherwise its blocks are exchanged whole.
     """
 
     interface_version: ClassVar[int] = 1
@@ -189,7 +189,7 @@ class AttentionBackend(Plugin):
 
     @classmethod
     def lacks(cls, query: AttentionQuery) -> list[str]:
-        """Return the features of a query that are not among the capabilities: reasons for
+        """Return the features of a query that are missing in the capabilities, as reasons for
         `why_not`."""
         used = {
             "window": query.uses_window,
@@ -218,11 +218,11 @@ class AttentionBackend(Plugin):
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
-        """Return the shape of one layer's cache tensor; the first or second axis is the block, and
-        these two axes may have any stride: what is in a block lies together.
+        """Return the shape of one layer's cache tensor. The first or second axis is the block;
+        these two axes may have any stride, but a block is contiguous.
 
-        [2, N, P, K, D], keys and values, for backends that say nothing else.
-        `head_size` counts what one key takes: for int8 the four bytes of its scale too.
+        Default: [2, N, P, K, D], keys and values. For int8, `head_size` includes the four bytes of
+        a key's scale.
         """
         return (2, num_blocks, block_tokens, num_kv_heads, head_size)
 
@@ -256,14 +256,14 @@ class AttentionBackend(Plugin):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v into the cache, then attend; return the log-sum-exps of the scores too.
+        """Write k and v into the cache, then attend; also return the log-sum-exps of the scores.
 
-        A row's queries see what its blocks hold, as ever the last `query_start[r + 1] -
-        query_start[r]` of its `seq_lens[r]` positions; but k and v go to `slots` only, and need not
-        be the keys and values of these positions. Asked only of backends that claim lse.
+        A row's queries see the keys in its blocks. As usual they are the last `query_start[r + 1] -
+        query_start[r]` of its `seq_lens[r]` positions; but k and v go only to `slots` and need not
+        belong to these positions. Called only on backends that claim lse.
 
-        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32
-        Mutates: cache (the slots of this step's tokens only)
+        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32 Mutates: cache (the
+        slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} does not tell log-sum-exps")
 
@@ -277,9 +277,9 @@ class AttentionBackend(Plugin):
         prepared: Any,
         bias: torch.Tensor,
     ) -> torch.Tensor:
-        """Do what `forward` does with a number added to each score: that of a query at position p
-        and a key at j is scale * q.k + bias[head, M - 1 + j - p], then capped as ever. Asked only
-        of backends that claim position_bias.
+        """Like `forward`, with a bias added to each score: for a query at position p and a key at
+        j, scale * q.k + bias[head, M - 1 + j - p], then capped as usual. Called only on backends
+        that claim position_bias.
 
         Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] float32, contiguous, M > any
         |j - p| -> [T, H, D]. Mutates: cache (the slots of this step's tokens only)
@@ -296,9 +296,9 @@ class AttentionBackend(Plugin):
         prepared: Any,
     ) -> torch.Tensor:
         """Write k and v into the cache, then let each of a row's queries see all of the row's
-        `seq_lens[r]` keys, none of which need be its own: the queries stand in another sequence. k
-        and v go to `slots`, which are as many as they are, often none; a row may have more queries
-        than keys. `spec` is not causal and has no window. Asked only of backends that claim cross.
+        `seq_lens[r]` keys. The keys come from another sequence than the queries. k and v go to
+        `slots`, of equal number and often none; a row may have more queries than keys. `spec` is
+        not causal and has no window. Called only on backends that claim cross.
 
         Shapes: q [T, H, D], k and v [W, K, D], slots [W] -> [T, H, D]
         Mutates: cache (the slots of k and v only)
@@ -314,9 +314,9 @@ class AttentionBackend(Plugin):
         prepared: Any,
     ) -> torch.Tensor:
         """Write the latents into the cache, then attend: softmax(scale q.latent) times the first L
-        numbers of the latents. Asked only of backends that claim latent.
+        numbers of the latents. Called only on backends that claim latent.
 
-        Blocks of the cache may lie apart; what is in one does not. L + R is `spec.size`.
+        Each block of the cache is contiguous; the cache need not be. L + R is `spec.size`.
 
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache (the slots of this step's tokens only)
@@ -331,10 +331,10 @@ class AttentionBackend(Plugin):
         keys: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Return the positions that an indexer picks for each query, in ascending order: of a query
-        at position p all min(p + 1, K) first ones, then -1. What is picked depends on the row
-        alone, not on the batch. This step's keys are in the cache. Asked only of backends that
-        claim indexed.
+        """Return the positions that an indexer selects for each query, in ascending order: for a
+        query at position p exactly min(p + 1, K) of them, then -1. The selection depends only on
+        the row, not on the batch. This step's keys are already in the cache. Called only on
+        backends that claim indexed.
 
         Shapes: q [T, H, D], weights [T, H] float32, keys [N, P, D], K `spec.num_picked` -> [T, K]
         int32
@@ -350,11 +350,11 @@ class AttentionBackend(Plugin):
         prepared: Any,
         picks: torch.Tensor,
     ) -> torch.Tensor:
-        """Do what `forward_latent` does, each query attending to the positions picked for it alone.
-        Asked only of backends that claim indexed.
+        """Like `forward_latent`, but each query attends only to the positions selected for it.
+        Called only on backends that claim indexed.
 
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks as `pick` returns
-        them -> [T, H, L]. Mutates: cache (the slots of this step's tokens only)
+        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks as returned by `pick`
+        -> [T, H, L]. Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} attends to no picked tokens")
 
@@ -366,14 +366,14 @@ class AttentionBackend(Plugin):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written into its cache, this step's tokens included.
-        Asked only of backends that claim shared; `prepared` may be of a layout without slots.
+        """Attend to what another layer has written into its cache, including this step's tokens.
+        Called only on backends that claim shared; the layout of `prepared` may have no slots.
 
         Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
         """
         raise NotImplementedError(f"{type(self).__name__} reads nothing that another layer wrote")
 
     def layout_of(self, prepared: Any) -> BatchLayout:
-        """Return the layout that `prepared` was made of. Asked only of backends that claim
-        latent, by layers that attend long rows in another way."""
+        """Return the layout that `prepared` was made from. Called only on backends that claim
+        latent, by layers that handle long rows differently."""
         raise NotImplementedError(f"{type(self).__name__} has no attention over latents")

@@ -1,6 +1,6 @@
-"""BenchDataset: where the prompts of a measurement come from, and how long answers shall be.
+"""BenchDataset: the source of a benchmark's prompts and output lengths.
 
-A dataset sees a query and draws prompts; it knows neither server nor engine.
+A dataset gets a query and draws prompts; it knows neither server nor engine.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetQuery:
-    """The prompts that a measurement asks for. None: the dataset decides.
+    """The prompts that a benchmark requests. None: the dataset decides.
 
-    `range_ratio` r lets lengths vary from (1 - r) to (1 + r) times what was asked. `prefix_tokens`
-    stand in front of every prompt, the same ones in a share of `prefix_share` of the prompts.
-    `vocab_tokens` bounds token ids where there is no tokenizer. `needs_text` forbids token ids.
+    `range_ratio` r lets lengths vary from (1 - r) to (1 + r) times the requested one. Every prompt
+    starts with `prefix_tokens` tokens, which a share `prefix_share` of the prompts have in common.
+    `vocab_tokens` bounds token ids if there is no tokenizer. `needs_text` forbids token ids.
     """
 
     num_prompts: int
@@ -37,9 +37,9 @@ class DatasetQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPrompt:
-    """One request to be made: text or token ids, and how many tokens to ask for.
+    """One request to send: text or token ids, and how many tokens to generate.
 
-    `prompt_tokens` is the prompt's length where the dataset knows it.
+    `prompt_tokens` is the prompt's length if the dataset knows it.
     """
 
     prompt: str | tuple[int, ...]
@@ -50,7 +50,7 @@ class BenchPrompt:
 class BenchDataset(Plugin):
     """Draws prompts. The same query gives the same prompts, in any process.
 
-    `sample` is the text of a small file that it can read; empty where it reads none.
+    `sample` is the text of a small file that it can read; empty if it reads no files.
     """
 
     interface_version: ClassVar[int] = 1
@@ -61,8 +61,8 @@ class BenchDataset(Plugin):
 
     @abstractmethod
     def draw(self, query: DatasetQuery) -> list[BenchPrompt]:
-        """Return exactly `query.num_prompts` prompts; a file with fewer begins again.
+        """Return exactly `query.num_prompts` prompts; a file with fewer is repeated.
 
-        Asking for more prompts adds to the end: the first ones stay what they were.
+        Requesting more prompts adds to the end: the first ones do not change.
         Raises: ConfigError for a file that cannot be read, or for what the query lacks.
         """

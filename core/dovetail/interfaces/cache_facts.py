@@ -1,4 +1,4 @@
-"""CacheFacts: what a row of a model keeps, for sizes that are needed before the model is built."""
+"""CacheFacts: what a model caches per row, for sizes that are needed before it is built."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import msgspec
 
 
 class CacheFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row keeps where it is not keys and values of one shape in every layer.
+    """What a row caches, if that is not keys and values of one shape in every layer.
 
-    `num_attention_layers` keep something of each token: keys and values, or `latent_size` numbers
-    (0: keys and values) with `index_size` of an indexer's key. `num_state_layers` keep a state
-    each: `conv_numbers` of a layer's latest inputs, and `state_numbers` that sum up all of them.
-    `num_cross_layers` keep keys and values of `cross_rows` rows of an encoder (0: of as many as
-    there are tokens). `sources` has for each layer the number of the one whose keys and values it
-    reads: its own, or that of an earlier one (none: all layers are as the numbers say).
-    `second_heads` are the KV heads, and their size, of layers that have others than ModelSpec says
-    (None: all have the same).
+    `num_attention_layers` cache something per token: keys and values, or `latent_size` numbers (0:
+    keys and values) plus an indexer's key of `index_size`. `num_state_layers` have one state each:
+    `conv_numbers` of a layer's latest inputs, and `state_numbers` that summarize all of them.
+    `num_cross_layers` cache keys and values of `cross_rows` encoder rows (0: as many as there are
+    tokens). `sources` gives for each layer the number of the layer whose keys and values it reads,
+    itself or an earlier one (empty: as the numbers above say). `second_heads` are the number of KV
+    heads and their size in layers that differ from ModelSpec (None: all layers are alike).
     """
 
     num_attention_layers: int
@@ -31,10 +30,11 @@ class CacheFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keepers(self) -> list[int]:
-        """Return the numbers of the layers that keep keys and values, as far as `sources` says."""
+        """Return the numbers of the layers that cache keys and values of their own, according to
+        `sources`."""
         return [layer for layer, source in enumerate(self.sources) if layer == source]
 
     @property
     def has_shared(self) -> bool:
-        """Return whether some layers keep nothing and read what others wrote."""
+        """Return whether some layers cache nothing and read what others wrote."""
         return len(self.keepers) < len(self.sources)

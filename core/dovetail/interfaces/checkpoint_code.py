@@ -1,6 +1,6 @@
-"""CheckpointCode: Python files that came with a checkpoint and were allowed to run. Pure data.
+"""CheckpointCode: Python files of a checkpoint that are allowed to run. Pure data.
 
-The text travels instead of a path, so what runs is what was hashed, in every process.
+It contains the text instead of a path, so every process runs exactly what was hashed.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import msgspec
 
 CONFIG, CAUSAL, TOKENIZER = "AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"
-"""The classes of a checkpoint that may be asked for, as `auto_map` calls them."""
+"""The classes of a checkpoint that can be loaded, as named in `auto_map`."""
 
 
 class CheckpointCode(msgspec.Struct, frozen=True, kw_only=True):
-    """`files` maps names to texts; `classes` maps CONFIG, CAUSAL and TOKENIZER, where there are
-    such, to "module.Class" among them. `digest` is the SHA-256 of the files, in hexadecimal digits:
-    that of the lines "SHA-256, two spaces, name" of all of them in the order of their names.
-    """
+    """`files` maps names to texts. `classes` maps CONFIG, CAUSAL and TOKENIZER, if present, to
+    "module.Class" in those files. `digest` is a SHA-256 in hexadecimal digits, of the lines
+    "SHA-256 of the file, two spaces, name" of all files in the order of their names."""
 
     digest: str
     files: dict[str, str]

@@ -1,6 +1,6 @@
 """Command: a subcommand of `dovetail`. The entry point's name is the word on the command line.
 
-A module that holds one imports nothing heavy before `run`: help screens and the completion of words
+Its module must import nothing heavy before `run`, because help screens and shell completion
 construct commands.
 """
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Command(Plugin):
     """A subcommand. `info.summary` is its line in `dovetail --help`, read without an import.
 
-    `parts` divides a command: the next word -> "module:Class" of the command that runs. Such a
-    command has no arguments of its own. `common` names the arguments that the first help screen
-    shows where there are too many for one.
+    `parts` splits a command: the next word -> "module:Class" of the command that runs. Such a
+    command has no arguments of its own. `common` names the arguments on the first help screen, for
+    commands with too many to show.
     """
 
     interface_version: ClassVar[int] = 1

@@ -1,8 +1,8 @@
 """Communicator: how the ranks of one group exchange tensors.
 
 One object is one rank's membership in one group. All ranks of the group make the same calls in the
-same order with tensors of the same shape and dtype; every rank gets the same bits, because what the
-ranks compute from them must stay the same.
+same order, with tensors of the same shape and dtype. Every rank gets bitwise identical results, so
+that the ranks' computations stay identical.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OVERLAPS = "overlaps"
-"""The capability of communicators whose calls may be under way while a rank computes."""
+"""The capability of communicators whose calls can run while the rank computes."""
 JOIN_LIMIT_S = 120.0
-"""How long the ranks of a group wait for one another when they join."""
+"""How long the ranks of a group wait for each other when they join."""
 CALL_LIMIT_S = 1800.0
-"""How long a call waits for the other ranks; a rank that is gone is noticed long before."""
+"""How long a call waits for the other ranks; a dead rank is noticed long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorQuery:
-    """What a communicator must do: `device` is the device type on which the tensors lie.
+    """The requirements on a communicator: `device` is the device type of the tensors.
 
-    `is_one_machine` says that all ranks run on this machine. With `wants_vendor` only the
-    framework's or the vendor's library is wanted, none of dovetail's own.
+    `is_one_machine`: all ranks run on this machine. With `wants_vendor` only the framework's or the
+    vendor's library is wanted, none of dovetail's own.
     """
 
     device: str
@@ -42,11 +42,11 @@ class CommunicatorQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """One rank's place in a group: `rank` of `size`, on a torch device.
+    """One rank's membership in a group: `rank` of `size`, on a torch device.
 
-    The ranks of all groups meet at `address`, a URL: file:///path or tcp://host:port; what follows
-    a # tells apart engines that meet at one address, and `group` their groups. `is_host` is true
-    for at most one rank of all who meet there: it opens the port, unless that is open already.
+    The ranks of all groups meet at `address`, a URL: file:///path or tcp://host:port. A #suffix
+    separates engines that meet at one address; `group` separates their groups. `is_host` is true
+    for at most one of the ranks that meet there: it opens the port, unless it is already open.
     """
 
     rank: int
@@ -60,11 +60,11 @@ class Membership:
 
 
 class Communicator(Plugin):
-    """One rank's calls to a group; threads of a process make them one at a time, but for what was
-    begun (`begin`). `why_not(CommunicatorQuery)` says where it fits.
+    """One rank's calls to a group. The threads of a process make them one at a time, except for
+    those started by `begin`. `why_not(CommunicatorQuery)` says whether it fits.
 
-    A call that cannot end, because another rank is gone, raises RuntimeError; the group cannot be
-    used after that.
+    A call that cannot complete because another rank has died raises RuntimeError; the group is then
+    unusable.
     """
 
     interface_version: ClassVar[int] = 1
@@ -75,11 +75,11 @@ class Communicator(Plugin):
 
     @abstractmethod
     def __init__(self, options: Any, member: Membership) -> None:
-        """Join the group; returns once all its ranks have. Raises: ConfigError when they cannot."""
+        """Join the group; returns once all ranks have. Raises: ConfigError when they cannot."""
 
     @abstractmethod
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' x, in x itself where it is contiguous. Mutates: x"""
+        """Return the sum of the ranks' x, in x itself if it is contiguous. Mutates: x"""
 
     @abstractmethod
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Communicator(Plugin):
 
     @abstractmethod
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Return the x of rank `source`, in x itself where it is contiguous. Mutates: x"""
+        """Return the x of rank `source`, in x itself if it is contiguous. Mutates: x"""
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's equal part of the sum of the ranks' x.
@@ -97,7 +97,7 @@ class Communicator(Plugin):
         return self.all_reduce(x).chunk(self.size)[self.rank].clone()
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks had for this one, in rank order; the i-th part of x is for rank i.
+        """Return what the ranks sent to this one, in rank order; the i-th part of x is for rank i.
 
         The default gathers everything. Shapes: x [size * N, ..] -> [size * N, ..]
         """
@@ -107,22 +107,22 @@ class Communicator(Plugin):
         return torch.cat(parts)
 
     def send(self, x: torch.Tensor) -> None:
-        """Give x to the other rank of a group of two, which calls `receive`; x may be written to
+        """Send x to the other rank of a group of two, which calls `receive`; x may be overwritten
         on return. The default broadcasts it, and so waits for the other rank."""
         self.broadcast(x, self.rank)
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of a group of two sends, in x itself where it is contiguous.
+        """Return what the other rank of a group of two sends, in x itself if it is contiguous.
 
         x has the shape and dtype of what is sent. Mutates: x
         """
         return self.broadcast(x, 1 - self.rank)
 
     def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the rows that the ranks had for this one, in rank order; x has those for rank 0
-        first. `counts[i][j]` rows go from rank i to rank j: the same table on every rank.
+        """Return the rows that the ranks sent to this one, in rank order; x begins with the rows
+        for rank 0. `counts[i][j]` rows go from rank i to rank j: the same table on every rank.
 
-        The default sends parts as large as the largest. Shapes: x [rows sent, ..] -> [received, ..]
+        The default pads all parts to the largest. Shapes: x [rows sent, ..] -> [received, ..]
         """
         import torch
 
@@ -137,17 +137,17 @@ class Communicator(Plugin):
         return torch.cat([part[:count] for part, count in zip(parts, received, strict=True)])
 
     def begin(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Begin what calls this group, one of its methods, and return what waits for the result.
+        """Start `call`, which calls this group; return a function that waits for the result.
 
-        What the call reads stays as it is, and what it writes is not read, until that has returned.
-        Several may have begun; they are made in the order in which they were begun, and all are
-        waited for before a call that was not. The default has made it on return.
+        Until that returns, the call's inputs must not change and its outputs must not be read.
+        Several calls may be started; they run in that order, and must be waited for before a call
+        without `begin`. Default: the call is complete on return.
         """
         made = call()
         return lambda: made
 
     def barrier(self) -> None:
-        """Return once all ranks have called it. The default sums a number."""
+        """Return once all ranks have called it. The default all-reduces a number."""
         import torch
 
         self.all_reduce(torch.zeros(1, device=self.device)).cpu()

@@ -1,4 +1,4 @@
-"""Constraint: what an answer must look like, as a small tree that every structured-output backend
+"""Constraint: the required form of an answer, as a small tree that every structured-output backend
 reads.
 
 Requests become constraints, tool parsers describe their calls as constraints, backends compile
@@ -78,7 +78,7 @@ def concat(*parts: Constraint | str) -> Constraint:
 
 
 def choice_of(parts: Iterable[Constraint]) -> Constraint:
-    """Return one of several parts, at least one; a single one stands for itself."""
+    """Return a choice of one or more parts; a single part is returned as it is."""
     items = tuple(parts)
     return items[0] if len(items) == 1 else Choice(items)
 
@@ -97,11 +97,11 @@ def optional(part: Constraint) -> Repeat:
 
 
 def encode_constraint(constraint: Constraint) -> bytes:
-    """Return a constraint as JSON bytes. Members of schemas keep their order, which is that of the
-    answers."""
+    """Return a constraint as JSON bytes. Schema members keep their order, which is also the order
+    in answers."""
     return msgspec.json.encode(constraint)
 
 
 def decode_constraint(data: bytes) -> Constraint:
-    """Return the constraint that `encode_constraint` wrote."""
+    """Return the constraint that `encode_constraint` encoded."""
     return msgspec.json.decode(data, type=Constraint)  # type: ignore[no-any-return]

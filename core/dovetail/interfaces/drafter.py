@@ -1,10 +1,9 @@
 """Drafter: guesses the next tokens of a request, so that one forward pass can verify several.
 
-There are two sorts: a `Drafter` knows token ids alone and is asked by the engine between two steps;
-a `WorkerDrafter` runs on the worker beside the model, and its drafts come back with a step's
-result. The model draws at every guessed position as it would have without, so guesses change speed
-and never tokens. Source: Leviathan et al., "Fast inference from transformers via speculative
-decoding", 2023.
+There are two types. A `Drafter` sees only token ids and is called by the engine between steps. A
+`WorkerDrafter` runs on the worker with the model, and its drafts are returned with a step's result.
+The model draws at every drafted position as it would without drafts, so drafts change speed, never
+tokens. Source: Leviathan et al., "Fast inference from transformers via speculative decoding", 2023.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class AnyDrafter(Plugin):
-    """Base of both sorts. Core decides how often and for how many tokens a request is guessed, by
-    how many of the guesses came true. The Options are the further keys of `--speculative-config`.
-    """
+    """Base of both types. Core decides how often and how many tokens to draft for a request, from
+    how many of its drafts were accepted. The Options are the other keys of
+    `--speculative-config`."""
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -40,34 +39,34 @@ class AnyDrafter(Plugin):
 
 
 class Drafter(AnyDrafter):
-    """Guesses by token ids. One object per engine, called by one thread; a call should take
+    """Drafts from token ids. One object per engine, called by one thread; a call should take
     microseconds.
 
-    A drafter that raises, or names an id outside the vocabulary, is not asked again for that
-    request; nothing else comes of it.
+    A drafter that raises, or returns an id outside the vocabulary, is not called again for that
+    request; there is no other effect.
     """
 
     @abstractmethod
     def __init__(self, options: Any, model: ModelSpec, max_draft_tokens: int) -> None:
-        """Prepare to guess at most `max_draft_tokens` tokens at a time for this model."""
+        """Prepare to draft at most `max_draft_tokens` tokens at a time for this model."""
 
     @abstractmethod
     def propose(self, request_id: str, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         """Return up to `max_tokens` (at least 1) guesses of what follows `token_ids`, or none.
 
-        `token_ids`, prompt and drawn tokens, begins with what it held in the request's previous
-        call; it may have grown by any number of tokens. It is the engine's own: copy, never change.
+        `token_ids` are prompt and drawn tokens. They extend those of the request's previous call by
+        any number of tokens. The list belongs to the engine: copy it, never change it.
         """
 
     @abstractmethod
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request, but for what "remembers" learns of it; unknown ones are
-        ignored."""
+        """Drop the state of a request, except what a drafter with "remembers" learns from it;
+        unknown ones are ignored."""
 
 
 class TargetModel(Protocol):
-    """The model beside a worker drafter. Shapes: T tokens, S selected ones, E hidden size, V
-    vocabulary."""
+    """The model that a worker drafter runs with. Shapes: T tokens, S selected ones, E hidden size,
+    V vocabulary."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -84,9 +83,9 @@ class TargetModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
-    """The arguments of a worker drafter's constructor. `build` is of the drafter's own checkpoint,
-    and `model_plugin` the model plugin of the class that its settings name (None: there is none).
-    """
+    """The arguments of a worker drafter's constructor. `build` is for the drafter's own checkpoint;
+    `model_plugin` is the plugin for the model class that its settings name (None: there is
+    none)."""
 
     build: BuildContext
     target: TargetModel
@@ -95,18 +94,18 @@ class DraftContext:
 
 
 class WorkerDrafter(AnyDrafter):
-    """Guesses beside the model, one token after the other. One object per rank, one thread.
+    """Drafts on the worker, one token after another. One object per rank, one thread.
 
-    Core computes what the drafter's attention layers keep of every token, under the block ids of
-    the model's own, so a prefix found in the cache is found by the drafter too. One that does not
-    continue hidden states gets every token at its own position. One that does gets at position i
-    the model's hidden state of i and the token i + 1, so that both tell it of token i + 2.
-    Drafts go on from there: the token guessed last, and the state that `advance` made of it.
+    Core caches the keys and values of the drafter's attention layers under the model's own block
+    ids, so a prefix hit of the model is also one of the drafter. A drafter that does not continue
+    hidden states gets every token at its own position. One that does gets at position i the model's
+    hidden state of i and token i + 1, to predict token i + 2. Further drafts continue from the
+    token drafted last and the state that `advance` returned for it.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"on_worker"})
     example_settings: ClassVar[Mapping[str, Any]] = {}
-    """What a tiny checkpoint has in config.json beside a Llama's settings, for the kit."""
+    """What a tiny checkpoint's config.json has in addition to a Llama's settings, for the kit."""
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
@@ -115,12 +114,12 @@ class WorkerDrafter(AnyDrafter):
         return dict(raw)
 
     def reads(self, name: str) -> bool:
-        """Return whether a checkpoint's tensor of this name is of any use; others are not read."""
+        """Return whether a checkpoint tensor of this name is needed; others are not read."""
         return True
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
-        """Return how many layers of the draft's checkpoint keep keys and values."""
+        """Return how many layers of the draft's checkpoint cache keys and values."""
         return model.num_layers
 
     @abstractmethod
@@ -129,19 +128,19 @@ class WorkerDrafter(AnyDrafter):
 
     @abstractmethod
     def module(self) -> nn.Module:
-        """Return the torch module that core fills: it has a `weight_map`, as a Model does. What
-        the target owns is not part of it."""
+        """Return the torch module that core fills; like a Model, it has a `weight_map`. It does not
+        include what the target owns."""
 
     def inner_layers(self) -> tuple[int, ...]:
-        """Return the numbers of the model's layers whose inputs are the states at depth 0, side by
-        side; none: the final hidden states are."""
+        """Return the numbers of the model's layers whose inputs, concatenated, are the states at
+        depth 0; empty: the final hidden states are."""
         return ()
 
     def tensors(
         self, found: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the checkpoint's tensors, names and shapes as the module's weight map wants them.
-        Raises: ConfigError"""
+        """Return the checkpoint's tensors, with names and shapes as the module's weight map
+        expects. Raises: ConfigError"""
         return found
 
     @abstractmethod
@@ -152,12 +151,12 @@ class WorkerDrafter(AnyDrafter):
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states after these tokens. `depth` 0: tokens that are known, `states` of the
-        model; d: the drafts of place d, `states` of the call before. None without "hidden_states".
+        """Return the states after these tokens. `depth` 0: known tokens, `states` are the model's;
+        d: the drafts at place d, `states` are from the previous call. None without "hidden_states".
 
         Shapes: token_ids, positions [T] int64, states [T, E] -> [T, E]
         """
 
     @abstractmethod
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return logits over the model's vocabulary of what follows. Shapes: [S, E] -> [S, V]"""
+        """Return logits over the model's vocabulary for the next token. Shapes: [S, E] -> [S, V]"""

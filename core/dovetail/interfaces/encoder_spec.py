@@ -6,10 +6,10 @@ import msgspec
 
 
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The encoder of a model whose decoder attends to what it made of an input of a `kind`, "text"
-    or "audio". An encoding has at most `max_rows` rows (0: as many as the context has tokens). The
-    decoder begins with `start_ids`. `alignment_heads` are (layer, head) of the decoder, heads
-    that attend to where a token was heard (empty: the checkpoint names none)."""
+    """The encoder of an encoder-decoder model. Its input is of a `kind`, "text" or "audio". An
+    encoding has at most `max_rows` rows (0: as many as the context has tokens). The decoder begins
+    with `start_ids`. `alignment_heads` are (layer, head) pairs of the decoder that attend to the
+    time at which a token was heard (empty: the checkpoint names none)."""
 
     kind: str
     max_rows: int = 0

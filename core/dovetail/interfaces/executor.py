@@ -1,4 +1,4 @@
-"""Executor: calls the workers of every rank and gathers their answers."""
+"""Executor: calls the workers of all ranks and collects their results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dovetail.interfaces.structured_output import CompiledConstraint
 
 
 class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A method of the workers to call, by its name, or a function by "module:function", which gets
-    the worker as its first argument.
+    """A method of the workers to call, by name, or a function as "module:function", which gets the
+    worker as its first argument.
 
-    Arguments and answers are what JSON has, and bytes. A caller waits for `timeout_s` (None: as
-    long as it takes).
+    Arguments and results are JSON values or bytes. The caller waits for `timeout_s` (None: without
+    limit).
     """
 
     method: str
@@ -32,8 +32,8 @@ class WorkerCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):
-    """Blocks to bring from a store, known by the numbers from `first` on until released. `source`
-    is what the index says of where they are (StoreIndex.look)."""
+    """Blocks to load from a store, numbered from `first` on until released. `source` is what the
+    index said about their location (StoreIndex.look)."""
 
     first: int
     keys: tuple[bytes, ...]
@@ -41,27 +41,28 @@ class BlockLoad(msgspec.Struct, frozen=True, kw_only=True, tag="block_load"):
 
 
 Preparation = CompiledConstraint | AdapterSource | BlockLoad
-"""What every rank loads beside the steps, before a row needs it."""
+"""What every rank loads in the background of the steps, before a row needs it."""
 Loaded = Future[AdapterFacts | None]
-"""Done once every rank has: the result is what one of them tells of an adapter, None of others."""
+"""Done once every rank is done. The result is one rank's facts about an adapter, None for
+others."""
 
 
 def what_of(item: Preparation) -> str:
-    """Return what a preparation is for, in words."""
+    """Return the feature that a preparation belongs to, for messages."""
     if isinstance(item, AdapterSource):
         return "adapters"
     return "KV connectors" if isinstance(item, BlockLoad) else "structured outputs"
 
 
 class PendingStep(Protocol):
-    """A step under way."""
+    """A running step."""
 
     def result(self) -> StepResult:
         """Wait for the result. Raises: EngineDead when a worker is gone."""
 
 
 class DoneStep:
-    """A step that has run already."""
+    """A step that has already run."""
 
     __slots__ = ("_result",)
 
@@ -90,7 +91,7 @@ class Executor(Plugin):
 
     @abstractmethod
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
-        """Start the workers and load the model (on return the weights are in place)."""
+        """Start the workers and load the model (the weights are loaded on return)."""
 
     @abstractmethod
     def kv_layers(self) -> Sequence[CachedLayer]:
@@ -105,50 +106,49 @@ class Executor(Plugin):
         """Create the KV cache on every rank and warm up. Raises: ConfigError when it cannot."""
 
     def agreed(self, layout: KVLayout) -> KVLayout:
-        """Return the layout that `allocate` is to get: where several engines make the same calls,
-        that of the first. The default: this engine's own."""
+        """Return the layout to pass to `allocate`: if several engines make the same calls, the
+        first engine's. The default: this engine's own."""
         return layout
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Hand a step to every rank."""
+        """Submit a step to every rank."""
 
     def prepare(self, item: Preparation) -> Loaded:
-        """Load a constraint, read an adapter or bring blocks, on every rank, during the steps. The
-        future raises RequestError.
+        """Load a constraint, an adapter or blocks on every rank, while steps run. The future raises
+        RequestError.
 
-        The default: this executor supports none of them.
+        The default: none of them is supported.
         """
         refused: Loaded = Future()
         refused.set_exception(RequestError(f"this executor does not support {what_of(item)}."))
         return refused
 
     def sleep(self, level: int) -> None:
-        """Let every rank release its memory (see Worker.sleep). Raises: RequestError.
+        """Make every rank release its memory (see Worker.sleep). Raises: RequestError.
 
-        The default: this executor does not pass that on.
+        The default: sleep mode is not supported.
         """
         raise RequestError("this executor does not support sleep mode.")
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Let every rank take its memory again (see Worker.wake_up).
+        """Make every rank restore its memory (see Worker.wake_up).
 
-        Raises: RequestError, ConfigError. The default: this executor does not pass that on.
+        Raises: RequestError, ConfigError. The default: sleep mode is not supported.
         """
         raise RequestError("this executor does not support sleep mode.")
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have every rank's worker run a method between two steps; return their answers in the
-        order of the ranks.
+        """Run a method on every rank's worker between two steps; return the results in rank order.
 
-        Raises: RequestError naming a rank that failed, or those that gave no answer in time; the
-        executor goes on. The default: this executor does not support that.
+        Raises: RequestError naming a rank that failed, or those that did not answer in time; the
+        executor stays usable. The default: this is not supported.
         """
         raise RequestError("this executor does not call methods of its workers.")
 
     @classmethod
     def follow(cls, run: RunSpec, worker: Selection) -> int:
-        """Be a rank that an engine in another process drives, without one here, until it ends;
+        """Run as a rank driven by an engine in another process, with no engine here, until it ends;
         return the exit status. For executors with launched_ranks. Raises: ConfigError"""
         raise NotImplementedError(f"{cls.__name__} starts its ranks itself")
 
@@ -157,7 +157,7 @@ class Executor(Plugin):
         """End all workers and release their memory. May be called twice."""
 
     def check(self) -> None:
-        """Raise EngineDead when a worker is gone. Cheap; called while idle."""
+        """Raise EngineDead when a worker has died. Cheap; called while idle."""
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told (from any thread) when a worker dies on its own."""
+        """Register a callback, called from any thread when a worker dies by itself."""

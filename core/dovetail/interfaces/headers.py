@@ -1,6 +1,6 @@
-"""Headers: what weight files say of their tensors before any is read, and what becomes of layers.
+"""Headers: weight file metadata that is read before any tensor, and the resulting layer sizes.
 
-Load formats give headers, quantization methods say in which form a layer stays in memory. Plain
+Load formats return headers; quantization methods say in which form a layer stays in memory. Plain
 data; imports no torch. Shape letters: O outputs, I inputs.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 class TensorHeader:
     """One tensor of a checkpoint, under the name that a load format yields it by.
 
-    `dtype` is torch's name ("bfloat16") or, for blocks that torch has no type for, the format's own
-    ("Q4_K"); `shape` counts numbers, not bytes. `file` is the name of the file it lies in.
+    `dtype` is torch's name ("bfloat16") or, for blocks without a torch type, the format's own
+    ("Q4_K"). `shape` counts numbers, not bytes. `file` is the name of the file that contains it.
     """
 
     name: str
@@ -48,11 +48,11 @@ class StoredLayer:
 class StorageEstimate:
     """The memory that a layer's matrix takes: `num_values` weights in `num_bytes` altogether.
 
-    `format` is a word for people ("int4, groups of 128"). `outputs` are its rows, which packed
-    matrices fill up; 0 where the headers do not tell. `shared_bytes` of the bytes are there once
-    for matrices that become one (q, k and v; gate and up), such as a table of what codes mean.
-    `takes` is what products may make of the layer's activations, one of `layers.rounding.TAKES`; ""
-    where a method does not tell.
+    `format` is for display ("int4, groups of 128"). `outputs` are its rows, including the padding
+    of packed matrices; 0 if the headers do not say. `shared_bytes` of the bytes are allocated once
+    for matrices that are fused (q, k and v; gate and up), such as a codebook. `takes` is how
+    products may round the layer's activations, one of `layers.rounding.TAKES`; "" if a method does
+    not say.
     """
 
     num_values: int

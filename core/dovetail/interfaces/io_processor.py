@@ -1,9 +1,8 @@
-"""IOProcessor: makes the prompts of a request of other data, and its answer of their vectors.
+"""IOProcessor: converts a request's custom data to prompts, and their pooled outputs to its answer.
 
-For models that pool: a client sends `data` to /pooling (or {"data": ...} to LLM.encode), of
-whatever form the processor reads, and gets what it makes of the pooled numbers. Runs in the API
-process, in a thread; it can neither change another request nor the engine. Imports numpy for type
-checking only.
+For pooling models: a client sends `data` to /pooling (or {"data": ...} to LLM.encode), in any form
+that the processor reads, and gets what it makes of the pooled numbers. Runs in the API process, in
+a thread; it can change neither other requests nor the engine. Imports numpy for type checking only.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IOFacts:
-    """What a processor may know of the model: its path, what it can do, the most tokens of a
-    prompt."""
+    """Facts about the model for a processor: its path, its tasks, and the maximum number of prompt
+    tokens."""
 
     model_path: str
     tasks: Sequence[str]
@@ -30,10 +29,10 @@ class IOFacts:
 
 
 class IOProcessor(Plugin):
-    """One object per API process, called from several threads at once; holds no request.
+    """One object per API process, called from several threads concurrently; stores no request.
 
-    `sample` is data, as JSON, that a processor with its default options takes. `task` is what is
-    asked of the model, one of PoolingParams' ("": its usual one).
+    `sample` is data, as JSON, that a processor with default options accepts. `task` is the model's
+    task, one of PoolingParams' ("": the model's default).
     """
 
     interface_version: ClassVar[int] = 1
@@ -41,19 +40,20 @@ class IOProcessor(Plugin):
     task: ClassVar[str] = ""
 
     def __init__(self, options: Any, facts: IOFacts) -> None:
-        """Keep the options. Raises: ConfigError"""
+        """Store the options. Raises: ConfigError"""
         self.options = options
         self.facts = facts
 
     @abstractmethod
     def prompts(self, data: Any) -> Sequence[str | Sequence[int]]:
-        """Return the prompts of a request, texts or token ids; at least one. Leaves `data` as it
-        is. Raises: RequestError for data that it does not take"""
+        """Return the prompts of a request, texts or token ids; at least one. Does not change
+        `data`. Raises: RequestError for data that it does not accept"""
 
     @abstractmethod
     def answer(self, data: Any, outputs: Sequence[numpy.ndarray[Any, Any]]) -> Any:
-        """Return the answer, which JSON can hold. `outputs` are what the model made of the prompts,
-        in their order. Raises: RequestError
+        """Return the answer as JSON values. `outputs` are the model's outputs for the prompts, in
+        order.
+        Raises: RequestError
 
         Shapes: outputs each [E], or [m, E] for tasks of single tokens
         """

@@ -1,10 +1,9 @@
-"""KVConnector: where blocks of the KV cache are kept beside the device, and found again.
+"""KVConnector: stores KV cache blocks outside the device and finds them again.
 
-A connector has two sides. In the engine its index says which blocks can be brought from elsewhere
-and which are to be kept there; beside every rank its store writes and reads that rank's part of
-them. Both name a block by the same key. What depends on the model, its layout and the tokens is in
-the key, and what is read is checked before it is used (`sealed_block`), so that a connector need
-know nothing of them.
+A connector has two sides. In the engine, its index says which blocks can be loaded and which are to
+be saved. On every rank, its store writes and reads that rank's part of them. Both name a block by
+the same key. The key covers everything that depends on the model, the cache layout and the tokens,
+and blocks are verified after reading (`sealed_block`), so a connector need not know any of that.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.selection import Selection
 
 RECOMPUTE, FAIL = "recompute", "fail"
-"""What becomes of a request whose blocks could not be brought."""
+"""What to do with a request whose blocks could not be loaded."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -27,13 +26,13 @@ Buffer = bytes | bytearray | memoryview
 class TransferSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine uses its connector: whether it `saves` blocks there and `loads` them.
 
-    `buffer_bytes` bounds, on each rank, the host memory for blocks on their way to a store, and for
-    those that requests wait with; a single request's may be more. A load that takes longer than
-    `load_timeout_s` counts as failed. `engine_id` tells engines apart that use one place.
-    `identity` stands for all that blocks depend on beside tokens and the layout of the cache.
-    With `unit_tokens` blocks travel as pieces of so many tokens and of single heads, so that
-    engines with other block sizes and tensor-parallel sizes can exchange them (0: whole, between
-    equals alone). This is number `engine` of the engines that serve one model together.
+    `buffer_bytes` bounds, on each rank, the host memory for blocks being saved, and for loaded
+    blocks that requests wait with; a single request may exceed it. A load that takes longer than
+    `load_timeout_s` counts as failed. `engine_id` distinguishes engines that use one place.
+    `identity` is a digest of everything that blocks depend on, except tokens and the cache layout.
+    With `unit_tokens` blocks are exchanged in pieces of that many tokens and of single heads, so
+    that engines with other block sizes and tensor-parallel sizes can use them (0: whole, between
+    equal engines only). `engine` is this engine's number among those that serve the model.
     """
 
     connector: Selection
@@ -49,12 +48,11 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connector knows of the blocks. `identity` stands for all that their content depends
-    on beside tokens: blocks of different identities are never exchanged. `block_bytes` is the size
-    of a block as a store gets it, or the most where it gets pieces of `unit_tokens` tokens. The
-    index is that of `world_size` ranks, a store that of one. The engine is number `engine` of
-    those that serve one model together.
-    """
+    """What a connector knows of the blocks. `identity` is a digest of everything that their content
+    depends on, except tokens: blocks of different identities are never exchanged. `block_bytes` is
+    the size of a block as a store gets it, or the maximum if it gets pieces of `unit_tokens`
+    tokens. An index serves `world_size` ranks, a store one rank. `engine` is this engine's number
+    among those that serve the model."""
 
     identity: str
     block_bytes: int
@@ -67,7 +65,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of `num_ranks` ranks has written of a block."""
+    """The part of a block that one of `num_ranks` ranks has written."""
 
     rank: int
     num_ranks: int
@@ -76,12 +74,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 Parts = Sequence[Part] | None
 RanksFor = Callable[[int], Sequence[int]]
-"""Says which of so many ranks have what a rank here needs of a block."""
+"""Takes a number of ranks; returns the ones that have what this rank needs of a block."""
 
 
 class StoreIndex(ABC):
-    """The engine's side of a connector. One thread calls it, and another calls `has` where the
-    connector claims slow_look_up. Nothing here raises."""
+    """The engine's side of a connector. One thread calls it; if the connector claims slow_look_up,
+    another thread calls `has`. Its methods must not raise."""
 
     @abstractmethod
     def has(self, key: bytes) -> bool:
@@ -89,37 +87,37 @@ class StoreIndex(ABC):
 
     @abstractmethod
     def keep(self, key: bytes) -> bool:
-        """Return whether a block that has become full is to be written; it then counts as there.
-        False where it is there already, or is not wanted. Mutates: self"""
+        """Return whether to write a block that has become full; it then counts as stored. False if
+        it is already stored, or not wanted. Mutates: self"""
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
-        """Prepare for `has` of these keys, which follows in the same thread; return where the ranks
-        are to read what is not here ("": nowhere else). `params` are the request's
+        """Prepare for `has` of these keys, which follows in the same thread. Return where the ranks
+        can read what is not stored here ("": nowhere else). `params` are the request's
         kv_transfer_params. Mutates: self"""
         del keys, params
         return ""
 
     def ticket(self, num_tokens: int) -> dict[str, Any]:
-        """Return the kv_transfer_params by which another engine goes on with a request, of which so
-        many tokens are kept here; {}: nothing tells."""
+        """Return the kv_transfer_params with which another engine can continue a request that has
+        `num_tokens` tokens stored here; {}: unsupported."""
         del num_tokens
         return {}
 
     def used(self, keys: Sequence[bytes]) -> None:
-        """Note that blocks were read: they are not the next to go. Mutates: self"""
+        """Note that blocks were read, so they are not evicted next. Mutates: self"""
         del keys
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """Count on these no more: one of them could not be read, or may hold something wrong.
-        Mutates: self"""
+        """Discard these: one of them could not be read, or its content may be wrong. Mutates:
+        self"""
         del keys
 
     def take_dropped(self) -> Sequence[bytes]:
-        """Return the keys whose blocks every rank's store is to forget, once. Mutates: self"""
+        """Return, once, the keys whose blocks every rank's store must delete. Mutates: self"""
         return ()
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release everything. May be called twice."""
 
 
 class BlockStore(ABC):
@@ -127,17 +125,17 @@ class BlockStore(ABC):
 
     @abstractmethod
     def read(self, key: bytes) -> Buffer | None:
-        """Return a block as it was written; None where it is not there, or not whole. It is not
-        changed afterwards. Raises: OSError"""
+        """Return a block as it was written; None if it is missing or incomplete. It is not changed
+        afterwards. Raises: OSError"""
 
     def gather(
         self, keys: Sequence[bytes], source: str, ranks_for: RanksFor
     ) -> Iterator[tuple[bytes, Parts]]:
-        """Yield every key once, in any order, with the parts of its block, by which this rank's can
-        be made; None where it is not there. `source` is what the index's `look` said. Called as
-        `read` is. Raises: OSError
+        """Yield every key once, in any order, with the parts of its block from which this rank's
+        part can be assembled; None if it is missing. `source` comes from the index's `look`. Called
+        like `read`. Raises: OSError
 
-        The default: each is read, as this rank wrote it.
+        The default reads each block as this rank wrote it.
         """
         del source, ranks_for
         for key in keys:
@@ -146,21 +144,21 @@ class BlockStore(ABC):
 
     @abstractmethod
     def write(self, key: bytes, block: Buffer) -> None:
-        """Keep a block; nobody changes its memory any more. Raises: OSError"""
+        """Store a block; its memory is not changed any more. Raises: OSError"""
 
     def drop(self, key: bytes) -> None:
-        """Forget a block; one that is not there is ignored. Raises: OSError. Mutates: self"""
+        """Delete a block; a missing one is ignored. Raises: OSError. Mutates: self"""
         del key
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release everything. May be called twice."""
 
 
 class KVConnector(Plugin):
     """Makes the two sides of a store of KV blocks.
 
-    `sample_options(folder)` are options with which the conformance kit can try the connector; it
-    may write into the folder and nowhere else.
+    `sample_options(folder)` are options for the connector's conformance tests; it may write into
+    the folder and nowhere else.
     """
 
     interface_version: ClassVar[int] = 1
@@ -180,7 +178,7 @@ class KVConnector(Plugin):
 
     @classmethod
     def sample_options(cls, folder: str) -> dict[str, Any]:
-        """Return options for a try. The default: none."""
+        """Return options for a test. The default: none."""
         del folder
         return {}
 

@@ -1,8 +1,8 @@
-"""KVEventPublisher: tells others what an engine's prefix cache holds.
+"""KVEventPublisher: publishes what an engine's prefix cache holds.
 
-Events are the ones that routers of several engines read: blocks have been stored or removed, or all
-are gone. Format: the KV cache events of vLLM, msgpack arrays whose first element is the event's
-name; fields are only ever added at the end.
+Events are for routers of several engines: blocks have been stored or removed, or all are cleared.
+Format: the KV cache events of vLLM, msgpack arrays whose first element is the event's name; fields
+are only ever added at the end.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.selection import Selection
 
 GPU, CPU = "GPU", "CPU"
-"""Where blocks are: in a device's memory, or in that of its host."""
+"""Where blocks are: in a device's memory, or in its host's memory."""
 
 
 class EventsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Who publishes an engine's events, and the number of their engine in a batch."""
+    """The publisher of an engine's events, which also get the engine's number in a batch."""
 
     publisher: Selection
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Blocks that follow each other can be found from now on. The first one follows
-    `parent_block_hash` (None: nothing). `token_ids` are those of all of them. `lora_name` is the
-    adapter that they were computed with, `lora_id` is always None.
-    """
+    """Consecutive blocks can be found from now on. The first one follows `parent_block_hash` (None:
+    nothing). `token_ids` are the tokens of all of them. `lora_name` is the adapter that they were
+    computed with; `lora_id` is always None."""
 
     block_hashes: tuple[int, ...]
     parent_block_hash: int | None
@@ -55,7 +54,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What happened in a step. `ts` is the time in seconds since 1970."""
+    """The events of one step. `ts` is the time in seconds since 1970."""
 
     ts: float
     events: tuple[Event, ...]
@@ -63,45 +62,45 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EventFeed(ABC):
-    """What one engine publishes, read elsewhere. One thread uses it."""
+    """Reads the events of one engine in another process. One thread uses it."""
 
     @abstractmethod
     def read(self) -> list[tuple[Event, ...] | None]:
-        """Return the events that have come, without waiting; None: something between was missed, so
-        that what was known no longer holds. Mutates: self"""
+        """Return the events that have arrived, without waiting. None: events in between were
+        missed, so earlier knowledge is invalid. Mutates: self"""
 
     def close(self) -> None:
-        """Read no more. May be called twice."""
+        """Stop reading. May be called twice."""
 
 
 class KVEventPublisher(Plugin):
-    """Sends the batches of the engine with the number `engine` to everybody who listens.
+    """Sends the batches of the engine with number `engine` to all listeners.
 
-    What listeners do, or that there are none, never holds the engine up.
+    Slow or missing listeners never delay the engine.
     """
 
     interface_version: ClassVar[int] = 1
 
     @classmethod
     def sample_options(cls, folder: str) -> dict[str, Any]:
-        """Return options for a try in a folder of its own. The default: none."""
+        """Return options for a test in a folder of its own. The default: none."""
         del folder
         return {}
 
     @classmethod
     def feed(cls, options: Any, engine: int, host: str = "") -> EventFeed | None:
-        """Return how another process reads what the engine publishes, which is on the machine
-        `host` ("": this one); None where it cannot. The default: it cannot."""
+        """Return a reader, for another process, of the engine's events; the engine is on the
+        machine `host` ("": this one). None if unsupported, which is the default."""
         del options, engine, host
         return None
 
     @abstractmethod
     def __init__(self, options: Any, engine: int) -> None:
-        """Begin to publish. Raises: ConfigError when an address cannot be had."""
+        """Start publishing. Raises: ConfigError when an address is not available."""
 
     @abstractmethod
     def publish(self, batch: EventBatch) -> None:
-        """Send a batch, soon. Returns at once."""
+        """Queue a batch for sending. Returns immediately."""
 
     def close(self) -> None:
-        """Send what is left, for a moment, and let go of everything. May be called twice."""
+        """Briefly try to send what is left, then release everything. May be called twice."""

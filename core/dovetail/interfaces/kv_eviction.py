@@ -1,7 +1,7 @@
-"""KVEviction: which blocks stay in host memory or in a folder, once there are more than have room.
+"""KVEviction: which blocks to evict from host memory or a folder when it is full.
 
-The engine's index of a connector and every rank's store make one each and are given the same blocks
-in the same order, so that all of them keep the same.
+The index and every rank's store of a connector each create one and pass it the same blocks in the
+same order, so that all of them evict the same.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class KVEviction(Plugin):
-    """The keys of at most `limit` blocks of equal size (0: none is kept). One thread at a time.
+    """Tracks the keys of at most `limit` blocks of equal size (0: none). One thread at a time.
 
-    What it decides follows from the calls alone: no clock, no chance.
+    Decisions depend on the calls alone: no clock, no randomness.
     """
 
     interface_version: ClassVar[int] = 1
 
     @abstractmethod
     def __init__(self, options: Any, limit: int) -> None:
-        """Begin with nothing."""
+        """Start empty."""
 
     @abstractmethod
     def has(self, key: bytes) -> bool:
-        """Return whether a block is kept. Changes nothing."""
+        """Return whether a block is stored. Changes nothing."""
 
     @abstractmethod
     def add(self, key: bytes) -> list[bytes]:
-        """Note that a block was written, or used where it is kept; return those that go for it. A
-        new one is kept itself wherever one block has room. Mutates: self"""
+        """Note that a block was written, or used if it is stored; return the blocks to evict for
+        it. With a `limit` above 0 a new block is always stored. Mutates: self"""
 
     @abstractmethod
     def discard(self, key: bytes) -> None:
-        """Forget a block; one that is not kept is ignored. Mutates: self"""
+        """Remove a block; one that is not stored is ignored. Mutates: self"""

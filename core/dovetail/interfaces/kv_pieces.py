@@ -1,6 +1,6 @@
-"""Names of the pieces of a block: what engine and ranks agree on where blocks travel in units.
+"""Names of the pieces of a block, for engine and ranks, if blocks are exchanged in units.
 
-A block's key is its group's number and the hashes of its units, the last one first.
+A block's key is its group's number and the hashes of its units, last unit first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def state_groups(layout: KVLayout, layers: Sequence[CachedLayer]) -> frozenset[i
 
 
 def kept_bytes(layout: KVLayout, layers: Sequence[CachedLayer], unit_tokens: int) -> int:
-    """Return the most bytes that a store gets of a rank under one name, less its header."""
+    """Return the maximum bytes that a store gets from a rank under one name, without its header."""
     whole = layout.num_tensors * layout.block_bytes
     if not unit_tokens or state_groups(layout, layers):
         return whole
@@ -26,8 +26,8 @@ def kept_bytes(layout: KVLayout, layers: Sequence[CachedLayer], unit_tokens: int
 
 
 def names_of(key: bytes, num_units: int, states: Collection[int]) -> tuple[bytes, ...]:
-    """Return the names of a block's pieces, those of its units in order; of a state the one of its
-    last unit alone."""
+    """Return the names of a block's pieces, in the order of its units; for a state only that of its
+    last unit."""
     if num_units == 1:
         return (key,)
     group, hashes = key[:1], key[1:]

@@ -1,6 +1,6 @@
-"""KVPolicy: how the KV cache is laid out, and how its blocks are handed out.
+"""KVPolicy: how the KV cache is laid out and its blocks are allocated.
 
-A scheduler asks the accounting that a policy makes; the worker fills the blocks that it names.
+A scheduler uses the accounting that a policy creates; the worker fills the blocks it assigns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dovetail.interfaces.step import CachedLayer, KVLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVRoom:
-    """How much cache there may be: `num_blocks`, or where that is None what `memory_bytes` holds;
-    `host_bytes` beside it. A block holds `block_tokens` tokens."""
+    """The available KV memory: `num_blocks`, or, if that is None, as many blocks as fit in
+    `memory_bytes`; plus `host_bytes` of host memory. A block holds `block_tokens` tokens."""
 
     block_tokens: int
     num_blocks: int | None = None
@@ -28,15 +28,14 @@ class KVRoom:
 
 
 Has = Callable[[int, bytes], bool]
-"""Says whether a block of a group, named by its hash, is elsewhere."""
+"""Returns whether a block of a group, given by its hash, is stored elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What lies elsewhere of a request: of its first `num_blocks` blocks all that are needed and
-    are not among the `num_cached` first, which are cached. `starts` has for each group the first
-    block that later tokens look at; `hashes` names the request's blocks.
-    """
+    """A request's blocks that are stored elsewhere: of its first `num_blocks` blocks all that are
+    needed, after the first `num_cached`, which are cached. `starts` has for each group the first
+    block that later tokens attend to; `hashes` names the request's blocks."""
 
     num_cached: int
     num_blocks: int
@@ -44,7 +43,7 @@ class Found:
     hashes: Sequence[bytes]
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Return the blocks to bring: their groups, and their places in the request."""
+        """Return the blocks to load, as (group, block index in the request)."""
         return [
             (group, index)
             for group, start in enumerate(self.starts)
@@ -53,26 +52,26 @@ class Found:
 
 
 class BlockWatcher(Protocol):
-    """Told by an accounting what becomes of blocks."""
+    """Is notified by an accounting of changes to blocks."""
 
     def filled(
         self, request: RequestState, group: int, index: int, block: int, *, is_new: bool
     ) -> None:
-        """Block `index` of a request is full and computed, and its hash known. `is_new`: no block
-        could be found by it before."""
+        """Block `index` of a request is full and computed, and its hash is known. `is_new`: no
+        block with this hash could be found before."""
 
     def evicted(self, group: int, prefix_hash: bytes) -> None:
         """A prefix can no longer be found."""
 
     def suspected(self, group: int, prefix_hash: bytes) -> None:
-        """What a block holds may be wrong. That it is evicted is told too."""
+        """A block's content may be wrong. Its eviction is reported separately."""
 
     def cleared(self) -> None:
         """No prefix can be found any more."""
 
 
 class HostUse(Protocol):
-    """How full the host blocks are: the share in use, and the requests that lie there."""
+    """The use of host blocks: the share in use, and the requests that have some."""
 
     @property
     def usage(self) -> float: ...
@@ -81,15 +80,14 @@ class HostUse(Protocol):
     def num_requests(self) -> int: ...
 
     def take_released(self) -> list[int]:
-        """Return the loads from elsewhere that are needed no more, once. Mutates: self"""
+        """Return, once, the loads from elsewhere that are no longer needed. Mutates: self"""
 
 
 class KVAccounting(KVCache, Protocol):
-    """The methods of the accounting that an engine calls, beside its scheduler's.
+    """The methods of the accounting that an engine calls, in addition to its scheduler's.
 
-    Counts since the start: tokens of first allocations and those of them found in the prefix index,
-    requests that went to host blocks, tokens that came back from there, and tokens that came from
-    elsewhere.
+    Counters since the start: tokens of first allocations, those that hit the prefix index, requests
+    swapped out to host blocks, tokens swapped in from there, and tokens loaded from elsewhere.
     """
 
     num_queried_tokens: int
@@ -102,42 +100,41 @@ class KVAccounting(KVCache, Protocol):
     def host(self) -> HostUse: ...
 
     def blocks_of(self, request: RequestState) -> tuple[tuple[int, ...], ...]:
-        """Return the request's block ids per group; nothing for one that owns none."""
+        """Return the request's block ids per group; empty if it owns none."""
 
     def watch(self, watcher: BlockWatcher) -> None:
-        """Tell a watcher from now on what becomes of blocks."""
+        """Notify a watcher of changes to blocks from now on."""
 
     def find_elsewhere(self, request: RequestState, has: Has) -> Found | None:
-        """Return what `has` finds of a request beyond what is cached, None where that is nothing.
+        """Return what `has` finds of a request beyond its cached blocks, or None for nothing.
         Mutates: request.block_hashes"""
 
     def adopt(self, request: RequestState, found: Found, first: int) -> None:
-        """Count blocks found elsewhere as the host blocks of a request that owns none: they were
-        brought under the numbers from `first` on, in the order of `found.blocks`, all of them at
-        least the layout's `num_host_blocks`."""
+        """Treat loaded blocks as host blocks of a request that owns none. They were loaded under
+        numbers from `first` on, in the order of `found.blocks`. All numbers are at least the
+        layout's `num_host_blocks`."""
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Return how many blocks stay because requests asked for it; none of them is free."""
+        """Return how many blocks requests have pinned; none of them is free."""
 
     def pin(self, request: RequestState, duration_s: float) -> None:
-        """Keep what is cached of a request's prompt for a time, unless requests need the room."""
+        """Pin the cached part of a request's prompt for a time, unless requests need the room."""
 
     def rekey(self, hash_key: bytes) -> None:
-        """Hash with another key from now on, so that nothing named before is found by new
-        requests."""
+        """Hash with another key from now on, so that new requests find no earlier block."""
 
     def forget_all(self) -> None:
-        """Make no cached prefix findable any more; what requests own stays theirs."""
+        """Make all cached prefixes unfindable; requests keep the blocks they own."""
 
     def check_invariants(self) -> None:
         """Raise AssertionError when blocks are lost or owned twice."""
 
 
 class KVPolicy(Plugin):
-    """Lays a cache out for a model's layers and keeps account of its blocks.
+    """Lays out a cache for a model's layers and accounts for its blocks.
 
-    Block 0 is the null block: it counts among a layout's blocks and is never handed out.
+    Block 0 is the null block: it counts among a layout's blocks and is never allocated.
     """
 
     interface_version: ClassVar[int] = 1
@@ -151,4 +148,4 @@ class KVPolicy(Plugin):
 
     @abstractmethod
     def accounting(self, layout: KVLayout, spec: CacheSpec, hash_key: bytes) -> KVAccounting:
-        """Return the account of the blocks of a layout that the worker has created."""
+        """Return the accounting for a layout that the worker has allocated."""

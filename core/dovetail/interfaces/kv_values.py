@@ -1,8 +1,8 @@
-"""Connector sides over a store that is asked: for files of a folder, or for values under names.
+"""Connector sides for a store that must be queried: files in a folder, or named values.
 
-Such a store evicts as it likes, and others write to it, so nothing is assumed of what it holds: the
-index asks for each block, and has a block written once that this engine has not had written lately
-or that was missed since. A connector to a store of values has to offer a client of five calls.
+Such a store evicts as it likes and has other writers, so nothing is assumed about its content. The
+index queries it for each block, and has a block written if this engine has not written it recently
+or has missed it since. A connector to a store of values only implements a client of five calls.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dovetail.interfaces.kv_connector import BlockStore, Buffer, StoreFacts, Sto
 log = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 1 << 18
-"""How many blocks an engine remembers to have had written."""
+"""How many written blocks an engine remembers."""
 IDENTITY_LETTERS = 24
 
 
 class AskedIndex(StoreIndex):
-    """The engine's side, which asks `is_there` whether every rank's part of a block can be read."""
+    """The engine's side. `is_there` checks whether every rank's part of a block can be read."""
 
     def __init__(self, is_there: Callable[[bytes], bool]) -> None:
         self._is_there = is_there
@@ -32,14 +32,14 @@ class AskedIndex(StoreIndex):
         self._looked_up: Sequence[bytes] = ()
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
-        """Note the keys: whoever misses one asks for none behind it. Mutates: self"""
+        """Note the keys: after a miss, the following keys are not queried. Mutates: self"""
         del params
         self._looked_up = keys
         return ""
 
     def has(self, key: bytes) -> bool:
-        """Return whether a block is there. One that is not, and those behind it, count as written
-        no more: the store was full, has evicted them, or somebody has removed them."""
+        """Return whether a block is stored. A missing block, and the keys after it, no longer count
+        as written: the store was full, has evicted them, or someone has removed them."""
         is_there = self._is_there(key)
         if not is_there:
             looked_up, self._looked_up = self._looked_up, ()
@@ -48,8 +48,8 @@ class AskedIndex(StoreIndex):
         return is_there
 
     def keep(self, key: bytes) -> bool:
-        """Return whether this engine has not had the block written lately; whether another has is
-        seen when it is written. Mutates: self"""
+        """Return whether this engine has not written the block recently; whether another engine has
+        is checked when it is written. Mutates: self"""
         while self._missed:
             self._written.pop(self._missed.popleft(), None)
         is_new = key not in self._written
@@ -60,13 +60,13 @@ class AskedIndex(StoreIndex):
         return is_new
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """Have these written again. Mutates: self"""
+        """Let these blocks be written again. Mutates: self"""
         for key in keys:
             self._written.pop(key, None)
 
 
 class ValueClient(ABC):
-    """A way to a store of values under names. Two threads may use it."""
+    """A client of a store of named values. Two threads may use it."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
@@ -74,18 +74,18 @@ class ValueClient(ABC):
 
     @abstractmethod
     def get(self, name: str) -> Buffer | None:
-        """Return a value, None where there is none. Raises: OSError"""
+        """Return a value, or None if there is none. Raises: OSError"""
 
     @abstractmethod
     def put(self, name: str, value: Buffer) -> None:
-        """Keep a value, in place of one that is there. Raises: OSError"""
+        """Store a value, replacing an existing one. Raises: OSError"""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Forget a value, if there is one. Raises: OSError"""
+        """Delete a value, if it exists. Raises: OSError"""
 
     def close(self) -> None:
-        """Let go of everything. Called once."""
+        """Release everything. Called once."""
 
 
 def value_name(facts: StoreFacts, key: bytes, rank: int) -> str:
@@ -116,7 +116,7 @@ class ValueIndex(AskedIndex):
             return False
 
     def close(self) -> None:
-        """Leave the store. May be called twice."""
+        """Close the client. May be called twice."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -134,13 +134,13 @@ class ValueStore(BlockStore):
         return self._opened().get(self._name(key))
 
     def write(self, key: bytes, block: Buffer) -> None:
-        """Put a block, unless it is there. Raises: OSError"""
+        """Store a block, unless it is there. Raises: OSError"""
         client, name = self._opened(), self._name(key)
         if not client.has(name):
             client.put(name, block)
 
     def drop(self, key: bytes) -> None:
-        """Remove a block. Raises: OSError"""
+        """Delete a block. Raises: OSError"""
         self._opened().remove(self._name(key))
 
     def _name(self, key: bytes) -> str:
@@ -152,7 +152,7 @@ class ValueStore(BlockStore):
         return self._client
 
     def close(self) -> None:
-        """Leave the store. May be called twice."""
+        """Close the client. May be called twice."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

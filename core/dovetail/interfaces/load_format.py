@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read so far, bytes in all)."""
+"""Called with (bytes read so far, total bytes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where the weights lie and how they may be read.
+    """Where the weights are and how to read them.
 
-    `shapes` holds the wanted name -> (shape, dtype name) pairs; only formats that invent
-    weights (dummy) use it. `ignore_patterns` are glob patterns of files to leave out.
-    `num_workers` threads may read ahead (None: the format's own number). `rank` is the reader's.
-    `is_skipped` says of a tensor's name whether the reader has no use for it; a format that can
-    leaves such tensors unread, others may yield them all the same.
+    `shapes` maps wanted names to (shape, dtype name); only formats that generate weights (dummy)
+    use it. `ignore_patterns` are glob patterns of files to skip. `num_workers` threads may read
+    ahead (None: the format's default). `rank` is the reader's. `is_skipped` says whether the reader
+    does not need a tensor, by its name; a format may skip reading such tensors, or yield them
+    anyway.
     """
 
     path: str
@@ -44,8 +44,8 @@ class Checkpoint:
 class LoadFormat(Plugin):
     """Reads one family of files. `why_not(Checkpoint)` says why the folder is not of this format.
 
-    Nothing outside the folder is read, no pickled code runs, and sizes in headers are checked
-    against the file before anything is mapped.
+    Implementations read nothing outside the folder, run no pickled code, and check sizes in headers
+    against the file before they map anything.
     """
 
     interface_version: ClassVar[int] = 1
@@ -62,8 +62,8 @@ class LoadFormat(Plugin):
 
     @abstractmethod
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every (name, tensor) of the checkpoint once, in any order; skipped ones may be
-        left out.
+        """Yield every (name, tensor) of the checkpoint once, in any order; skipped ones may be left
+        out.
 
         Raises: ConfigError naming the file that is missing, short or malformed.
         """
@@ -71,7 +71,7 @@ class LoadFormat(Plugin):
     def headers(self, checkpoint: Checkpoint) -> Iterable[TensorHeader] | None:
         """Return the headers of the tensors that `tensors` would yield, read without torch.
 
-        None: the files have no such heads. Raises: ConfigError as `tensors` does.
+        None: the files have no such headers. Raises: ConfigError as `tensors` does.
         """
         return None
 
@@ -79,10 +79,10 @@ class LoadFormat(Plugin):
     def write(
         cls, folder: str, tensors: Iterable[tuple[str, torch.Tensor]], *, rank: RankSpec
     ) -> int:
-        """Write the tensors into `folder`, for one rank; return the bytes of all files written.
+        """Write one rank's tensors into `folder`; return the bytes of all files written.
 
-        Only formats that say "writes" have it. Those that are not "divided" are asked for rank 0
-        alone. Raises: ConfigError when the folder cannot be written.
+        Only for formats with "writes". Those without "divided" are called for rank 0 only. Raises:
+        ConfigError when the folder cannot be written.
         """
         raise NotImplementedError
 
@@ -90,8 +90,8 @@ class LoadFormat(Plugin):
     def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a checkpoint of this format, for the conformance kit.
 
-        Formats that read what the kit writes itself (safetensors, torch's .bin) leave it out, and
-        so do those that have `write`.
+        Not needed for formats that the kit writes itself (safetensors, torch's .bin) or that have
+        `write`.
         """
         if "writes" not in cls.capabilities:
             raise NotImplementedError

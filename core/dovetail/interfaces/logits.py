@@ -1,4 +1,4 @@
-"""LogitsProcessor: changes the logits of the rows that asked for it.
+"""LogitsProcessor: changes the logits of the rows that request it.
 
 Built-in bans and biases are processors like any other. A processor that no row of a step uses is
 not called. Shape letters: S rows that draw a token in this step, V vocabulary.
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTokens:
-    """The tokens of one row, as far as a processor may know them. `output_ids` is a live view that
-    grows."""
+    """The tokens of one row that a processor may see. `output_ids` is a live view that grows."""
 
     row: int
     params: SamplingParams
@@ -32,15 +31,15 @@ class RowTokens:
 
 
 ANY_FIELD = "*"
-"""Claimed by a processor that does not say which fields of `vllm_xargs` it reads."""
+"""Claimed by a processor that does not declare which fields of `vllm_xargs` it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorContext:
-    """What a processor can know of the run it is part of.
+    """What a processor can know about the run.
 
     `tokenizer` loads the model's tokenizer from `tokenizer_path`, which takes time and memory; it
-    raises ConfigError where the engine runs without one.
+    raises ConfigError if the engine runs without one.
     """
 
     model: ModelSpec
@@ -52,16 +51,16 @@ class ProcessorContext:
 
 
 class LogitsProcessor(Plugin):
-    """One object per runner; state of a row lives from add_row to remove_row.
+    """One object per runner. A row's state lives from add_row to remove_row.
 
-    `stage` fixes the order: "allow" (allowed ids), "ban" (bad words), "bias" (anything that adds
-    to logits), then penalties and, for rows that are not greedy, temperature, then "filter"
-    (may remove tokens but never the most likely one). `set_up` may decide it.
-    `field` names the one field of SamplingParams whose documented meaning is all that it does, if
-    there is one; a sampler that knows the field may then do it instead ("min_p").
-    `claims` maps each field of a request that it reads to one sentence about the field. Clients
-    send such a field in the body or in `vllm_xargs`, programs in SamplingParams.extra_args; either
-    way the processor finds it in `params.extra_args`. ANY_FIELD claims all of `vllm_xargs`.
+    `stage` fixes the order: "allow" (allowed ids), "ban" (bad words), "bias" (anything that adds to
+    logits), then penalties and, for rows that are not greedy, temperature, then "filter" (may
+    remove tokens, but never the most likely one). `set_up` may set it. `field` names the one field
+    of SamplingParams that the processor implements exactly as documented, if there is one. A
+    sampler that knows the field may then do it instead ("min_p"). `claims` maps each request field
+    that it reads to one sentence about the field. Clients send such a field in the body or in
+    `vllm_xargs`, programs in SamplingParams.extra_args; either way the processor finds it in
+    `params.extra_args`. ANY_FIELD claims all of `vllm_xargs`.
     """
 
     interface_version: ClassVar[int] = 1
@@ -74,8 +73,8 @@ class LogitsProcessor(Plugin):
         self.vocab_size = vocab_size
 
     def set_up(self, context: ProcessorContext) -> None:
-        """Take what the processor needs of the run. Called once, in the engine, before the first
-        row. The default takes nothing."""
+        """Receive the run's context. Called once, in the engine, before the first row. The default
+        does nothing."""
 
     @classmethod
     @abstractmethod
@@ -84,31 +83,31 @@ class LogitsProcessor(Plugin):
 
     @classmethod
     def verify(cls, params: SamplingParams, vocab_size: int) -> None:
-        """Check the request's use of this processor. Raises: RequestError. Runs in the API
-        process before the request is queued."""
+        """Check the request's use of this processor. Raises: RequestError. Runs in the API process
+        before the request is queued."""
 
     @classmethod
     def prepared(cls, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """Return the params of a request that wants this processor, with what needs the tokenizer
-        filled in: texts as token ids, for example, in `extra_args`. The default changes nothing.
+        """Return the params of a request that uses this processor, completed with what needs the
+        tokenizer: for example texts as token ids, in `extra_args`. The default changes nothing.
 
-        Runs in the API process after `verify`; the tokenizer is that of the request's adapter, if
-        it has its own. Raises: RequestError
+        Runs in the API process after `verify`, with the tokenizer of the request's adapter if it
+        has its own. Raises: RequestError
         """
         return params
 
     @abstractmethod
     def add_row(self, tokens: RowTokens) -> None:
-        """Start a row that wants this processor."""
+        """Add a row that uses this processor."""
 
     @abstractmethod
     def remove_row(self, row: int) -> None:
-        """Forget a row; unknown rows are ignored."""
+        """Remove a row; unknown rows are ignored."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Change logits in place. `rows` pairs (index into logits, row number), only rows added.
+        """Change logits in place. `rows` pairs (index into logits, row number), only for added
+        rows.
 
-        Shapes: logits [S, V] float32
-        Mutates: logits, only at the given indices
+        Shapes: logits [S, V] float32 Mutates: logits, only at the given indices
         """

@@ -1,8 +1,8 @@
-"""PromptPart: what stands in a prompt beside tokens: an image, a sound, ready vectors.
+"""PromptPart: an image, audio or ready vectors in a prompt, among its tokens.
 
-A part names its content by a hash, says which positions of the prompt take the vectors that a
-model's encoder makes of it, and carries the features that the encoder reads. Whoever plans steps
-sees keys and positions, never pixels.
+A part names its content by a hash, says which prompt positions take the vectors that a model's
+encoder makes of it, and carries the features that the encoder reads. The scheduler sees keys and
+positions, never pixels.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     import torch
 
 VECTORS = "vectors"
-"""The kind of parts that are vectors already: no encoder reads them."""
+"""The kind of parts that are already vectors: no encoder reads them."""
 
 
 READY = "vectors"
-"""The name of the one feature of a part that is vectors already, whatever its kind."""
+"""The name of the only feature of a part that is already vectors, whatever its kind."""
 KEPT = "kept_rows"
-"""The name of the feature that says which rows of an encoding are kept, where not all are."""
+"""The name of the feature that selects the rows of an encoding to keep, if not all are kept."""
 
 
 class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A tensor as plain data: its numbers in this machine's byte order, `dtype` as torch names it
+    """A tensor as plain data: its numbers in native byte order, with `dtype` as torch names it
     ("float32")."""
 
     name: str
@@ -44,19 +44,18 @@ class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def is_ready(features: Sequence[Feature]) -> bool:
-    """Return whether features are vectors already."""
+    """Return whether features are already vectors."""
     return [one.name for one in features] == [READY]
 
 
 class PartPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a part stands in a prompt.
+    """The position of a part in a prompt.
 
-    `runs` are pairs (first position, number of positions), in order, which take the rows of the
-    encoding of `key` one after another. What an encoder-decoder's encoder reads stands at no
-    position: it has no runs, and `num_rows` rows all the same. `shape` is what a model with
-    positions in several directions must know of it (time, height, width in positions), `times` how
-    far each of its steps in time lies behind the first one (empty: one position a step), `kept`
-    which places of its shape have a row (empty: all).
+    `runs` are pairs (first position, number of positions), in order. They take the rows of the
+    encoding of `key` one after another. An encoder-decoder's encoder input has no position: it has
+    `num_rows` rows but no runs. `shape` (time, height, width in positions) is for models with
+    multi-dimensional positions. `times` is the offset of each step in time from the first one
+    (empty: one position a step). `kept` says which places of the shape have a row (empty: all).
     """
 
     key: str
@@ -69,37 +68,37 @@ class PartPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def start(self) -> int:
-        """Return the first of its positions, 0 where it has none."""
+        """Return its first position, 0 if it has none."""
         return self.runs[0][0] if self.runs else 0
 
     @property
     def end(self) -> int:
-        """Return the position behind its last one, 0 where it has none."""
+        """Return the position after its last one, 0 if it has none."""
         return sum(self.runs[-1]) if self.runs else 0
 
     def moved(self, num_positions: int) -> PartPlace:
-        """Return the place so many positions further back."""
+        """Return the place moved back by `num_positions` positions."""
         runs = tuple((start + num_positions, count) for start, count in self.runs)
         return msgspec.structs.replace(self, runs=runs)
 
 
 class PromptPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a request: its place, and the features that an encoder makes its vectors of."""
+    """A part of a request: its place, and the features from which an encoder makes its vectors."""
 
     place: PartPlace
     features: tuple[Feature, ...]
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it is vectors already, which no encoder reads."""
+        """Return whether it is already vectors, which no encoder reads."""
         return is_ready(self.features)
 
 
 class Encode(msgspec.Struct, frozen=True, array_like=True):
-    """Make the vectors of a content: `num_rows` of them, kept under its key.
+    """Encode a content: `num_rows` vectors, stored under its key.
 
-    A pass of the encoder that several steps compute is told in each of them: the first one brings
-    the features, and `share` is how much of it is to be behind it then, 1 in the last one.
+    If several steps share an encoder pass, each of them has an Encode: the first one carries the
+    features, and `share` is how much of the pass must be done after the step, 1 in the last one.
     """
 
     key: str
@@ -110,13 +109,13 @@ class Encode(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encoder_rows(places: Iterable[PartPlace]) -> int:
-    """Return how many rows an encoder makes of what a decoder attends to beside its tokens."""
+    """Return how many encoder rows a decoder attends to besides its tokens."""
     return sum(place.num_rows for place in places if not place.runs)
 
 
 class ReadMedium(msgspec.Struct, frozen=True, kw_only=True):
-    """A medium as read. `text` stands for it in a prompt, `num_rows` tokens of which take its
-    vectors; `shape`, `times` and `kept` are as PartPlace has them."""
+    """A medium after reading. `text` represents it in a prompt; `num_rows` of its tokens take the
+    vectors. For `shape`, `times` and `kept` see PartPlace."""
 
     text: str
     num_rows: int
@@ -132,12 +131,12 @@ class ReadMedium(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The `kinds` of media that a model takes and how they are read: `options` of its processor,
-    how many bytes of what that has made are kept (in shared memory: in `shared_folder`, of one item
-    at most `cache_item_bytes`), and `settings` of where media come from. `adapters` are those that
-    prompts with media of a kind use whose request names none. `interleaves`: where a chat template
-    reads text alone, media keep their places in it. `pruning_rate` is the share of a video's
-    vectors that is left out."""
+    """The `kinds` of media that a model takes, and how to read them: the `options` of its
+    processor, how many bytes of processed media are cached (in shared memory: in `shared_folder`,
+    at most `cache_item_bytes` per item), and the `settings` of media sources. `adapters` are used
+    for prompts with media of a kind whose request names no adapter. `interleaves`: if a chat
+    template reads only text, media stay at their places in it. `pruning_rate` is the share of a
+    video's vectors to drop."""
 
     kinds: tuple[str, ...]
     options: dict[str, Any] = {}
@@ -151,14 +150,14 @@ class MediaSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part_kinds(self) -> frozenset[str]:
-        """Return the kinds of parts that messages may have: media, and what an encoder would make
-        of them."""
+        """Return the kinds of parts that messages may contain: media, and their precomputed
+        encodings."""
         embeds = {IMAGE: IMAGE_EMBEDS, AUDIO: AUDIO_EMBEDS}
         return frozenset(self.kinds) | {embeds[kind] for kind in self.kinds if kind in embeds}
 
 
 def feature_of(name: str, tensor: torch.Tensor) -> Feature:
-    """Return a tensor of the CPU as plain data."""
+    """Return a CPU tensor as plain data."""
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,6 +1,6 @@
-"""What is said of media in prompts before any is read: their kinds, their limits, how they decode.
+"""Settings of media in prompts: their kinds, their limits, and how they are decoded.
 
-Plain data, made of flags by `config.rules.media_settings`, and sent to every process that reads
+Plain data, made from flags by `config.rules.media_settings`, and sent to every process that reads
 media.
 """
 
@@ -12,15 +12,15 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 IMAGE_EMBEDS, AUDIO_EMBEDS = "image_embeds", "audio_embeds"
 MODALITIES = (IMAGE, VIDEO, AUDIO)
 KINDS = (*MODALITIES, IMAGE_EMBEDS, AUDIO_EMBEDS)
-"""What a part of a message may hold. Embeddings count as their modality."""
+"""The kinds of parts in a message. Embeddings count as their modality."""
 
 MIB = 1 << 20
 
 
 class MediaLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that one request may hold of a modality; None: no limit of the operator's.
+    """The limits of one request for a modality; None: not limited by the operator.
 
-    Units: width and height in pixels, num_frames of a video, length in samples of a sound
+    Units: width and height in pixels, num_frames of a video, length in samples of audio
     """
 
     count: int | None = None
@@ -31,15 +31,15 @@ class MediaLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an image is decoded: what lies behind what is transparent, and its most pixels."""
+    """How an image is decoded: the background of transparent pixels, and the pixel limit."""
 
     rgba_background_color: tuple[int, int, int] = (255, 255, 255)
     max_pixels: int = 1 << 26
 
 
 class VideoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which frames of a video are taken: `num_frames` at equal distances, fewer where `fps` a
-    second are fewer; -1 takes all. `max_pixels` bounds all taken frames together."""
+    """Which frames of a video are used: `num_frames` at equal distances, or fewer if `fps` frames
+    per second are fewer; -1 uses all. `max_pixels` bounds all used frames together."""
 
     num_frames: int = 32
     fps: float | None = None
@@ -47,14 +47,14 @@ class VideoOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sound is decoded: to which rate (None: its rate), and how long it may be."""
+    """How audio is decoded: to which rate (None: its own), and how long it may be."""
 
     sampling_rate: int | None = None
     max_seconds: float = 3600.0
 
 
 class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How media are decoded, a field for each modality."""
+    """How media are decoded, with a field for each modality."""
 
     image: ImageOptions = ImageOptions()
     video: VideoOptions = VideoOptions()
@@ -70,11 +70,11 @@ def _default_timeouts() -> dict[str, float]:
 
 
 class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where media may come from, how much of them, and how they are decoded.
+    """Allowed sources of media, their limits, and how they are decoded.
 
-    `local_path` is the folder that file: URLs may name files of; None: no files. `domains` are the
-    hosts that URLs may name; empty: any host whose addresses are public. `limits`,
-    `fetch_timeouts_s` and `max_bytes` are by modality.
+    `local_path` is the folder that file: URLs may access; None: no files. `domains` are the hosts
+    that URLs may name; empty: any host whose addresses are public. `limits`, `fetch_timeouts_s` and
+    `max_bytes` are by modality.
     """
 
     local_path: str | None = None

@@ -1,4 +1,4 @@
-"""Model: one family of checkpoints as a module that computes hidden states, and logits or classes.
+"""Model: one model family as a module that computes hidden states, and logits or classes.
 
 A model plugin is a torch.nn.Module built from `dovetail.layers` that also derives from Model; this
 file itself imports torch for type checking only. Shape letters: T tokens of the step, S selected
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RowView(Protocol):
-    """One row of the running step, for models that look beyond tensors (test models do)."""
+    """One row of the running step, for models that need more than tensors (test models do)."""
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -37,14 +37,14 @@ class RowView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The arguments of a model's constructor. `quant` gives every linear layer its weights;
-    `max_tokens` is the longest row that will be served (None: all the checkpoint allows);
-    without `uses_fused_ops` layers run the framework's own operators where they have a choice.
+    """The arguments of a model's constructor. `quant` gives every linear layer its weights.
+    `max_tokens` is the longest row to be served (None: all the checkpoint allows). Without
+    `uses_fused_ops` layers use the framework's own operators if they have a choice.
     `expert_placement` is the "module:function" of an `interfaces.expert_placement.ExpertPlacement`
-    that says which rank holds which experts ("": each holds a part of every expert), and
-    `expert_balance` how they move between steps (None: they stay). Adapters may have a linear rope
-    scaling of their own by one of `rope_factors`. With `divides_encoders` each rank has a part of
-    an encoder of media, else all of it."""
+    that assigns experts to ranks ("": each rank holds a part of every expert), and `expert_balance`
+    how they move between steps (None: never). `rope_factors` are the linear rope scalings that
+    adapters may use. With `divides_encoders` each rank has a part of a media encoder, otherwise all
+    of it."""
 
     model: ModelSpec
     quant: QuantMethod
@@ -59,7 +59,7 @@ class BuildContext:
 
 
 class Conversion(Protocol):
-    """Makes tensors out of those of a checkpoint, one after the other."""
+    """Converts a checkpoint's tensors one by one."""
 
     def __call__(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
@@ -68,18 +68,17 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMap:
-    """How checkpoint names become parameter names. Applied in this order.
+    """How checkpoint names are mapped to parameter names. Applied in this order.
 
-    `conversion`: from the tensors that a checkpoint stores to those that the rest speaks of, by
-    name, where some are stored joined, cut or permuted; None: they are the same.
-    `prefixes`: (old, new) replacements at the start of a name, first match wins.
-    `renames`: (old, new) replacements of a substring anywhere, all applied.
-    `fused`: checkpoint leaf -> (parameter leaf, part), e.g. "q_proj" -> ("qkv_proj", "q").
-    `transposed`: suffixes of checkpoint names stored as [in, out] (GPT-2's Conv1D), or as
-    [experts, in, out].
-    `ignored`: substrings of names that hold no weight (rotary tables, masks).
-    `tied`: parameter -> the parameter it shares memory with; a checkpoint need not have it.
-    `parts`: a submodule's path with a dot at its end -> how names go on behind that.
+    `conversion`: from the tensors that a checkpoint stores to those that the other fields refer to,
+    if some are stored joined, cut or permuted; None: they are the same. `prefixes`: (old, new)
+    replacements at the start of a name, first match wins. `renames`: (old, new) replacements of a
+    substring anywhere, all applied. `fused`: checkpoint leaf -> (parameter leaf, part), e.g.
+    "q_proj" -> ("qkv_proj", "q"). `transposed`: suffixes of checkpoint names stored as [in, out]
+    (GPT-2's Conv1D), or as [experts, in, out]. `ignored`: substrings of names that hold no weight
+    (rotary tables, masks). `tied`: parameter -> the parameter it shares memory with; the checkpoint
+    may lack it. `parts`: a submodule's path with a trailing dot -> the WeightMap for the rest of
+    the name.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -115,7 +114,7 @@ class Model(Plugin):
     whole_because: ClassVar[str] = "its plugin builds all layers at once"
     """Why a model without "pipeline_parallel" cannot be divided into stages: a clause."""
     no_graphs_because: str = ""
-    """Why steps of this model are not captured by a device: a clause ("": they may be)."""
+    """Why steps of this model cannot be captured by a device: a clause ("": they can)."""
     takes_media: bool = True
     """Whether this rank's layers take the vectors of media; only those ranks encode."""
 
@@ -123,7 +122,7 @@ class Model(Plugin):
     def __init__(self, options: Any, context: BuildContext) -> None:
         """Create all layers with empty parameters on context.device.
 
-        Raises: ConfigError when the checkpoint's config asks for something not supported.
+        Raises: ConfigError when the checkpoint's config requires something unsupported.
         """
 
     @abstractmethod
@@ -135,33 +134,34 @@ class Model(Plugin):
         """Return the final hidden states. Shapes: token_ids, positions [T] int64 -> [T, E]"""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of selected tokens; asked of models that generate (ModelSpec.head is
-        "logits"). Shapes: hidden [S, E] -> [S, V]"""
+        """Return logits of selected tokens; called on models that generate (ModelSpec.head is
+        "logits").
+        Shapes: hidden [S, E] -> [S, V]"""
         raise NotImplementedError(f"{type(self).__name__} does not generate")
 
     def encode(
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
-        """Return the vectors of some contents of a kind, of one content each; asked of models with
-        the capability "media". Shapes: each [rows of the content, E]"""
+        """Return the vectors of several contents of a kind, one tensor per content; called on
+        models with the capability "media". Shapes: each [rows of the content, E]"""
         raise NotImplementedError(f"{type(self).__name__} takes no media")
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
-        """Return the modules, called one after another by a pass of the encoder, before each of
-        which it may pause for a step of the text model; none: a pass is computed at once."""
+        """Return the encoder's modules in call order. A pass may pause before each of them for a
+        step of the text model; empty: a pass is not interrupted."""
         return ()
 
     def prompt_positions(
         self, num_tokens: int, parts: Sequence[PartPlace]
     ) -> tuple[torch.Tensor, int] | None:
-        """Return the positions of a prompt in three directions, and what is added to the place of a
-        token behind it to have its position in all of them; None: a place is a position.
+        """Return a prompt's positions in three dimensions, and the offset to add to the index of a
+        later token to get its position in all of them. None: positions are the token indices.
 
         Shapes: [3, num_tokens] int64
         """
         return None
 
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the classes, before any activation; asked of models built with the
-        head "classes" or "token_classes". Shapes: pooled [S, E] -> [S, C]"""
+        """Return the class scores, before any activation; called on models built with the head
+        "classes" or "token_classes". Shapes: pooled [S, E] -> [S, C]"""
         raise NotImplementedError(f"{type(self).__name__} has no classes")

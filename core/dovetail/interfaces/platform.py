@@ -1,6 +1,7 @@
-"""Platform: a type of device, asked in the parent before anything is resolved, without torch.
+"""Platform: a device type, queried in the parent process before anything is resolved, without
+torch.
 
-It says whether its device is there, which defaults an engine on it has, and its limits. The worker
+It says whether its device is present, and gives an engine's defaults and limits on it. The worker
 that it names does the computing.
 """
 
@@ -19,12 +20,12 @@ AUTO_DTYPE = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformDefaults:
-    """The defaults where no flag says otherwise. Counts of tokens and requests.
+    """The defaults if no flag says otherwise. Counts of tokens and requests.
 
     Plugins are named as on the command line: a name, name@distribution or module:Class. None leaves
     the choice to dovetail; for attention that is "auto". Steps of up to `recorded_rows` requests
-    are kept and run again, each number of them by itself; None: of a few sizes, as graphs are.
-    `async_steps`: the next step is planned while the device runs one.
+    are recorded and replayed, one recording per number of requests; None: for a few sizes, like
+    graphs. `async_steps`: the next step is planned while the device runs one.
     """
 
     worker: str
@@ -44,8 +45,8 @@ class PlatformDefaults:
 class PlatformLimits:
     """The limits of the device. None and () allow anything.
 
-    `dtypes` are those weights may be asked for in, `kv_dtypes` those of the KV cache,
-    `quantizations` names of methods.
+    `dtypes` are the allowed weight types, `kv_dtypes` the allowed KV cache types, `quantizations`
+    names of methods.
     """
 
     step_tokens: int | None = None
@@ -59,11 +60,11 @@ class PlatformLimits:
 class Platform(Plugin):
     """A type of device. `unavailable_reason()` says why there is none here.
 
-    Of those that are there "auto" takes the one with the highest `auto_rank`. `device_type` is the
-    word by which other plugins know the device (AttentionQuery.device, Worker.why_not, RunSpec);
-    `torch_type` is torch's name for it, where that is another. `ops` maps an op of dovetail_kernels
-    to the "module:attribute" of a `dovetail_kernels.op.Implementation`, which layers on this device
-    prefer to dovetail's own.
+    "auto" chooses the available one with the highest `auto_rank`. `device_type` is how other
+    plugins refer to the device (AttentionQuery.device, Worker.why_not, RunSpec); `torch_type` is
+    torch's name for it, if different. `ops` maps an op of dovetail_kernels to the
+    "module:attribute" of a `dovetail_kernels.op.Implementation`, which layers on this device prefer
+    to dovetail's own.
     """
 
     interface_version: ClassVar[int] = 1
@@ -91,23 +92,22 @@ class Platform(Plugin):
     def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
         """Return the types (of activations, of matrices), by torch's names.
 
-        `requested` is "auto" or such a name, `stored` the checkpoint's type where it states one.
-        The default: both as asked, else as stored, else bfloat16.
+        `requested` is "auto" or such a name, `stored` the checkpoint's type if it states one.
+        The default: both as requested, else as stored, else bfloat16.
         """
         chosen = requested if requested != AUTO_DTYPE else stored or "bfloat16"
         return chosen, chosen
 
     def free_bytes(self) -> int | None:
-        """Return the memory that the device has free now; None where that takes torch to know."""
+        """Return the device's free memory in bytes; None if only torch can tell."""
         return None
 
     def engine_variables(self, place: int, count: int, num_ranks: int) -> Mapping[str, str]:
-        """Return the environment variables that give one of `count` engines on this machine, the
-        one at this place from 0, a device for each of its ranks. The default: none, they share.
-
-        Raises: ConfigError when there are not so many devices.
-        """
+        """Return the environment variables that give an engine on this machine a device for each of
+        its ranks. `place` is the engine's index among `count` engines, from 0. The default: none,
+        engines share the devices. Raises: ConfigError when there are too few devices."""
         return {}
 
     def check(self, spec: EngineSpec) -> None:
-        """Raise ConfigError for an engine that this device cannot run. The default: it can."""
+        """Raise ConfigError for an engine that this device cannot run. The default: it can run
+        all."""

@@ -1,7 +1,7 @@
 """Plugin: what every class that can be chosen by name declares about itself.
 
-Imports nothing of dovetail and no torch, so that a registry can inspect plugins cheaply.
-The flag-visible name is not here: it stands once, in the entry point.
+Imports nothing else of dovetail and no torch, so that a registry can inspect plugins cheaply. The
+name used in flags is not here: it is stated once, in the entry point.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NoOptions:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module can be found. Of "a.b" the package a is imported, b is not."""
+    """Return whether a module can be found. For "a.b" the package a is imported, b is not."""
     try:
         return util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -46,10 +46,10 @@ def _is_installed(name: str) -> bool:
 class Plugin(ABC):
     """Base of every plugin class, whatever its kind.
 
-    A kind's ABC sets `interface_version` and `known_capabilities` (each word with one sentence);
-    an implementation sets `info`, and where it has them `capabilities`, `Options` (a frozen,
-    keyword-only dataclass whose fields carry `metadata={"help": ...}`) and
-    `expected_failures` (clause name -> reason).
+    A kind's ABC sets `interface_version` and `known_capabilities` (each word with one sentence). An
+    implementation sets `info` and, as needed, `capabilities`, `Options` (a frozen, keyword-only
+    dataclass whose fields carry `metadata={"help": ...}`) and `expected_failures` (clause name ->
+    reason).
     """
 
     interface_version: ClassVar[int] = 1
@@ -60,13 +60,13 @@ class Plugin(ABC):
     expected_failures: ClassVar[Mapping[str, str]] = {}
     Options: ClassVar[type[Any]] = NoOptions
     auto_rank: ClassVar[int] = 0
-    """Where "auto" finds several plugins that fit, the highest rank wins."""
+    """If several plugins fit, "auto" chooses the highest rank."""
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
         """Return why this plugin cannot run on this machine, or None.
 
-        Does not import the packages it looks for. The text ends with the command that helps.
+        Does not import the packages it looks for. The text ends with the command that fixes it.
         """
         missing = [name for name in cls.info.requires if not _is_installed(name)]
         if not missing:
@@ -79,7 +79,7 @@ class Plugin(ABC):
     def why_not(cls, query: Any) -> list[str]:
         """Return the reasons why this plugin does not fit `query`; empty when it fits.
 
-        `query` is the kind's own question (see the kind's interface); None asks nothing.
+        The type of `query` depends on the kind (see the kind's interface); None checks nothing.
         """
         return []
 

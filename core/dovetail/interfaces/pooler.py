@@ -1,4 +1,4 @@
-"""Pooler: from the hidden states of a prompt's tokens to one vector, or one vector a token.
+"""Pooler: reduces the hidden states of a prompt's tokens to one vector, or one vector per token.
 
 Shape letters: n tokens of the prompt, E hidden size, m rows of the answer. Imports torch for type
 checking only.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Pooler(Plugin):
-    """One object per runner, without a state between calls."""
+    """One stateless object per runner."""
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -30,14 +30,14 @@ class Pooler(Plugin):
     }
 
     def __init__(self, options: Any, spec: PoolingSpec) -> None:
-        """Keep what the model's pooling settings say. Raises: ConfigError"""
+        """Store the model's pooling settings. Raises: ConfigError"""
         self.options = options
         self.spec = spec
 
     @abstractmethod
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the pooled states of one prompt. With last_token, `hidden` and `token_ids` may
-        begin anywhere before the last token; with first_token, there may be any behind the first.
+        start anywhere before the last token; with first_token, they may end after any token.
 
         Shapes: hidden [n, E], token_ids n -> [E], with per_token [m, E]
         """

@@ -1,4 +1,4 @@
-"""PoolingParams: what one request asks of a model that pools instead of generating."""
+"""PoolingParams: the options of one request to a pooling model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ CLASSIFY = "classify"
 TOKEN_EMBED = "token_embed"
 TOKEN_CLASSIFY = "token_classify"
 TASKS = (EMBED, CLASSIFY, TOKEN_EMBED, TOKEN_CLASSIFY)
-"""What may be made of a prompt: a vector, numbers of classes (one is a score), or either for each
-of its tokens. A model can do some of them (`interfaces.spec.PoolingSpec.tasks`)."""
+"""The tasks on a prompt: a vector, class scores (one is a score), or either for each of its tokens.
+A model supports some of them (`interfaces.spec.PoolingSpec.tasks`)."""
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What becomes of a prompt.
+    """How to pool a prompt.
 
-    `task` is one of TASKS ("": the call says it). `dimensions` keeps the first so many numbers of a
-    vector, of models trained for it (Kusupati et al., Matryoshka Representation Learning, 2022).
-    `is_normalized`
-    scales vectors to length 1; `is_activated` turns the numbers of classes into probabilities; None
-    does as the model says. The first `first_text_tokens` tokens of a prompt are its first text,
-    where the model was trained to tell two texts apart (None: there is one). Its first
-    `unpooled_tokens` tokens are an instruction; models that say so leave them out of the vector.
+    `task` is one of TASKS ("": set by the call). `dimensions` truncates a vector to its first
+    numbers, for models trained for it (Kusupati et al., Matryoshka Representation Learning, 2022).
+    `is_normalized` scales vectors to length 1; `is_activated` turns class scores into
+    probabilities; None follows the model. The first `first_text_tokens` tokens of a prompt are its
+    first text, for models trained to distinguish two texts (None: there is only one). Its first
+    `unpooled_tokens` tokens are an instruction, which some models exclude from the vector.
     """
 
     task: str = ""

@@ -1,4 +1,4 @@
-"""PoolingSpec: how a model that does not generate answers. Pure data, as in `spec`."""
+"""PoolingSpec: how a pooling model answers. Pure data, as in `spec`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dovetail.interfaces.selection import Selection
 
 
 class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer behind the pooler, of the `kind` "dense": activation(x W^T + b), "norm": a LayerNorm,
-    or "normalize": to length 1. The weights of the first two lie in a folder of their own.
+    """A layer after the pooler, of the `kind` "dense": activation(x W^T + b), "norm": a LayerNorm,
+    or "normalize": to length 1. The weights of the first two are in a folder of their own.
 
     Format: the Dense, LayerNorm and Normalize modules of sentence-transformers.
     """
@@ -23,21 +23,21 @@ class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model's hidden states become answers, of a model that does not generate.
+    """How a pooling model's hidden states become answers.
 
-    `tasks` are those of `interfaces.pooling_params` that requests may ask for, the usual one first.
+    `tasks` are those of `interfaces.pooling_params` that requests may use, the default one first.
     `pooler` makes one vector of a prompt, `token_pooler` one for each token. Vectors then pass
-    through `projections`; numbers of classes through `activation` (one of ACTIVATIONS). `size` is
-    the number of a vector's dimensions; `is_normalized`: it gets the length 1. `dimensions` is the
-    usual number of dimensions (None: all); `allowed_dimensions` are those that a request may ask
-    for (none: any, if `is_matryoshka`). `step_token_id` marks the ends of the steps that a process
-    reward model judges, and `returned_token_ids` are the classes that are told, before the
-    activation (none: all). `labels` names the classes. `prompts` are put before texts by name, that
-    of `default_prompt` where a request names none. What the `prefix_tasks` tell depends on the last
-    token's hidden state alone, so that a prompt's prefix may come from the cache.
+    through `projections`; class scores through `activation` (one of ACTIVATIONS). `size` is a
+    vector's number of dimensions; `is_normalized`: it is scaled to length 1. `dimensions` is the
+    default number of dimensions (None: all); `allowed_dimensions` are those that a request may
+    choose (none: any, if `is_matryoshka`). `step_token_id` marks the ends of the steps that a
+    process reward model scores; `returned_token_ids` are the classes that are returned, before the
+    activation (none: all). `labels` names the classes. `prompts` maps names to texts put before the
+    input; `default_prompt` is used if a request names none. The results of `prefix_tasks` depend
+    only on the last token's hidden state, so a prompt's prefix may come from the cache.
     `includes_prompt` False: the tokens of such prompts are not pooled. With `lowers_case` texts are
-    read in lower case. With `splits_long` a prompt of more tokens than the context holds is
-    embedded in pieces, if it has at most `most_tokens` (None: any number).
+    converted to lower case. With `splits_long` a prompt longer than the context is embedded in
+    pieces, if it has at most `most_tokens` tokens (None: any number).
     """
 
     tasks: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Profiling: what torch's profiler notes, where traces go, and what every rank runs for it."""
+"""Profiling: what torch's profiler records, where traces go, and what every rank runs for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GET_READY, START, STOP = (
 class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How engine number `engine` is profiled: each rank writes a trace into the folder.
 
-    What is noted of operators beside their times: the shapes of their inputs, the memory they take,
-    the Python functions that call them, a count of operations.
+    Recorded in addition to the times of operators: the shapes of their inputs, their memory use,
+    the Python functions that call them, and their operation counts.
     """
 
     folder_path: str
@@ -28,5 +28,5 @@ class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_engine(profile: ProfileSpec | None, engine: int) -> ProfileSpec | None:
-    """Return how the engine of a number is profiled, if it is."""
+    """Return the profile settings for an engine number, if there are any."""
     return None if profile is None else msgspec.structs.replace(profile, engine=engine)

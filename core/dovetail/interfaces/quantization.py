@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class LinearSpec:
     """One linear layer as this rank sees it.
 
-    `name` is its dotted path in the checkpoint's naming; `out_sizes` the parts fused along the
-    output (q, k, v or gate, up), already divided by the ranks. `full_in_size` is the inputs of all
-    ranks where they are divided (row-parallel), 0 where each rank has all. `dtype` is that of
-    activations and bias; `weight_dtype` is what the weight may be kept in by a kernel that takes it
-    (see ModelSpec).
-    `is_gated` says that only `apply_gated` is ever asked for, with an activation kernels know.
+    `name` is its dotted path in the checkpoint's naming. `out_sizes` are the parts fused along the
+    output (q, k, v or gate, up), already divided by the ranks. `full_in_size` is the number of
+    inputs of all ranks if they are divided (row-parallel), 0 if each rank has all. `dtype` is that
+    of activations and bias; `weight_dtype` is the type in which a kernel that supports it may store
+    the weight (see ModelSpec). `is_gated`: only `apply_gated` is ever called, with an activation
+    that kernels know.
     """
 
     name: str
@@ -51,7 +51,7 @@ class LinearSpec:
 
     @property
     def is_input_divided(self) -> bool:
-        """Return whether this rank has some of the inputs only."""
+        """Return whether this rank has only some of the inputs."""
         return self.full_in_size > self.in_size
 
     def has_groups(self, group: int) -> bool:
@@ -59,10 +59,10 @@ class LinearSpec:
         return 0 < group < max(self.full_in_size, self.in_size)
 
     def num_groups(self, group: int) -> int:
-        """Return how many groups of `group` inputs this rank has, the last maybe shorter; 1 where
-        one group, also by a `group` that is not positive, is all inputs.
+        """Return how many groups of `group` inputs this rank has, the last maybe shorter; 1 if one
+        group covers all inputs, as it does when `group` is not positive.
 
-        Raises: ConfigError where the inputs of a group lie on several ranks.
+        Raises: ConfigError if a group's inputs are on several ranks.
         """
         if not self.has_groups(group):
             return 1
@@ -78,13 +78,13 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor of the checkpoint that a linear layer is stored in, as this rank holds it.
+    """A tensor of the checkpoint that stores a linear layer, as this rank holds it.
 
-    `output_axis` and `input_axis` run along O and I, however many outputs or inputs lie in one
-    entry; None: not divided. Where a rank has one entry along `input_axis` the checkpoint may have
-    one for all ranks. `is_per_part`: each of the fused matrices has one of this `shape` (a
-    scale of the whole matrix, an order of its inputs). `parts` counts the fused matrices that it
-    holds; None: all. `default` fills one that a checkpoint may lack; None: it must be there.
+    `output_axis` and `input_axis` run along O and I, however many outputs or inputs one entry
+    covers; None: not divided. If a rank has one entry along `input_axis`, the checkpoint may have
+    one for all ranks. `is_per_part`: each of the fused matrices has one of this `shape` (a scale of
+    the whole matrix, an order of its inputs). `parts` are the numbers of the fused matrices that it
+    holds; None: all. `default` fills a tensor that a checkpoint may lack; None: it must be there.
     """
 
     name: str
@@ -99,7 +99,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedActivation:
-    """An activation: its name among kernels ("" for one they do not know), and itself."""
+    """An activation: its name among kernels ("" for one they do not know), and its function."""
 
     name: str
     function: Callable[[torch.Tensor], torch.Tensor]
@@ -107,16 +107,16 @@ class NamedActivation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate(NamedActivation):
-    """The activation of a gated layer, and what makes act(first half) * second half of rows at
-    once, where there is that. `of_experts`: its name among kernels of experts, where those know one
-    that products do not; `limit` is what that clamps to."""
+    """The activation of a gated layer. `halves`, if given, computes act(first half) * second half
+    of rows in one call. `of_experts`: its name among expert kernels, if they know one that products
+    do not; `limit` is the clamp of that one."""
 
     halves: Callable[[torch.Tensor], torch.Tensor] | None = None
     of_experts: str = ""
     limit: float = 0.0
 
     def joined(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return what the layer makes of both halves. Shapes: gate_up [T, 2F] -> [T, F]"""
+        """Return the layer's output from both halves. Shapes: gate_up [T, 2F] -> [T, F]"""
         if self.halves is not None:
             return self.halves(gate_up)
         first, second = gate_up.chunk(2, dim=-1)
@@ -130,10 +130,10 @@ def weight_tensor(spec: LinearSpec, dtype: str) -> StoredTensor:
 
 
 class LinearMethod(ABC):
-    """Weights of one linear layer, one object a layer.
+    """Weights of one linear layer, one object per layer.
 
     Tensors are the layer's parameters, or its buffers once they are repacked. `looks_up` says that
-    `rows` works, which lets an embedding and a head share the weight.
+    `rows` works, so an embedding and a head can share the weight.
     """
 
     looks_up: ClassVar[bool] = False
@@ -143,15 +143,15 @@ class LinearMethod(ABC):
         return (weight_tensor(spec, spec.dtype),)
 
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix | None:
-        """Return loaded tensors as a kernel multiplies them; None when torch does. For layers that
-        hold many matrices in one parameter, such as experts. `tensors` are those of `stored`."""
+        """Return loaded tensors in the form that a kernel multiplies; None if torch multiplies
+        them. For layers with many matrices in one parameter, such as experts. `tensors` are as in
+        `stored`."""
         return None
 
     @abstractmethod
     def create(self, layer: torch.nn.Module, spec: LinearSpec) -> None:
-        """Register empty parameters on the layer, each with the attributes that
-        `layers.weights` needs to fill it: `output_axis`, `input_axis` (None: not divided).
-        Mutates: layer"""
+        """Register empty parameters on the layer, with the attributes that `layers.weights` needs
+        to fill them: `output_axis`, `input_axis` (None: not divided). Mutates: layer"""
 
     def finish(self, layer: torch.nn.Module) -> None:
         """Repack the parameters once all are loaded. Mutates: layer"""
@@ -169,13 +169,13 @@ class LinearMethod(ABC):
         bias: torch.Tensor | None,
         residual: torch.Tensor,
     ) -> torch.Tensor:
-        """Return residual + x W^T + bias, in one pass where a kernel can.
+        """Return residual + x W^T + bias, in one pass if a kernel can.
         Shapes: x [T, I], residual [T, O] -> [T, O]
-        Mutates: residual, where the result is written over it (layers/residual.py)"""
+        Mutates: residual, if the result overwrites it (layers/residual.py)"""
         return residual + self.apply(layer, x, bias)
 
     def halves(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T, of a gated layer both halves side by side and without an activation. For
+        """Return x W^T, for a gated layer both halves side by side and without an activation. For
         adapters, not for speed. Shapes: x [T, I] -> [T, O]"""
         return self.apply(layer, x, None)
 
@@ -186,21 +186,21 @@ class LinearMethod(ABC):
         bias: torch.Tensor | None,
         activation: NamedActivation,
     ) -> torch.Tensor:
-        """Return act(x W^T + bias), in one pass where a kernel can.
+        """Return act(x W^T + bias), in one pass if a kernel can.
         Shapes: x [T, I], bias [O] or [T, O] -> [T, O]"""
         return activation.function(self._plus(layer, x, bias))
 
     def apply_gated(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
-        """Return act(first half) * second half of x W^T + bias, in one pass where a kernel can.
+        """Return act(first half) * second half of x W^T + bias, in one pass if a kernel can.
         Shapes: x [T, I], W [2F, I], bias [2F] or [T, 2F] -> [T, F]"""
         return gate.joined(self._plus(layer, x, bias))
 
     def _plus(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return x W^T + a bias of all rows or of each. Shapes: bias [O] or [T, O] -> [T, O]"""
+        """Return x W^T + bias, one bias or one per row. Shapes: bias [O] or [T, O] -> [T, O]"""
         if bias is None or bias.dim() == 1:
             return self.apply(layer, x, bias)
         return self.apply_add(layer, x, None, bias)
@@ -208,9 +208,9 @@ class LinearMethod(ABC):
     def part_rows(
         self, layer: torch.nn.Module, index: torch.Tensor, first: int
     ) -> torch.Tensor | None:
-        """Return rows as `rows` does of a W whose first row has the number `first`, zeros for rows
-        that it has not; None (the default) where no kernel does that. Shapes: [T] int64 -> [T, I]
-        """
+        """Return rows as `rows` does, of a W whose first row has the number `first`, with zeros for
+        rows it does not have; None (the default) if no kernel does that. Shapes: [T] int64 -> [T,
+        I]"""
         return None
 
     def rows(self, layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:
@@ -219,10 +219,10 @@ class LinearMethod(ABC):
 
 
 class QuantMethod(Plugin):
-    """A way weights are stored. `why_not(ModelSpec)` says which checkpoints it cannot read.
+    """A way to store weights. `why_not(ModelSpec)` says which checkpoints it cannot read.
 
-    `ignored` are endings of the names of tensors that a checkpoint may hold and that are not
-    needed, `stored_as` the names that checkpoints of the method give it in their config.
+    `ignored` are suffixes of tensor names that a checkpoint may contain and that are not needed;
+    `stored_as` are the names that checkpoints give the method in their config.
     """
 
     interface_version: ClassVar[int] = 2
@@ -241,28 +241,28 @@ class QuantMethod(Plugin):
     def checkpoint_tensors(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return a checkpoint's tensors under the names and in the layout of `LinearMethod.stored`:
-        as they come, unless some can only be read together. May be a generator; each tensor is
+        """Return a checkpoint's tensors with the names and layout of `LinearMethod.stored`. They
+        are unchanged, unless some can only be read together. May be a generator; each tensor is
         whole, not divided over ranks."""
         return tensors
 
     def read_headers(self, headers: Iterable[TensorHeader]) -> None:
-        """Learn which tensors the checkpoint has, before the first `linear`. Not called where its
-        files have no headers. Mutates: self"""
+        """Receive the headers of the checkpoint's tensors before the first `linear`. Not called if
+        its files have no headers. Mutates: self"""
 
     @abstractmethod
     def linear(self, spec: LinearSpec) -> LinearMethod:
-        """Return the method for one linear layer (an unquantized one for layers left alone)."""
+        """Return the method for one linear layer (an unquantized one for unquantized layers)."""
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return the memory that a layer of the checkpoint takes, from headers and without torch;
-        None: as much as in the files. `packs`: products read packed weights (4 bits are 4 bits
-        then, and a byte elsewhere)."""
+        """Return the memory that a checkpoint's layer takes, from headers and without torch; None:
+        the same as in the files. `packs`: products read packed weights (4 bits stay 4 bits;
+        otherwise they take a byte)."""
         return None
 
     def table(self, spec: LinearSpec) -> LinearMethod | None:
-        """Return the method for a table that no head shares, one that looks rows up: the token
-        table where the spec has no name.
+        """Return the method for a lookup table that no head shares; the token table if the spec has
+        no name.
 
         None, the default: the checkpoint holds it in full precision.
         """
@@ -270,8 +270,8 @@ class QuantMethod(Plugin):
 
 
 def stored_method(query: Any) -> str | None:
-    """Return the method that config.json says the checkpoint was stored with, "?" for one without
-    a name, or None. `query` is a ModelSpec or None."""
+    """Return the method that config.json says the checkpoint was stored with, "?" for an unnamed
+    one, or None. `query` is a ModelSpec or None."""
     config = query.hf_config.get("quantization_config") if query is not None else None
     if not config:
         return None

@@ -1,7 +1,7 @@
-"""Quantizer: full-precision matrices become a checkpoint in one quantized layout.
+"""Quantizer: converts full-precision matrices to a checkpoint in one quantized layout.
 
-The command hands over one matrix after the other, with what its inputs were on a text where there
-is one, and writes what comes back. Shape letters: I input features, O output features.
+The command passes one matrix after another, with statistics of its inputs if there is a calibration
+text, and writes the results. Shape letters: I input features, O output features.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeTask:
-    """The task of a quantizer: the model, and how many inputs share a scale (`group`, which means
-    something to "grouped" quantizers only)."""
+    """The task of a quantizer: the model, and how many inputs share a scale (`group`, used only by
+    "grouped" quantizers)."""
 
     model: ModelSpec
     group: int
@@ -30,7 +30,7 @@ class QuantizeTask:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """A layer's inputs x on the calibration text: the mean of x x^T and of |x| over the tokens that
-    came to it. To an expert come those that its router sends there.
+    reached it. An expert's tokens are those that its router sends to it.
 
     Shapes: gram [I, I], magnitude [I], both float32
     """
@@ -52,11 +52,11 @@ class Inputs:
 class Block:
     """One block of a model (attention and feed-forward) before its matrices are quantized.
 
-    `tensors` are all of its parameters in float32, matrices [O, I], by the names that transformers
-    has for them within the block; experts are "N.gate_proj", "N.up_proj", "N.down_proj" whatever
-    the checkpoint calls them. `inputs` are those of its matrices, by the same names less ".weight";
-    layers that too few tokens came to have none. Both may be changed, together, in ways that leave
-    what the block computes as it was.
+    `tensors` are all its parameters in float32, matrices [O, I], by the names that transformers
+    uses within the block; experts are "N.gate_proj", "N.up_proj", "N.down_proj", whatever the
+    checkpoint calls them. `inputs` are the inputs of its matrices, by the same names without
+    ".weight"; layers that too few tokens reached have none. Both may be changed together, if the
+    block's output stays the same.
     """
 
     name: str
@@ -66,18 +66,18 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """A matrix as the checkpoint holds it: `tensors` by what follows the layer's name, and the
-    matrix [O, I] that they mean."""
+    """A matrix as the checkpoint stores it: `tensors` by their suffix after the layer's name, and
+    the matrix [O, I] that they represent."""
 
     tensors: Mapping[str, torch.Tensor]
     meant: torch.Tensor
 
 
 class Quantizer(Plugin):
-    """One layout and one way to get there. `why_not(ModelSpec)` says what cannot be quantized.
+    """One layout and one way to quantize to it. `why_not(ModelSpec)` says what cannot be quantized.
 
-    What comes back is written as safetensors, with `settings` in config.json and all other files of
-    the checkpoint as they were, unless the quantizer "writes".
+    The results are written as safetensors, with `settings` in config.json and all other files of
+    the checkpoint unchanged, unless the quantizer "writes".
     """
 
     interface_version: ClassVar[int] = 1
@@ -97,24 +97,24 @@ class Quantizer(Plugin):
         return ""
 
     def smooth(self, block: Block) -> None:
-        """Prepare a block for what rounding will do to it. Only with a text. Mutates: block"""
+        """Adjust a block to reduce its rounding errors. Only with a text. Mutates: block"""
 
     @abstractmethod
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
-        """Return a layer's matrix quantized. `inputs` is None without a text, and where too few of
-        its tokens came to the layer. Shapes: weight [O, I] float32"""
+        """Return a layer's matrix quantized. `inputs` is None without a text, or if too few of its
+        tokens reached the layer. Shapes: weight [O, I] float32"""
 
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
-        """Return config.json's quantization_config; `whole` are the layers that stay as they are.
+        """Return config.json's quantization_config; `whole` are the layers that stay unquantized.
 
-        Quantizers that "write" have no use for it.
+        Quantizers that "write" do not use it.
         """
         return {}
 
     def write(self, folder: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Write the checkpoint into `folder`; return its bytes. Only those that "write" have it.
+        """Write the checkpoint into `folder`; return its bytes. Only for quantizers that "write".
 
-        The tensors are quantized while they are taken, each once.
+        The tensors are quantized while they are iterated, each once.
         Raises: ConfigError when the folder cannot be written.
         """
         raise NotImplementedError

@@ -14,7 +14,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 class ReasoningParser(Plugin):
     """Immutable and shared by all requests. Core finds the regions by `markers`.
 
-    `layout` are texts and tags that are never content (<answer>, say).
+    `layout` are texts and tags that are never content (<answer>, for example).
     """
 
     interface_version: ClassVar[int] = 1
@@ -29,20 +29,20 @@ class ReasoningParser(Plugin):
         self.options = options
 
     def bound(self, tokenizer: Tokenizer) -> Self:
-        """Return the parser for text of this tokenizer. The default: it does not matter which.
+        """Return the parser for text of this tokenizer. The default works for any tokenizer.
 
-        Raises: ConfigError where the tokenizer lacks what the syntax needs.
+        Raises: ConfigError if the tokenizer lacks what the syntax needs.
         """
         return self
 
     def reads(self, query: AnswerQuery) -> ReadingPlan | None:
         """Return how the parser reads a request's answers itself, or None (the default): core reads
-        them by the markers. `markers` without texts then say that none are known."""
+        them by the markers. With a plan, `markers` without texts mean that none are known."""
         return None
 
     def markers_in(self, prompt: str) -> Markers:
-        """Return the markers of the thinking that follows a rendered prompt. The default: whatever
-        the prompt says, they are the same."""
+        """Return the markers of the thinking that follows a rendered prompt. The default: the same
+        for every prompt."""
         return self.markers
 
     def starts_inside(self, prompt: str) -> bool:

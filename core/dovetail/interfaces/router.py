@@ -1,7 +1,7 @@
-"""Router: chooses the engine for a request where several engines serve one model.
+"""Router: chooses the engine for a request if several engines serve one model.
 
-It sees what each engine has to do and the request's tokens, and returns a number; it can neither
-lose a request nor change one. Every API process has a router of its own.
+It sees each engine's load and the request's tokens, and returns a number; it can neither lose nor
+change a request. Every API process has a router of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dovetail.interfaces.plugin import Plugin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterFacts:
-    """What stays as it is while the server runs.
+    """Facts that do not change while the server runs.
 
-    An engine's prefix cache holds at most `cache_tokens` tokens (0: there is none) in blocks of
+    An engine's prefix cache holds at most `cache_tokens` tokens (0: no cache) in blocks of
     `block_tokens`; an engine runs at most `max_rows` requests at once. `process` is the number of
-    this API process: where several routers begin differently, the first requests spread.
+    this API process: routers can start at different engines, to spread the first requests.
     """
 
     num_engines: int
@@ -32,12 +32,12 @@ class RouterFacts:
 
 
 class EngineView(Protocol):
-    """What a router may know of an engine that takes requests.
+    """What a router may know about an engine that takes requests.
 
-    `number` counts from 0. `num_running` and `num_waiting` are completions, those just sent among
-    the waiting; numbers of other API processes' requests are up to 0.1 s old. `pending_tokens` are
-    prompt tokens of requests without a first token, cached ones too. `kv_usage` is the share of the
-    KV cache that requests hold, 0 to 1.
+    `number` counts from 0. `num_running` and `num_waiting` count completions; those just sent count
+    as waiting. Counts of other API processes' requests are up to 0.1 s old. `pending_tokens` are
+    the prompt tokens, cached ones included, of requests without a first token. `kv_usage` is the
+    share of the KV cache that requests hold, 0 to 1.
     """
 
     @property
@@ -54,7 +54,8 @@ class EngineView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A request without an engine. Requests share cached prefixes only under one `cache_salt`."""
+    """A request without an engine. Requests share cached prefixes only if their `cache_salt` is
+    equal."""
 
     prompt_ids: Sequence[int]
     cache_salt: str = ""
@@ -63,8 +64,8 @@ class RoutedRequest:
 
 class Router(Plugin):
     """One object per API process, called by one thread, once per request; a call should take
-    microseconds. A router that raises, or names another number, ends that request with an error.
-    """
+    microseconds. A router that raises, or returns an invalid number, ends that request with an
+    error."""
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -78,17 +79,16 @@ class Router(Plugin):
 
     @abstractmethod
     def choose(self, request: RoutedRequest, engines: Sequence[EngineView]) -> int:
-        """Return the number of one of `engines`: those that take requests now, at least one, in the
+        """Return the number of one of `engines`: those that take requests now, at least one, in
         order of their numbers.
 
         The request goes there. `prompt_ids` is the request's own: never change it.
         """
 
     def forget(self, engine: int) -> None:
-        """Take note that this engine has nothing cached any more."""
+        """Note that this engine's cache is now empty."""
 
     def learn(self, engine: int, events: Sequence[Event] | None) -> None:
-        """Take in what this engine says of its prefix cache, without a gap since it last said that
-        all blocks are cleared; None: what it has said no longer holds. Called where engines publish
-        KV events. Mutates: self"""
+        """Process an engine's prefix cache events, complete since its last "all cleared"; None:
+        earlier events are invalid. Called if engines publish KV events. Mutates: self"""
         del engine, events

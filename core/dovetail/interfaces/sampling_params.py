@@ -1,7 +1,7 @@
-"""SamplingParams: how one request wants its tokens drawn. Pure data with bounds.
+"""SamplingParams: how one request's tokens are sampled. Pure data with bounds.
 
-Crosses processes, so it is a msgspec struct. Knows no tokenizer: stop strings, bad words and the
-like arrive here as text *and*, once the input processor has run, as token ids.
+Crosses processes, so it is a msgspec struct. Independent of tokenizers: stop strings, bad words and
+the like arrive here as text *and*, once the input processor has run, as token ids.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SEED_BOUND = 1 << 64
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens an answer may think for; then `end_ids`, which write `end`, must follow.
+    """How many tokens an answer may think for; then `end_ids`, the tokens of `end`, must follow.
 
-    `start` is the text that an answer begins its thinking with; empty: the prompt has begun it.
+    `start` is the text with which an answer begins its thinking; empty: the prompt has begun it.
     """
 
     tokens: int
@@ -36,18 +36,18 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks which row of the encoding each token of the decoder's prompt attends to, from the one at
-    `first` on, among the first `num_rows` rows. Nothing is drawn: the answer is pooled, a number
-    for each token. Only of a model with an encoder."""
+    """Requests which row of the encoding each token of the decoder's prompt attends to, for tokens
+    from `first` on, among the first `num_rows` rows. Nothing is drawn: the answer is pooled, one
+    number per token. Only for models with an encoder."""
 
     first: int
     num_rows: int
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer must look like: one of the first six fields, and options.
+    """The required form of an answer: one of the first six fields, and options.
 
-    The names are those of the field `structured_outputs` of a request's body. LLM compiles it.
+    The names are those of the field `structured_outputs` in a request's body. LLM compiles it.
     """
 
     json: str | dict[str, Any] | bool | None = None
@@ -78,18 +78,17 @@ CONSTRAINT_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "struc
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling fields of one request. Units: tokens, natural logarithms.
 
-    A caller in Python may write one stop string alone, lists for tuples, and None for "nothing" in
-    a field that holds several values.
+    In Python, `stop` may be a single string, tuples may be lists, and None means "nothing" in
+    fields that hold several values.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 switch the filter off. `seed` None
-    draws one at admission. `max_tokens` None means "to the end of the context". `logprobs` n asks
-    for the n most likely tokens beside the drawn one (-1: the whole vocabulary), with
-    `logprob_token_ids` for those tokens in their place.
-    `kept_special_ids` are special tokens that are written though the others are skipped.
-    `logits_processors` maps a registered processor's name to its JSON options, `extra_args` holds
-    the fields that processors claim (LogitsProcessor.claims). `constraint` is enforced on the
-    answer; LLM compiles `structured_outputs` into it. `thinking` limits the reasoning before it.
-    With `alignment` nothing is drawn.
+    `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 disable the filter. `seed` None draws
+    one at admission. `max_tokens` None means "to the end of the context". `logprobs` n returns the
+    n most likely tokens besides the drawn one (-1: the whole vocabulary); `logprob_token_ids`
+    returns these tokens instead. `kept_special_ids` are special tokens that are written although
+    the others are skipped. `logits_processors` maps a registered processor's name to its JSON
+    options; `extra_args` holds the fields that processors claim (LogitsProcessor.claims).
+    `constraint` is enforced on the answer; LLM compiles `structured_outputs` into it. `thinking`
+    limits the reasoning before it. With `alignment` nothing is drawn.
     """
 
     n: int = 1
@@ -138,7 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 force_setattr(self, name, tuple(value))
 
     def clone(self) -> Self:
-        """Return a copy that shares nothing with this one."""
+        """Return a deep copy."""
         return copy.deepcopy(self)
 
     def verify(self) -> None:
@@ -187,7 +186,7 @@ _SEVERAL: dict[str, Any] = {
     "logits_processors": {},
     "extra_args": {},
 }
-"""Fields that hold several values -> the value that holds none."""
+"""Fields that hold several values -> the empty value."""
 _NONE_IS_A_VALUE = frozenset({"allowed_token_ids"})
 
 _INT_BOUNDS: tuple[tuple[str, int, int], ...] = (

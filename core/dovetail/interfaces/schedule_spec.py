@@ -8,11 +8,11 @@ import msgspec
 class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the scheduler. Counts of requests and tokens.
 
-    `long_prefill_tokens` is the most prompt tokens of one request in a step (0: no such limit).
-    `max_partial` prompts may be computed in parts at the same time, `max_long_partial` of those
-    with more than `long_prompt_tokens` (None: no limit). With `async_steps` one plan more is made
-    ahead of the results, and with a pipeline of `num_stages` as many as there are stages. A step
-    encodes media of `encoder_rows` vectors, of which `kept_encoder_rows` are kept. With
+    `long_prefill_tokens` is the maximum number of prompt tokens of one request in a step (0: no
+    limit). `max_partial` prompts may be computed in parts at the same time, `max_long_partial` of
+    those with more than `long_prompt_tokens` (None: no limit). With `async_steps` one more plan is
+    made ahead of the results; with a pipeline of `num_stages`, as many as there are stages. A step
+    encodes media of up to `encoder_rows` vectors; `kept_encoder_rows` vectors are cached. With
     `keeps_parts_whole` one step computes all positions of a part of the prompt.
     """
 
@@ -32,19 +32,19 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_part_tokens(self) -> int:
-        """Return the most positions that a part which is computed whole may have, so that it never
-        waits for good: what a step has for one request while all others draw a token each."""
+        """Return the maximum number of positions of a part that is computed whole, so that it never
+        waits forever: a step's budget for one request while all others draw a token each."""
         most = self.max_step_tokens - self.max_rows + 1
         limit = self.long_prefill_tokens if self.uses_chunked_prefill else 0
         return min(most, limit) if limit else most
 
     @property
     def plans_in_flight(self) -> int:
-        """Return how many plans may be under way at once."""
+        """Return how many plans may be in flight at the same time."""
         return self.num_stages + self.async_steps
 
     @property
     def chains_steps(self) -> bool:
-        """Return whether a request may be in the next plan before the token that it drew in the
-        last one is known. Not in a pipeline: its first stage does not draw."""
+        """Return whether a request may be in the next plan before its last drawn token is known.
+        Not in a pipeline: its first stage does not draw."""
         return self.async_steps and self.num_stages == 1

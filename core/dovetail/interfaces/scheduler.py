@@ -1,7 +1,7 @@
 """Scheduler: decides in every step which request computes how many tokens.
 
-There is no prefill and no decode phase: a request has tokens and a number of computed tokens, and
-each step hands out a token budget until the two meet.
+There are no prefill and decode phases: a request has tokens and a number of computed tokens, and
+each step spends a token budget to bring the two closer.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from dovetail.interfaces.step import RowResult, StepPlan, StepResult
 
 
 class RequestState(Protocol):
-    """A request as the engine keeps it and a scheduler moves it along.
+    """A request, stored by the engine and advanced by the scheduler.
 
-    `num_tokens` counts prompt and drawn tokens; `num_inflight` the tokens that steps in flight
-    will still draw, so the next position to compute may be one the host does not know yet.
-    The scheduler sets `row`, `status`, `num_computed_tokens`, `num_inflight`, `num_preemptions`.
-    `draft_ids` guess what follows the known tokens. The engine sets them, the scheduler takes as
-    many of the first as it has room for when it plans the last known token, and empties them then
-    and when it preempts. `num_wanted_drafts` of them are wanted of the worker, behind the token
-    that the request draws next; `has_unlikely_drafts`: it made some and left all out (RowResult).
-    `num_draft_tokens` and `num_accepted_tokens` count drafts whose result came, and those of them
-    that came true; the scheduler adds to both.
-    `block_hashes` and `prefix_keys` are the KV cache's: hashes of the full blocks known so far,
-    and the (type, value) pairs beyond tokens that cached content depends on (salt, adapter).
-    `adapter_slot` holds the request's adapter from before it is queued until it has ended.
-    With `pooling` the request ends with the step that computes its last token. `needs_whole_prompt`
-    says that what is told of it depends on every token's step, so no prefix is taken from the cache
-    and nothing cached is kept when it is preempted. `parts` are what stands in the prompt beside
-    tokens; `reach` says how far a step can go while some of them wait to be encoded.
+    `num_tokens` counts prompt and drawn tokens. `num_inflight` counts the tokens that steps in
+    flight will still draw, so the next position to compute may be unknown to the host. The
+    scheduler sets `row`, `status`, `num_computed_tokens`, `num_inflight`, `num_preemptions`.
+    `draft_ids` are guesses of what follows the known tokens. The engine sets them. When the
+    scheduler plans the last known token, it takes as many of the first ones as fit and clears the
+    field; it also clears it when it preempts. `num_wanted_drafts` is how many drafts the worker
+    should make after the token that the request draws next. `has_unlikely_drafts`: it made some and
+    dropped all (RowResult). `num_draft_tokens` and `num_accepted_tokens` count drafts with a
+    result, and the accepted ones; the scheduler adds to both. The KV cache owns `block_hashes` and
+    `prefix_keys`: hashes of the full blocks known so far, and the (type, value) pairs besides
+    tokens that cached content depends on (salt, adapter). `adapter_slot` holds the request's
+    adapter from before it is queued until it has ended. With `pooling` the request ends with the
+    step that computes its last token. `needs_whole_prompt`: the result depends on every token's
+    step, so it uses no cached prefix, and nothing cached is saved when it is preempted. `parts` are
+    the prompt's media; `reach` says how far a step can go while some of them wait to be encoded.
     """
 
     request_id: str
@@ -70,8 +69,8 @@ class RequestState(Protocol):
     def parts_between(self, start: int, end: int) -> tuple[tuple[str, str], ...]: ...
 
     def reach(self, start: int, num_tokens: int) -> int:
-        """Return how many of the tokens from `start` on the next plan can compute, and count what
-        has to be encoded for them against that plan; 0 where the first of them has to wait."""
+        """Return how many of the tokens from `start` on the next plan can compute, and charge their
+        pending encodings to that plan; 0 if the first of them has to wait."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -88,11 +87,11 @@ class RequestState(Protocol):
 
 
 class KVCache(Protocol):
-    """The block accounting a scheduler draws on. Every call leaves the cache consistent.
+    """The block accounting that a scheduler uses. Every call leaves the cache consistent.
 
-    `num_blocks` counts the blocks that requests can own (the null block is not among them). Of the
-    `num_groups` KV groups, `num_growing` take blocks as a request gets longer; the others have all
-    that they need with its first block.
+    `num_blocks` counts the blocks that requests can own (without the null block). Of the
+    `num_groups` KV groups, `num_growing` need more blocks as a request gets longer; the others get
+    all their blocks with the first one.
     """
 
     num_blocks: int
@@ -103,8 +102,8 @@ class KVCache(Protocol):
     def num_free_blocks(self) -> int: ...
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
-        """Return the most blocks a request of `num_tokens` tokens owns at any time when at most
-        `step_tokens` of them are in steps that are not yet committed."""
+        """Return the maximum number of blocks that a request of `num_tokens` tokens owns at any
+        time, if at most `step_tokens` of them are in steps that are not yet committed."""
 
     def find_prefix(self, request: RequestState) -> int:
         """Return how many leading tokens of the request are cached (whole blocks, at most
@@ -113,50 +112,51 @@ class KVCache(Protocol):
     def allocate(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
     ) -> tuple[tuple[int, ...], ...] | None:
-        """Make room up to position `num_tokens`; return the new block ids per group, or None
-        (and change nothing) when too few blocks are free. On first allocation `cached_tokens`
-        takes the prefix found by find_prefix; its block ids come first in the answer."""
+        """Allocate blocks up to position `num_tokens`; return the new block ids per group, or None
+        (and change nothing) when too few blocks are free. On first allocation `cached_tokens` takes
+        the prefix found by find_prefix; its block ids come first in the result."""
 
     def commit(self, request: RequestState, num_tokens: int) -> None:
-        """Say that the first `num_tokens` tokens are computed and known: full blocks among them
-        become findable by other requests."""
+        """Mark the first `num_tokens` tokens as computed and known: other requests can find full
+        blocks among them from now on."""
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
         """Free all blocks of the request, host blocks too; one that owns none is ignored. `forget`
-        also removes them from the prefix index, shared ones too (their content is suspect)."""
+        also removes them from the prefix index, even shared ones, because their content is
+        suspect."""
 
     def swap_out(
         self, request: RequestState, num_tokens: int
     ) -> tuple[tuple[int, int], ...] | None:
-        """Free the request's blocks and keep what its first `num_tokens` tokens have cached in host
-        blocks: return the copies for StepPlan.swapped_out, or None (and change nothing) when too
-        few host blocks are free or it is not worth it. The copies belong into the next plan that
-        has rows."""
+        """Free the request's blocks and save the KV of its first `num_tokens` tokens in host
+        blocks. Return the copies for StepPlan.swapped_out, or None (and change nothing) when too
+        few host blocks are free or it is not worth it. The copies belong in the next plan that has
+        rows."""
 
     def find_swapped(self, request: RequestState) -> int:
-        """Return how many leading tokens the request's host blocks hold, at most num_tokens - 1;
-        0 when it has none. Changes nothing."""
+        """Return how many leading tokens the request's host blocks hold, at most num_tokens - 1; 0
+        if it has none. Changes nothing."""
 
     def swap_in(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]] | None:
-        """Make room up to position `num_tokens` for a request that has host blocks: return its
+        """Allocate blocks up to position `num_tokens` for a request with host blocks. Return its
         block ids per group and the copies for the same plan's `swapped_in`, or None (and change
         nothing) when too few blocks are free. The prefix found by find_prefix, `cached_tokens`
-        (less than find_swapped said), is taken from the cache and not copied. The host blocks may
-        hold something else from the next plan on."""
+        (less than find_swapped returned), comes from the cache and is not copied. The host blocks
+        may be overwritten from the next plan on."""
 
 
 class Scheduler(Plugin):
     """Plans steps and records their results.
 
-    Invariants, checked by the conformance kit: every plan keeps `max_step_tokens` and `max_rows`;
-    no block is used by two requests unless it is a shared full prefix block; each unfinished
-    request is either waiting or running; while a request can run, a plan is not empty; a
-    finished request owns no row and no block. `plan` may be called again before `update` of the
-    previous plan when `spec.async_steps` is set, at most one plan ahead. With several stages of a
-    pipeline (`spec.num_stages`) there may be `spec.plans_in_flight` plans without a result; a
-    request whose token is not known yet is in none of those that follow.
+    Invariants, checked by the conformance kit: every plan respects `max_step_tokens` and
+    `max_rows`; no block is used by two requests unless it is a shared full prefix block; each
+    unfinished request is either waiting or running; while a request can run, a plan is not empty; a
+    finished request owns no row and no block. With `spec.async_steps`, `plan` may be called again
+    before `update` of the previous plan, at most one plan ahead. With several pipeline stages
+    (`spec.num_stages`), up to `spec.plans_in_flight` plans may lack a result; a request whose token
+    is not known yet is in none of the later ones.
     """
 
     interface_version: ClassVar[int] = 1
@@ -176,7 +176,7 @@ class Scheduler(Plugin):
     def __init__(
         self, options: Any, spec: ScheduleSpec, cache: KVCache, policy: SchedulingPolicy
     ) -> None:
-        """Keep the limits, the block accounting and the policy. Mutates: cache, by later calls."""
+        """Store the limits, the block accounting and the policy. Mutates: cache, by later calls."""
 
     @abstractmethod
     def add(self, request: RequestState) -> None:
@@ -185,7 +185,7 @@ class Scheduler(Plugin):
     @abstractmethod
     def plan(self) -> StepPlan:
         """Return the next step; `rows` is empty when nothing can run now. Such a plan may be
-        dropped: it names no new and no freed rows.
+        dropped: it contains no new and no freed rows.
 
         Mutates: requests (row, status, computed and in-flight counts) and the cache.
         """
@@ -194,12 +194,12 @@ class Scheduler(Plugin):
     def update(self, plan: StepPlan, result: StepResult) -> Sequence[RequestState]:
         """Record a result; return the requests that changed (got tokens, or ended).
 
-        Results of requests that ended meanwhile are ignored. Ended requests have been freed.
+        Results of requests that have ended meanwhile are ignored. Ended requests are freed.
         """
 
     @abstractmethod
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
-        """End these requests now, at whatever stage they are; unknown ids are ignored.
+        """End these requests now, in whatever state they are; unknown ids are ignored.
 
         Returns the requests ended. Their rows are freed in the next plan.
         """

@@ -1,4 +1,4 @@
-"""SchedulingPolicy: in which order requests wait, and who yields when blocks run out.
+"""SchedulingPolicy: the order of waiting requests, and which one to preempt when blocks run out.
 
 A policy sees read-only views and returns keys; it can neither lose a request nor touch a block.
 """
@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class RequestView(Protocol):
-    """A request, as far as a policy may know it. Times are seconds of one monotonic clock."""
+    """A request as a policy may see it. Times are seconds of one monotonic clock."""
 
     @property
     def request_id(self) -> str: ...
@@ -31,7 +31,7 @@ class RequestView(Protocol):
 
 
 class SchedulingPolicy(Plugin):
-    """Orders requests by keys; smaller runs earlier, the largest running key is the victim."""
+    """Orders requests by keys: smaller keys run earlier, the largest running one is preempted."""
 
     interface_version: ClassVar[int] = 1
 
@@ -40,8 +40,8 @@ class SchedulingPolicy(Plugin):
 
     @abstractmethod
     def key(self, request: RequestView) -> tuple[float, ...]:
-        """Return the sort key of a request. It is asked once, when the request arrives.
+        """Return the sort key of a request. Called once, when the request arrives.
 
-        The parts are finite numbers. Ties are broken by arrival. A waiting request never evicts
-        a running one with a smaller or equal key.
+        The parts are finite numbers. Ties are broken by arrival. A waiting request never evicts a
+        running one with a smaller or equal key.
         """

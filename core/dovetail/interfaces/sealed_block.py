@@ -1,9 +1,8 @@
-"""Sealed blocks: the bytes of a KV block behind a header that tells whether they are what they
-should be.
+"""Sealed blocks: the bytes of a KV block after a header that verifies them.
 
-The header is 64 bytes, so that what follows stays aligned: the mark `DVKV0001`, the payload's size
+The header is 64 bytes, so that the payload stays aligned: the mark `DVKV0001`, the payload's size
 and the rank's number (8 and 4 bytes, little-endian), 12 zeros, and the SHA-256 of the key, the
-rank's number and the payload. Whatever a store gives back is used only if all of it is right.
+rank's number and the payload. What a store returns is used only if all of this is correct.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ Sealed = bytes | bytearray | memoryview
 
 
 def seal(block: bytearray | memoryview, key: bytes, rank: int) -> None:
-    """Write the header of a block whose payload is in place. Mutates: block"""
+    """Write the header of a block whose payload is already in it. Mutates: block"""
     payload = memoryview(block)[HEADER_BYTES:]
     digest = _digest(payload, key, rank)
     _HEADER.pack_into(block, 0, _MARK, len(payload), rank, digest)
 
 
 def unsealed(block: Sealed, key: bytes, rank: int) -> memoryview | None:
-    """Return a block's payload, None unless it is whole and was sealed for this key and rank."""
+    """Return a block's payload, or None unless it is complete and was sealed for this key and
+    rank."""
     view = memoryview(block).cast("B")
     if len(view) < HEADER_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Selection: a chosen plugin, as every process gets it. Pure data."""
+"""Selection: a chosen plugin, as every process receives it. Pure data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """One chosen plugin as data: children load `target`, they never search for the name again.
+    """One chosen plugin as data: child processes load `target` and never look up the name again.
 
     `target` is "package.module:attribute", or "/path/file.py:attribute" for a plugin file.
     """

@@ -1,7 +1,7 @@
-"""The resolved facts of one engine: what `config.resolve` decides once and every process reads.
+"""The resolved facts of one engine: decided once by `config.resolve`, read by every process.
 
-Pure data (msgspec structs, so they cross processes as they are). Nothing here is chosen again
-later: plugins are named by `Selection`, sizes are final numbers, "auto" no longer occurs.
+Pure data (msgspec structs, so they cross processes unchanged). Nothing is chosen again later:
+plugins are given by `Selection`, sizes are final numbers, and there is no "auto" any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.selection import Selection as Selection
 
 NO_TOKENIZER = "none"
-"""Name of the Selection that stands in for a tokenizer that was not wanted."""
+"""Name of the Selection that is used if no tokenizer is wanted."""
 
 PAGED = Selection(
     kind="kv_policy",
@@ -37,31 +37,29 @@ PAGED = Selection(
 
 LOGITS, NOTHING, CLASSES, TOKEN_CLASSES = "logits", "", "classes", "token_classes"
 TOKEN_VECTORS = "token_vectors"
-"""What stands on hidden states (ModelSpec.head)."""
+"""What is computed from hidden states (ModelSpec.head)."""
 MAKES_VECTORS = (NOTHING, TOKEN_VECTORS)
 """The heads of models that make vectors."""
 
 ACTIVATIONS = ("identity", "sigmoid", "softmax")
-"""What may be made of numbers of classes."""
+"""The functions that can be applied to class scores."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a checkpoint, read from its config.json. Sizes in elements, lengths in tokens.
 
-    `hf_config` is the text model's config.json content (overrides applied); a model plugin reads
-    what it alone needs from there. `dtype` is the torch name of the type computed in ("float32"),
-    `weight_dtype` of the type that matrices may be kept in where a kernel multiplies them by
-    activations of `dtype`; empty means `dtype`. `rope_rules` maps each rope_type that hf_config
-    names to the "module:function" of its rule. `head` is what stands on the hidden states: LOGITS
-    of the vocabulary, NOTHING, the CLASSES of a prompt, those of its tokens (TOKEN_CLASSES), or
-    TOKEN_VECTORS that are smaller than hidden states. `is_causal` False:
-    every token sees all others of its prompt, so nothing is cached. The classes are the rows of the
-    LM head that belong to the `class_tokens`, or with `is_class_difference` the second less the
-    first (none: a matrix of its own). `cache` None: every layer keeps keys and values. With an
-    `encoder` what is sent goes there, and the model is the decoder beside it. `code` was allowed to
-    run, and has the model's class.
-    `whole_config` is all of config.json where the text model is a part of what the checkpoint
-    holds.
+    `hf_config` is the text model's config.json content (overrides applied); model plugins read
+    their own settings from it. `dtype` is the torch name of the compute type ("float32").
+    `weight_dtype` is the storage type of matrices if a kernel multiplies it by activations of
+    `dtype`; empty means `dtype`. `rope_rules` maps each rope_type in hf_config to the
+    "module:function" of its rule. `head` is what is computed from the hidden states: LOGITS of the
+    vocabulary, NOTHING, the CLASSES of a prompt or of its tokens (TOKEN_CLASSES), or TOKEN_VECTORS
+    that are smaller than hidden states. `is_causal` False: every token attends to all others of its
+    prompt, so nothing is cached. The classes are the rows of the LM head for the `class_tokens`, or
+    with `is_class_difference` the second minus the first (none: a matrix of its own). `cache` None:
+    every layer caches keys and values. With an `encoder`, the input goes to it, and the model is
+    its decoder. `code` contains the model's class and is allowed to run. `whole_config` is the
+    whole config.json if the text model is only a part of the checkpoint.
     """
 
     path: str
@@ -90,12 +88,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one worker stands: among all ranks, among those that divide layers with it, and among
-    those of its machine. All zeros and ones when a single rank runs.
+    """One worker's rank: among all ranks, among the ranks that share its layers, and among the
+    ranks of its machine. All zeros and ones for a single rank.
 
     The model's layers are divided over `num_stages` stages of `tensor_size` consecutive ranks each
-    (pipeline parallelism); `stage_layers` is the number of layers of each stage (none: all in
-    one). `data_rank` is its engine's place among the `data_size` engines over which experts are
+    (pipeline parallelism); `stage_layers` is the number of layers of each stage (none: one stage
+    has all). `data_rank` is its engine's index among the `data_size` engines over which experts are
     divided. `context_size` consecutive ranks, which hold the same KV heads, divide the tokens of
     each request's KV cache.
     """
@@ -115,7 +113,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_alone(self) -> bool:
-        """Return whether no other rank has a part in its steps."""
+        """Return whether no other rank takes part in its steps."""
         return self.world_size == self.data_size == 1
 
     @property
@@ -130,11 +128,11 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_of_last_stage(self) -> int:
-        """Return the number of the rank that tells the steps' results."""
+        """Return the number of the rank that returns the steps' results."""
         return (self.num_stages - 1) * self.tensor_size
 
     def layers(self, num_layers: int) -> range:
-        """Return the numbers of this rank's layers, of a model that has so many."""
+        """Return the numbers of this rank's layers, in a model with `num_layers` layers."""
         if not self.stage_layers:
             return range(num_layers)
         first = sum(self.stage_layers[: self.stage])
@@ -142,20 +140,19 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expert_rank(self) -> int:
-        """Return the place among all ranks over which experts are divided."""
+        """Return the index among all ranks over which experts are divided."""
         return self.data_rank * self.tensor_size + self.tensor_rank
 
     @property
     def expert_size(self) -> int:
-        """Return over how many ranks experts are divided, where they are."""
+        """Return over how many ranks experts are divided, if they are."""
         return self.data_size * self.tensor_size
 
 
 class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How experts move between ranks: every `interval_steps` steps, by how often each was picked in
-    the last `window_steps`. A layer has room for `num_redundant` copies of experts. `is_logged`:
-    the log says how even the ranks' loads were.
-    """
+    """How experts move between ranks: every `interval_steps` steps, by how often each was selected
+    in the last `window_steps`. A layer has room for `num_redundant` copies of experts. `is_logged`:
+    the log reports how balanced the ranks' loads were."""
 
     window_steps: int = 1000
     interval_steps: int = 3000
@@ -166,10 +163,10 @@ class ExpertBalanceSpec(msgspec.Struct, frozen=True, kw_only=True):
 class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How answers are constrained: the backends that requests may use, and the limits of compiling.
 
-    `backend` is used where a request names none; "auto" is the best one that enforces the whole
-    constraint. `falls_back` lets other backends try what that one does not enforce. `whitespace`
-    is the pattern of white space within JSON. `closes_objects` forbids members that a schema does
-    not name.
+    `backend` is used if a request names none; "auto" is the best one that enforces the whole
+    constraint. With `falls_back` other backends try what that one does not enforce. `whitespace` is
+    the pattern of white space within JSON. `closes_objects` forbids members that a schema does not
+    name.
     """
 
     tokenizer: Selection
@@ -187,11 +184,11 @@ class StructuredOutputSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter that runs beside the model, and its checkpoint: `model`, read by `load_format`.
+    """A drafter that runs on the worker, and its checkpoint: `model`, read by `load_format`.
 
-    `model_plugin` is that of the class that its settings name (None: there is none).
-    Its layers are divided as the target's are if `is_divided`, and else whole on every rank. Rows
-    of more than `max_model_tokens` tokens get no drafts. `max_tokens` is the longest draft.
+    `model_plugin` is the plugin for the model class that its settings name (None: there is none).
+    Its layers are sharded like the target's if `is_divided`, otherwise replicated on every rank.
+    Rows of more than `max_model_tokens` tokens get no drafts. `max_tokens` is the longest draft.
     """
 
     drafter: Selection
@@ -207,8 +204,8 @@ class WorkerDraftSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HalvesSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps are divided into two halves: those with as many tokens, of rows that go on with
-    an answer, or with `prefill_tokens`, if some compute a prompt."""
+    """Which steps are split into two half batches: decode steps with at least `decode_tokens`
+    tokens, and steps that compute prompts with at least `prefill_tokens`."""
 
     decode_tokens: int
     prefill_tokens: int
@@ -217,37 +214,36 @@ class HalvesSpec(msgspec.Struct, frozen=True, kw_only=True):
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one worker needs to load a model and run steps.
 
-    `max_rows` requests and `max_step_tokens` tokens at most in a step. `num_threads` 0 leaves
+    A step has at most `max_rows` requests and `max_step_tokens` tokens. `num_threads` 0 means
     torch's default; `thread_spin_us` bounds how long an idle kernel thread stays awake, and
-    `pins_threads` keeps each on one core; `processors` are all that the engine may run on (none: no
-    such limit). `is_eager` forbids recording or capturing steps; `graph_sizes` are the numbers of
-    rows for which steps are captured or recorded (None: as the device's worker likes). `compiles`
-    asks for torch.compile where it is faster.
-    `async_steps` says that a plan may arrive before the previous result was read. `uses_fused_ops`
-    false leaves everything to the framework's own operators where there is a choice. The engine may
-    use the share `memory_share` of its device's memory. `logprobs_stage` is "raw" (the model's own
-    logits are reported) or "processed" (those that tokens are drawn from), `logprobs_scale`
-    "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of a cache of 8-bit
-    floats (none: the checkpoint's own scales do); with `kv_steps` they are measured at the start:
-    the largest key and value become that much in the cache. Blocks with `offload_bytes` of weights
-    stay in host memory; then the run is eager. Several ranks exchange tensors by `communicator`;
-    `rank_processors` are the processors of each (none: those of the engine), and
-    `expert_placement` says which holds which experts, `expert_balance` how these move (see
-    BuildContext). The methods of the class `worker_extension`, "module:Class", are added to the
-    worker's. Engines over which experts are divided exchange tokens by `all2all`, and meet in the
-    folder `engines_folder`. `device` is the platform's device_type, `ops` its implementations of
-    ops, each as "module:attribute" (see interfaces.platform). With `pooling` the model does not
-    generate. `adapters` is the room for adapters (None: none are served), `drafts` the drafter that
-    runs beside the model (None: none). `acceptance` decides on drafts (None: on none). Recurrent
-    layers keep their latest inputs in `conv_state_dtype`, sums over all of them in `state_dtype`.
-    `transfer` says where KV blocks are kept beside the device (None: nowhere).
-    With `leaves_out_tokens` layers that read what others wrote compute no tokens but those that
-    something is drawn after. Of an encoder of media each rank has a part of the matrices, or with
-    the `encoder_mode` "data" all of it for a part of a step's items; `encodings_bytes` of memory
-    are left for what it makes. `attention_dtype` is the type that queries, keys and values have
-    when they are attended (empty: the model's). `halves` says which steps are divided into two
-    halves (None: none), `profile` how the ranks are profiled when asked (None: they are not).
-    `tokenizer` is for logits processors that ask for it.
+    `pins_threads` pins each to one core. `processors` are all that the engine may run on (none: no
+    limit). `is_eager` forbids recording or capturing steps; `graph_sizes` are the numbers of rows
+    for which steps are captured or recorded (None: chosen by the device's worker). `compiles`
+    enables torch.compile if it is faster. `async_steps`: a plan may arrive before the previous
+    result was read. `uses_fused_ops` False: use the framework's own operators if there is a choice.
+    The engine may use the share `memory_share` of its device's memory. `logprobs_stage` is "raw"
+    (the model's own logits are reported) or "processed" (the logits that tokens are drawn from),
+    `logprobs_scale` "logprobs" or "logits". `kv_scales[rank][layer]` divide the keys and values of
+    a cache of 8-bit floats (none: the checkpoint's own scales). With `kv_steps` scales are measured
+    at the start, so that the largest key and value get these magnitudes in the cache. Blocks with
+    `offload_bytes` of weights stay in host memory; the run is then eager. Ranks exchange tensors by
+    `communicator`. `rank_processors` are the processors of each rank (none: the engine's).
+    `expert_placement` assigns experts to ranks, `expert_balance` moves them (see BuildContext). The
+    methods of the class `worker_extension`, "module:Class", are added to the worker's. Engines over
+    which experts are divided exchange tokens by `all2all`, and meet in the folder `engines_folder`.
+    `device` is the platform's device_type, `ops` its implementations of ops, each as
+    "module:attribute" (see interfaces.platform). With `pooling` the model does not generate.
+    `adapters` are the limits of adapters (None: not supported), `drafts` the drafter on the worker
+    (None: none). `acceptance` decides which drafts to accept (None: no drafts). Recurrent layers
+    store their latest inputs in `conv_state_dtype`, sums over all inputs in `state_dtype`.
+    `transfer` is where KV blocks are stored outside the device (None: nowhere). With
+    `leaves_out_tokens`, layers that read what others wrote compute only the tokens after which
+    something is drawn. Each rank has a part of a media encoder's matrices, or with the
+    `encoder_mode` "data" all of them for a part of a step's items; `encodings_bytes` of memory are
+    reserved for encodings. `attention_dtype` is the type of queries, keys and values in attention
+    (empty: the model's). `halves` says which steps are split into two halves (None: none),
+    `profile` how the ranks are profiled on request (None: not). `tokenizer` is for logits
+    processors that need it.
     """
 
     model: ModelSpec
@@ -308,13 +304,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How much KV cache there is and how blocks are shared.
+    """The size of the KV cache, and how blocks are shared.
 
-    `num_blocks` None means: as many as `memory_bytes` holds, or, when that is None too, as many
-    as the executor finds room for. `host_bytes` of host memory take what
-    preempted requests had cached. With `keeps_windows` layers with a sliding window keep what lies
-    behind it, as all others do.
-    `hash_algorithm` is the "module:attribute" of a `interfaces.block_hash.BlockHash`; blocks are
+    `num_blocks` None means as many as fit in `memory_bytes` or, if that is None too, in the memory
+    that the executor finds free. `host_bytes` of host memory hold the cache of preempted requests.
+    With `keeps_windows`, layers with a sliding window also cache the tokens before it.
+    `hash_algorithm` is the "module:attribute" of a `interfaces.block_hash.BlockHash`. Blocks are
     named by the hashes of their units of `hash_tokens` tokens (0: a block is one unit).
     """
 
@@ -330,7 +325,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation: who guesses, and how many tokens ahead at most.
+    """Speculation: the drafter, and how many tokens ahead it drafts at most.
 
     No tokens are drafted while more than `pause_above_requests` requests run or wait, and none for
     a request beyond its first `max_model_tokens` tokens (None: no limit).
@@ -342,15 +337,15 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_tokens: int | None = None
 
     def rows_of(self, max_rows: int) -> int:
-        """Return how many rows of a step have drafts at most."""
+        """Return the maximum number of rows with drafts in a step."""
         above = self.pause_above_requests
         return max_rows if above is None else min(above, max_rows)
 
 
 class EngineShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of several engines has for itself: its number, processors (also of each of its
-    ranks) and threads as in RunSpec, and `variables` of its process's environment, by which devices
-    are its own."""
+    """The settings that differ between engines: the number, the processors (also per rank) and
+    threads as in RunSpec, and environment `variables` of its process that give it devices of its
+    own."""
 
     engine: int
     processors: tuple[int, ...] = ()
@@ -360,22 +355,21 @@ class EngineShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine, resolved: shipped whole to the engine process.
+    """One engine, resolved: sent whole to the engine process.
 
     Several engines of one model differ in `engine`, their number, and in their `shares`, one for
-    each; then `router` chooses among them. What an engine process gets has no shares (`each`).
-    `num_engines` are behind one server, among them those of the numbers `elsewhere`, which other
-    machines run.
-
-    Requests without a seed get theirs from `request_seed` (None: from chance). A request may name
-    the logits processors that `processor_pattern` matches (None: all). An engine in a step longer
-    than `step_timeout_s` counts as dead; `reply_timeout_s` is how long an API process waits for an
-    answer that needs no step. The socket lies in `socket_dir`. `times_steps` adds up what each
-    request's steps have cost. `can_sleep` says that sleep mode is on: the engine can release its
-    memory while it runs. `adapters` are loaded at the start; `adapter_search` says where others are
-    found. `events` says where changes of the prefix cache are told (None: nowhere). `media` None:
-    the model takes none. `takes_vectors`: requests may send vectors in place of a prompt;
-    `io_processor` makes prompts of other data (None: nothing does).
+    each; `router` then chooses among them. The spec that an engine process gets has no shares
+    (`each`). `num_engines` engines serve one API, including those with the numbers `elsewhere`,
+    which other machines run. Requests without a seed get theirs from `request_seed` (None: at
+    random). A request may name the logits processors that `processor_pattern` matches (None: all).
+    An engine in a step longer than `step_timeout_s` counts as dead; `reply_timeout_s` is how long
+    an API process waits for a reply that needs no step. The socket is in `socket_dir`.
+    `times_steps` adds up the cost of each request's steps. `can_sleep`: sleep mode is on, so the
+    engine can release its memory while it runs. `adapters` are loaded at the start;
+    `adapter_search` says how others are found. `events` says where changes of the prefix cache are
+    published (None: nowhere). `media` None: the model takes none. `takes_vectors`: requests may
+    send vectors instead of a prompt; `io_processor` makes prompts of other data (None:
+    unsupported).
     """
 
     run: RunSpec
@@ -424,27 +418,27 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Return the names that requests may call the model by, the main one first."""
+        """Return the names that requests may use for the model, the main one first."""
         return self.served_names or (self.run.model.path,)
 
     def adapter_of(self, name: str) -> str:
-        """Return the adapter that answers under a name ("": the model itself does)."""
+        """Return the adapter that a model name refers to ("": the model itself)."""
         return "" if name in ("", *self.model_names) else name
 
     @property
     def total_rows(self) -> int:
-        """Return how many requests all engines run at once."""
+        """Return how many requests all engines run at the same time."""
         return self.schedule.max_rows * self.num_engines
 
     def each(self) -> tuple[EngineSpec, ...]:
-        """Return the spec of every engine of this machine: this one, or one with each share."""
+        """Return the spec of every engine on this machine: this one, or one per share."""
         if len(self.elsewhere) == self.num_engines:
             return ()
         return tuple(self._with(share, place) for place, share in enumerate(self.shares)) or (self,)
 
     def every(self) -> tuple[EngineSpec, ...]:
-        """Return the spec of every engine behind the server, those of other machines last. What
-        these do with their machines is known there alone."""
+        """Return the spec of every engine of the server, those on other machines last. How these
+        use their machines is known only there."""
         others = (
             msgspec.structs.replace(self, engine=number, shares=(), elsewhere=())
             for number in self.elsewhere
@@ -471,7 +465,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def _transfer_of(self, share: EngineShare) -> TransferSpec | None:
-        """Return how one of several engines uses the connector: under a name of its own."""
+        """Return one engine's connector settings, with an engine id of its own."""
         transfer = self.run.transfer
         if transfer is None:
             return None
@@ -480,5 +474,6 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_tokenizer(self) -> bool:
-        """Return whether text can be read and written; else prompts and answers are token ids."""
+        """Return whether text can be read and written; otherwise prompts and answers are token
+        ids."""
         return self.tokenizer.name != NO_TOKENIZER

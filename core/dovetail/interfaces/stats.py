@@ -13,9 +13,9 @@ from dovetail.interfaces.sampling_params import SamplingParams
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What went through a KV connector since the last StepStats: requests whose blocks came, those
-    whose blocks could not be had, tokens that they did not compute, bytes of blocks that came and
-    that were given to be written (on each rank), and the seconds that loads took, all together."""
+    """KV connector transfers since the last StepStats: requests whose blocks were loaded, requests
+    whose load failed, tokens that need not be computed, bytes loaded, bytes passed on for writing
+    (on each rank), and the total seconds of the loads."""
 
     connector: str
     loads: int = 0
@@ -27,24 +27,23 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine after one step. Counts since its previous StepStats unless named `num_`; `engine`
-    is its number, where several serve one model.
+    """An engine's state after one step. Counts since its previous StepStats, except fields named
+    `num_`; `engine` is its number, if several serve one model.
 
-    `prompt_tokens` and `generated_tokens` are what the engine computed, once per completion; what
-    clients count is in TokenStats. `finished` counts completions, `faults` those of them that ended
-    with an error. `drafts` counts verified runs of guesses, `draft_tokens` the guesses in them, and
-    `accepted_tokens` those that came true; `drafted_at[i]` and `accepted_at[i]` count those at
-    place i of their drafts. `num_swapped` of the waiting requests have what they cached in host
-    blocks, of which `host_kv_usage` is the share in use; `swaps` counts preemptions that put it
-    there and `swapped_in_tokens` the tokens that were copied back and not computed again.
-    `sleep_level` is 0 while the engine is awake. `device_s` is what the model took where it runs;
-    `exposed_s` is how long it stood still before that for the host to bring the step, `hidden_s`
-    the rest of the host's time, spent while it ran. (Where the host itself runs the model and does
-    not plan ahead, the model's time is in both.) `running_adapters` are the names of the adapters
-    that requests have a slot of, `waiting_adapters` of those that requests wait for a slot of;
-    there are `max_adapters` slots (0: no adapters are served). `divided_steps` counts steps that
-    the model ran on in two half batches. `transfer` is what went through the KV connector (None:
-    there is none).
+    `prompt_tokens` and `generated_tokens` are what the engine computed, once per completion;
+    TokenStats has what clients count. `finished` counts completions, `faults` the ones that ended
+    with an error. `drafts` counts verified drafts, `draft_tokens` their tokens, and
+    `accepted_tokens` the accepted ones; `drafted_at[i]` and `accepted_at[i]` count those at place i
+    of their drafts. `num_swapped` waiting requests have their cache in host blocks; `host_kv_usage`
+    is the share of these in use. `swaps` counts preemptions that swapped out, and
+    `swapped_in_tokens` the tokens that were copied back instead of computed again. `sleep_level` is
+    0 while the engine is awake. `device_s` is the model's time on its device. `exposed_s` is how
+    long the device was idle before that, waiting for the host; `hidden_s` is the rest of the host's
+    time, while the device ran. (If the host itself runs the model and does not plan ahead, the
+    model's time is in both.) `running_adapters` are the names of the adapters whose slots requests
+    use, `waiting_adapters` of the adapters for which requests wait to get a slot; there are
+    `max_adapters` slots (0: no adapters are served). `divided_steps` counts steps that ran in two
+    half batches. `transfer` are the KV connector's transfers (None: there is none).
     """
 
     num_running: int
@@ -82,10 +81,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that reached requests of this process, as clients count them.
+    """Tokens delivered to requests of this process, as clients count them.
 
-    `prompt_tokens` comes once per request, with its first token, however many completions it has;
-    `generated_tokens` holds none that came after a stop string.
+    `prompt_tokens` is counted once per request, with its first token, however many completions it
+    has; `generated_tokens` excludes tokens after a stop string.
     """
 
     prompt_tokens: int = 0
@@ -94,8 +93,8 @@ class TokenStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP request behind a request: its path, its id, and its W3C trace headers where it has
-    them."""
+    """The HTTP request that an engine request belongs to: its path, its id, and its W3C trace
+    headers if it has them."""
 
     request_id: str = ""
     path: str = ""
@@ -104,10 +103,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When things happened to a request; 0 is never.
+    """Timestamps of a request; 0 is never.
 
     `arrival_s` and `ended_s` are read in the API process, the others in the engine: `scheduled_s`
-    when the first completion took a row, `first_token_s` and `last_token_s` when tokens were known.
+    when the first completion got a row, `first_token_s` and `last_token_s` when tokens were known.
     """
 
     arrival_s: float = 0.0
@@ -118,14 +117,13 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished request. Durations: `queue_s` arrival to first step, `prefill_s` first step
-    to first token, `decode_s` first to last token; `ttft_s` and `e2e_s` from arrival.
+    """One finished request. Durations: `queue_s` arrival to first step, `prefill_s` first step to
+    first token, `decode_s` first to last token; `ttft_s` and `e2e_s` from arrival.
 
-    `finish_reason` is that of the first completion, `finish_reasons` has one per completion that
-    has ended; `error` says why for "error". `generated_tokens` adds the completions up,
-    `longest_tokens` is the longest; `sampling` is as the request asked. `forward_s` and `execute_s`
-    are the summed times of the model and of the executor in the steps that had this request in
-    them, 0 unless asked for.
+    `finish_reason` is that of the first completion, `finish_reasons` has one per ended completion;
+    `error` says why for "error". `generated_tokens` is the sum over completions, `longest_tokens`
+    the maximum; `sampling` is as requested. `forward_s` and `execute_s` are the total times of the
+    model and of the executor in the steps with this request, 0 unless requested.
     """
 
     request_id: str
@@ -153,7 +151,8 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatLogger(Plugin):
-    """Lives in the API process; every call but `close` must return quickly, and none may raise."""
+    """Lives in the API process. Every call except `close` must return quickly, and none may
+    raise."""
 
     interface_version: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -162,10 +161,10 @@ class StatLogger(Plugin):
 
     @abstractmethod
     def __init__(self, options: Any, model_name: str, max_model_tokens: int) -> None:
-        """Prepare to receive numbers of one served model."""
+        """Prepare to receive the statistics of one served model."""
 
     def expect(self, engines: Sequence[int]) -> None:
-        """Prepare for the numbers of these engines; called once, before any come."""
+        """Prepare for the statistics of these engines; called once, before any arrive."""
 
     @abstractmethod
     def step(self, stats: StepStats) -> None:
@@ -176,11 +175,11 @@ class StatLogger(Plugin):
         """Record a finished request."""
 
     def tokens(self, stats: TokenStats) -> None:
-        """Record tokens as they reach their requests."""
+        """Record tokens when they reach their requests."""
 
     def flush(self) -> None:
-        """Write what is held back; called on shutdown and every few seconds."""
+        """Write what is buffered; called on shutdown and every few seconds."""
 
     def close(self) -> None:
-        """Write what is held back and let go of everything, within a few seconds. The last call;
-        it comes from another thread than the others."""
+        """Write what is buffered and release everything, within a few seconds. The last call; it
+        comes from another thread than the others."""

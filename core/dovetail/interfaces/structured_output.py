@@ -1,9 +1,9 @@
 """StructuredOutputBackend: compiles constraints and says which tokens may come next.
 
-A backend lives in three processes: its `refuses` is called in the API process, `compile` in a
-process that may be killed, `load` and the matchers in the engine process. A CompiledConstraint
-crosses between them. The process that compiles is forked from one that constructed the backend:
-threads started in the constructor do not exist there.
+A backend lives in three processes: `refuses` is called in the API process, `compile` in a process
+that may be killed, `load` and the matchers in the engine process. They exchange CompiledConstraint
+objects. The compiling process is forked from one that constructed the backend, so threads started
+in the constructor do not exist there.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __getattr__ = moved.attributes(__name__)
 class AnswerConstraint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A compiled constraint of a whole answer.
 
-    `backend` is the plugin's name, `artifact` what compiling left to load; equal constraints have
-    equal keys. It applies from the beginning of the answer or, with `starts_after`, from where that
-    text was first written (the end of the reasoning). `closes`: near max_tokens only tokens that
+    `backend` is the plugin's name, `artifact` the compiled form to load; equal constraints have
+    equal keys. It applies from the beginning of the answer or, with `starts_after`, after the first
+    occurrence of that text (the end of the reasoning). `closes`: near max_tokens only tokens that
     lead to the end are allowed.
     """
 
@@ -46,7 +46,7 @@ class AnswerConstraint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class TriggeredConstraints(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compiled constraints within free text.
 
-    Once a trigger was written its artifact's constraint applies, until it is complete; then text is
+    Once a trigger is written, its artifact's constraint applies until it is complete; then text is
     free again. `triggers` pairs up with `artifacts`. Triggers inside the reasoning section are
     ignored. `reasoning_markers` are its (start, end) texts, empty for a model without reasoning;
     `starts_in_reasoning`: the prompt already opened it.
@@ -61,7 +61,7 @@ class TriggeredConstraints(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 CompiledConstraint = AnswerConstraint | TriggeredConstraints
-"""What crosses to the engine."""
+"""What is sent to the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class Vocabulary:
     """The tokens that a model may write.
 
     `tokens[i]` are the bytes of token i, empty for special tokens and for ids without a token.
-    `special` maps the texts of special tokens to their ids: such a token is allowed only where a
+    `special` maps the texts of special tokens to their ids: such a token is allowed only if a
     constraint contains its text literally. `size` is the length of a row of logits. `encode`
-    returns the tokens that the model's tokenizer writes for a text that follows others, or None
-    where they would not be this text, byte for byte: text that is forced must be these tokens, for
-    the model has seen no others.
+    returns the tokens that the model's tokenizer writes for a text after other text, or None if
+    they do not decode to this text byte for byte. Forced text must be these tokens, because the
+    model has seen no others.
     """
 
     tokens: Sequence[bytes]
@@ -98,18 +98,18 @@ class Matcher(Protocol):
     def fill(self, mask: np.ndarray) -> None:
         """Set bit i of the mask (uint32 words, zero before) for every token i that may follow.
 
-        The bits of end tokens are set exactly where the answer may end. Mutates: mask
+        The bits of end tokens are set exactly if the answer may end. Mutates: mask
         """
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens of a text that must follow, as the tokenizer writes it; empty where
-        there is a choice."""
+        """Return the tokens of a text that must follow, as the tokenizer writes it; empty if there
+        is a choice."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
 
 
 class LoadedConstraint(Protocol):
@@ -137,11 +137,10 @@ class StructuredOutputBackend(Plugin):
         "whitespace": "white space within JSON by any pattern",
     }
     languages: ClassVar[tuple[str, ...]] = ()
-    """Grammar languages that it reads."""
+    """Grammar languages that it supports."""
     keywords: ClassVar[frozenset[str]] = frozenset()
-    """Keywords of JSON schemas that it enforces wherever they occur, but for what `refuses` says.
-    `uniqueItems` is enforced beside every backend, which is not given it.
-    """
+    """Keywords of JSON schemas that it enforces wherever they occur, except as `refuses` says.
+    `uniqueItems` is enforced outside the backends and not passed to them."""
 
     @abstractmethod
     def __init__(self, options: Any, vocabulary: Vocabulary) -> None:
@@ -154,8 +153,8 @@ class StructuredOutputBackend(Plugin):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> bytes:
-        """Return the artifact that `load` needs. State changes made here are lost: it runs in a
-        forked child.
+        """Return the artifact that `load` needs. It runs in a forked child: state changes made here
+        are lost.
 
         May take long: it is killed at a limit. Raises: InvalidConstraint
         """

@@ -1,4 +1,4 @@
-"""Markers, tools and calls: the words shared by tool and reasoning parsers and the server."""
+"""Markers, tools and calls: types shared by tool and reasoning parsers and the server."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_TAG_CHARS = 64
-"""How many characters may stand between the start and the end of a `Tag`."""
+"""The maximum number of characters between the start and the end of a `Tag`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
     """The text that opens and closes a region. `end` empty: the region ends with the text.
 
-    `opens_answer`: it counts only where an answer begins, as for syntaxes without a tag. `is_body`:
-    the opening text belongs to the region's body (the "[" of a list, say). `may_reopen`: thinking
-    may also open behind content, as its opening text is not a word of content. `stays`: the opening
-    text of a region is content as well (the end of thinking, say). `ends_with_call`: thinking that
-    is never closed ends where a call opens.
+    `opens_answer`: it counts only at the beginning of an answer, for syntaxes without a tag.
+    `is_body`: the opening text is part of the region's body (the "[" of a list, for example).
+    `may_reopen`: thinking may also open after content, because its opening text is never content.
+    `stays`: the opening text of a region is content as well (the end of thinking, for example).
+    `ends_with_call`: thinking that is never closed ends at the opening of a call.
     """
 
     start: str
@@ -32,7 +32,7 @@ class Markers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tag:
-    """A tag of which only the shape is known: `start`, some of the characters `inside`, and ">"."""
+    """A tag of known shape only: `start`, some of the characters `inside`, and ">"."""
 
     start: str
     inside: str
@@ -63,12 +63,12 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call the model made. `arguments` is JSON text, the model's own where it wrote JSON.
+    """A call the model made. `arguments` is JSON text, the model's own if it wrote JSON.
 
-    `id` is what the model called the call, if its syntax has a place for that; empty: core makes
-    one. `may_be_named`: an id may still follow, so a short call waits. `text` is what the model
-    wrote for a call that is not one, among others that are: core passes it on as content in the
-    call's stead. None of these is part of what makes two calls equal.
+    `id` is the call's id from the model, if its syntax has one; empty: core makes one.
+    `may_be_named`: an id may still follow, so a short call waits. `text` is what the model wrote
+    for an invalid call among valid ones: core passes it on as content instead of the call. None of
+    these counts for the equality of calls.
     """
 
     name: str

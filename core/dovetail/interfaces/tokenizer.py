@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, as engine and server use it."""
+"""Tokenizer: text to token ids and back, for engine and server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class TokenStream(Protocol):
-    """Turns one request's tokens into text as they come."""
+    """Turns one request's tokens into text as they arrive."""
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; empty while a character is unfinished."""
 
     def flush(self) -> str:
-        """Return what is still held back, as a full decode would show it."""
+        """Return the text still held back, as a full decode would show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFrame:
     """The special tokens around and between two texts that a model reads as a pair.
 
-    The first `num_between_first` of `between` belong to the first text, where the model is told
-    which of the two a token belongs to (None: it is not told).
+    The first `num_between_first` of `between` belong to the first text, for models that get a
+    segment id per token (None: they do not).
     """
 
     before: tuple[int, ...] = ()
@@ -46,8 +46,8 @@ class Tokenizer(Plugin):
 
     @classmethod
     def runs_code(cls, path: str) -> bool:
-        """Return whether it runs code that the settings of a path name, if allowed to: it then
-        takes that code as its option `code`, a CheckpointCode. The default runs none."""
+        """Return whether it would run code named in a path's settings; if allowed, it gets that
+        code as its option `code`, a CheckpointCode. The default runs none."""
         return False
 
     @abstractmethod
@@ -57,18 +57,18 @@ class Tokenizer(Plugin):
     def encode_parts(
         self, text: str, *, add_special_tokens: bool = True
     ) -> Iterator[Sequence[int]]:
-        """Yield the token ids of a long text part by part, so that a caller may rest or stop in
-        between. Joined they are `encode(text)`, which is what the default yields."""
+        """Yield the token ids of a long text part by part, so that a caller may pause or stop in
+        between. Joined they equal `encode(text)`, which is what the default yields."""
         yield self.encode(text, add_special_tokens=add_special_tokens)
 
     def longest_token_chars(self) -> int | None:
-        """Return how many characters of a text one token can stand for at most; None where no
-        number is known, because some characters leave no token."""
+        """Return the maximum number of characters that one token can represent; None if unknown,
+        because some characters produce no token."""
         return None
 
     def added_texts(self) -> frozenset[str]:
-        """Return the texts that become one token wherever they stand; the default: those of the
-        special tokens."""
+        """Return the texts that always become one token; the default: the texts of the special
+        tokens."""
         return frozenset(self.facts().special_texts.values())
 
     def encode_with_plain(
@@ -76,7 +76,7 @@ class Tokenizer(Plugin):
     ) -> Sequence[int]:
         """Return the token ids of a text in which the control words at `plain` are ordinary text.
 
-        The default cuts each of them behind its first character, and the text there.
+        The default splits the text after the first character of each of them.
         """
         cuts = [0, *(start + 1 for start, _ in plain), len(text)]
         parts = [
@@ -90,15 +90,15 @@ class Tokenizer(Plugin):
         return [*before, *ids, *after]
 
     def special_around(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the special tokens that `encode` puts before and behind a text."""
+        """Return the special tokens that `encode` puts before and after a text."""
         bare = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
 
     def pair_frame(self) -> PairFrame:
-        """Return what stands around and between two texts that are read as a pair; the default: as
-        if both were one text."""
+        """Return the special tokens around and between two texts read as a pair; the default: as if
+        both were one text."""
         before, after = self.special_around()
         return PairFrame(before=tuple(before), after=tuple(after))
 
@@ -116,18 +116,18 @@ class Tokenizer(Plugin):
     ) -> TokenStream:
         """Return a stream that continues after `prompt_ids`.
 
-        Special tokens among `kept_ids` are written even where the others are skipped.
+        Special tokens among `kept_ids` are written even if the others are skipped.
 
-        The joined pieces and the final flush equal decode(prompt + tokens) without the
-        prompt's own text.
+        The joined pieces and the final flush equal decode(prompt + tokens) without the prompt's own
+        text.
         """
 
     @abstractmethod
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Return each id's own text (for logprobs); bytes of no character become U+FFFD."""
+        """Return each id's own text (for logprobs); incomplete characters become U+FFFD."""
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return what the vocabulary calls each id ("\u0120word"). The default is its text."""
+        """Return the vocabulary's name of each id ("\u0120word"). The default is its text."""
         return self.tokens(token_ids)
 
     def token_bytes(self) -> list[bytes]:
@@ -146,10 +146,10 @@ class Tokenizer(Plugin):
 
 
 class TokenizerFacts(Protocol):
-    """`vocab_size` counts added tokens too. `chat_template` is the checkpoint's own, or None;
-    a dict of several is reduced to its "default" (and "tool_use" where that exists).
-    `special_tokens` maps bos_token, eos_token, pad_token, ... to their text, `special_texts` every
-    one of `special_ids` to its text."""
+    """`vocab_size` includes added tokens. `chat_template` is the checkpoint's own, or None; a dict
+    of several is reduced to its "default" (and "tool_use" if that exists). `special_tokens` maps
+    bos_token, eos_token, pad_token, ... to their text, `special_texts` every one of `special_ids`
+    to its text."""
 
     vocab_size: int
     bos_token_id: int | None

@@ -1,7 +1,7 @@
 """ToolParser: the syntax in which a model family writes tool calls.
 
-A parser names its markers and parses one finished region; core finds the regions and owns
-streaming, so a parser cannot depend on how the text was cut.
+A parser names its markers and parses one finished region; core finds the regions and handles
+streaming, so a parser cannot depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class MalformedToolCall(ValueError):
 
 
 class UnfinishedToolCall(MalformedToolCall):
-    """The text is the beginning of a call: the end marker stood inside it (in a string, say), so
-    core reads on to the next end marker before it gives the region up."""
+    """The text is the beginning of a call: the end marker was part of it (in a string, for
+    example), so core reads up to the next end marker before it gives the region up."""
 
 
 class ToolParser(Plugin):
     """Immutable and shared by all requests.
 
-    `layout` are texts and tags that are never content (a turn's header, say), `heads` such
+    `layout` are texts and tags that are never content (a turn's header, for example), `heads` such
     texts at the beginning of regions that turn out to be content. `inner` are texts within regions
-    that `parse` needs to see even where they are special tokens. Ids of calls that the model did
-    not name are `id_prefix` and `id_digits` hexadecimal digits: some templates take only ids of one
-    length. Of several names of one parser, auto takes `auto_name`, or else that of its file.
+    that `parse` needs to see even if they are special tokens. Generated ids of calls are
+    `id_prefix` and `id_digits` hexadecimal digits: some templates take only ids of one length. If a
+    parser has several names, auto uses `auto_name`, or else the name of its file.
     """
 
     interface_version: ClassVar[int] = 2
@@ -56,59 +56,59 @@ class ToolParser(Plugin):
         self.options = options
 
     def bound(self, tokenizer: Tokenizer) -> Self:
-        """Return the parser for text of this tokenizer. The default: it does not matter which.
+        """Return the parser for text of this tokenizer. The default works for any tokenizer.
 
-        Raises: ConfigError where the tokenizer lacks what the syntax needs.
+        Raises: ConfigError if the tokenizer lacks what the syntax needs.
         """
         return self
 
     def reads(self, query: AnswerQuery) -> ReadingPlan | None:
         """Return how the parser reads a request's answers itself. The default, None: core reads
-        them by the markers. What an answer's reasoning parser calls content is read."""
+        them by the markers. It reads what an answer's reasoning parser returns as content."""
         return None
 
     def for_forced_calls(self) -> ToolParser:
-        """Return the parser of calls that must be made, where these have a separate syntax that the
-        model is constrained to. The default: itself."""
+        """Return the parser for required calls, if these have a separate syntax that the model is
+        constrained to. The default: itself."""
         return self
 
     @abstractmethod
     def parse(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         """Return the calls in one region, markers excluded. Raises: MalformedToolCall.
 
-        A call among others whose arguments are not a JSON object is never passed on as one: with
-        `text` it comes out as that text. A call without a name is text that opens like one.
+        One of several calls whose arguments are not a JSON object is never passed on as a call:
+        with `text` it becomes that text. A call without a name is text that opens like a call.
         """
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls that the beginning of a region is sure to hold; arguments may be cut.
+        """Return the calls certain from the beginning of a region; arguments may be cut off.
 
-        A longer body must give the same calls, names unchanged, arguments only longer, perhaps
-        more calls; and so must `parse`, if the whole body is well formed. If it is not, what this
-        says of the whole body stands. The default waits for the end of the region.
-        Core passes on short arguments when they are whole and long ones as they grow.
+        A longer body must give the same calls, names unchanged, arguments only longer, perhaps more
+        calls; and so must `parse`, if the whole body is well formed. If it is not, the result of
+        this method for the whole body is used. The default waits for the end of the region. Core
+        passes on short arguments when they are complete, and long ones as they grow.
         Raises: MalformedToolCall when no text that follows can make it a call.
         """
         return []
 
     def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of a region that has ended within a value, as no end marker behind its
-        first one made it whole. The default knows none. Raises: MalformedToolCall"""
+        """Return the calls of a region that ended within a value, because no end marker after its
+        first one completed it. The default finds none. Raises: MalformedToolCall"""
         raise MalformedToolCall("the region is not whole")
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of these tools in an answer that has no marker and consists of calls
-        alone. The default knows none.
+        """Return the calls of these tools in an answer that has no marker and consists only of
+        calls. The default finds none.
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text is the beginning of such.
         """
         raise MalformedToolCall("there is no call without its marker")
 
     def region_end(self, body: str) -> int | None:
-        """Return where a region that no marker ends is over by its own syntax (a list is closed,
-        say), or None while more of it may follow. A longer body must give the same place.
+        """Return the end of a region without an end marker, by its own syntax (a list is closed,
+        for example), or None while more may follow. A longer body must give the same place.
 
-        `body` is then cut there, and what follows is read as content again.
+        `body` is then cut there, and the text after it is read as content again.
         """
         return None
 
@@ -116,15 +116,15 @@ class ToolParser(Plugin):
         """Return the constraint of one call of this tool, without the text around all calls, which
         `calls_constraint` adds.
 
-        None where the syntax cannot be constrained to a schema; then calls cannot be required.
+        None if the syntax cannot be constrained to a schema; then calls cannot be required.
         """
         return None
 
     def arguments_constraint(self, tool: Tool) -> Constraint | None:
-        """Return the constraint of a call's arguments alone, without its name and markers, as a
-        structural tag asks for them. None, the default: the syntax has no such part."""
+        """Return the constraint of a call's arguments only, without its name and markers, as needed
+        by a structural tag. None, the default: the syntax has no such part."""
         return None
 
     def calls_constraint(self, call: Constraint, most: int | None) -> Constraint:
-        """Return the constraint of one to `most` calls, markers included, each of them a `call`."""
+        """Return the constraint of one to `most` calls, each a `call`, markers included."""
         return call if most == 1 else Repeat(call, 1, most)

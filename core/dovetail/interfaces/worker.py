@@ -1,4 +1,4 @@
-"""Worker: one rank's life on one device."""
+"""Worker: one rank on one device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 
 
 class Worker(Plugin):
-    """Called by an executor in this order: construct, load, kv_layers, free_bytes, allocate,
-    then step again and again, then shutdown. `why_not(device_type)` says which devices fit."""
+    """Called by an executor in this order: construct, load, kv_layers, free_bytes, allocate, then
+    step repeatedly, then shutdown. `why_not(device_type)` says which devices fit."""
 
     interface_version: ClassVar[int] = 2
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -30,11 +30,11 @@ class Worker(Plugin):
 
     @abstractmethod
     def __init__(self, options: Any, run: RunSpec) -> None:
-        """Set the device and threads up. Loads nothing yet."""
+        """Set up the device and threads. Loads nothing yet."""
 
     @abstractmethod
     def load(self) -> None:
-        """Build the model and fill its weights. Raises: ConfigError naming the file at fault."""
+        """Build the model and load its weights. Raises: ConfigError naming the file at fault."""
 
     @abstractmethod
     def kv_layers(self) -> Sequence[CachedLayer]:
@@ -42,9 +42,8 @@ class Worker(Plugin):
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return the bytes that the KV cache may take once weights and a largest step are in
-        place: of the device's memory this engine uses no more than the share
-        `run.memory_share`."""
+        """Return the bytes that the KV cache may take besides the weights and the largest step; in
+        total the engine uses at most the share `run.memory_share` of the device's memory."""
 
     @abstractmethod
     def allocate(self, layout: KVLayout) -> None:
@@ -55,43 +54,41 @@ class Worker(Plugin):
         """Run one step. A fault of one row is reported in its RowResult, not raised."""
 
     def begin(self, plan: StepPlan) -> PendingStep:
-        """Hand a step to the device. The default runs it.
+        """Submit a step to the device. The default runs it.
 
         With `run.async_steps` a worker with the capability "overlapped_steps" gets a step before
-        the result of the one before it was read; results are read in the order of the steps.
+        the previous result was read; results are read in the order of the steps.
         """
         return DoneStep(self.step(plan))
 
     def learn(self, result: StepResult) -> None:
-        """Take over the tokens that the last stage of a pipeline drew in a step that this worker
-        has begun. Called for workers of other stages, before the next step that needs them.
-
-        The default: this worker is on the last stage.
-        """
+        """Take the tokens that the last stage of a pipeline drew in a step that this worker has
+        begun. Called on workers of other stages, before the next step that needs them.
+        The default: this worker is on the last stage."""
         raise NotImplementedError(f"{type(self).__name__} knows no pipeline stages")
 
     def prepare(self, item: Preparation) -> AdapterFacts | None:
-        """Load a constraint, read an adapter or bring blocks, before a row needs them; tell of an
-        adapter what was found. May be called by another thread, during a step.
+        """Load a constraint, an adapter or blocks before a row needs them; return the facts about
+        an adapter. May be called by another thread, during a step.
 
-        Blocks are brought by a thread of their own. Raises: RequestError. The default: this worker
-        supports none of them.
+        Blocks are loaded by a thread of their own. Raises: RequestError. The default: none of them
+        is supported.
         """
         raise RequestError(f"this worker does not support {what_of(item)}.")
 
     def sleep(self, level: int) -> None:
-        """Release the memory of the KV cache and of the weights; no request is under way.
+        """Release the memory of the KV cache and of the weights; no request is running.
 
-        Level 1 keeps the weights in host memory or a file, level 2 forgets them. What the cache
-        held is lost. Raises: RequestError. The default: this worker cannot sleep.
+        Level 1 saves the weights in host memory or a file, level 2 discards them. The cache's
+        content is lost. Raises: RequestError. The default: this worker cannot sleep.
         """
         raise RequestError("this worker does not support sleep mode.")
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Take the memory of "weights" and "kv_cache" again, those of them that are asleep.
+        """Restore the memory of "weights" and "kv_cache", if they are asleep.
 
-        Steps run again once both are there. Raises: RequestError, ConfigError; what could not be
-        had stays asleep. The default: this worker cannot sleep.
+        Steps can run again once both are restored. Raises: RequestError, ConfigError; what could
+        not be restored stays asleep. The default: this worker cannot sleep.
         """
         raise RequestError("this worker does not support sleep mode.")
 

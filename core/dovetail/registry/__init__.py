@@ -1,6 +1,6 @@
-"""How a name becomes a class: the registry of this process, as functions.
+"""The registry of this process, which resolves a name to a plugin class, as functions.
 
-`entries`, `names`, `find` read metadata only; `load` and `choose` import the one plugin asked for.
+`entries`, `names`, `find` read only metadata; `load` and `choose` import the one requested plugin.
 `hooks` holds the events that many plugins may listen to.
 """
 
@@ -83,7 +83,7 @@ with_entries = default.with_entries
 
 
 def value_of(kind: str, spec: str, *, where: str | None = None) -> Any:
-    """Return what a name of a value kind stands for. Raises: as `load`."""
+    """Return the value that a name of a value kind stands for. Raises: as `load`."""
     plugin = load(kind, spec, where=where)
     if isinstance(plugin, type):
         raise TypeError(f"{kind} is not a value kind")
@@ -91,7 +91,7 @@ def value_of(kind: str, spec: str, *, where: str | None = None) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    # pluggy is imported only where events are used.
+    # pluggy is imported only if events are used.
     if name == "hooks":
         import importlib
 

@@ -1,8 +1,7 @@
-"""Which plugin of another package raised an error: for all that runs code of plugins.
+"""Finds which other package's plugin raised an error, for all code that runs plugins.
 
-The traceback says it: the deepest frame that lies in the package or the file of a plugin that this
-process has loaded. Errors of dovetail's own are passed on as they are, since they say what is wrong
-themselves.
+It is in the traceback: the deepest frame in the package or the file of a plugin that this process
+has loaded. Errors of dovetail's own are passed on unchanged, because they explain themselves.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ def blaming(doing: str) -> Iterator[None]:
     """Name the plugin whose code raises inside a with block; `doing` says what is done, as "loading
     the model".
 
-    Raises: BrokenPlugin in place of an error that is none of dovetail's own. That memory ran out is
-    no plugin's fault, and passed on.
+    Raises: BrokenPlugin instead of an error that is not one of dovetail's own. Out-of-memory errors
+    are no plugin's fault and are passed on.
     """
     try:
         yield
@@ -51,32 +50,32 @@ def broken(plugin: Entry, doing: str, error: Exception) -> BrokenPlugin:
 
 
 def described(error: BaseException) -> str:
-    """Return an error's class and text, with the plugin of another package that raised it."""
+    """Return an error's class and text, with the other package's plugin that raised it."""
     text = f"{type(error).__name__}: {error}"
     culprit = raised_by(error)
     return text if culprit is None else f"{text} ({culprit})"
 
 
 def raised_by(error: BaseException) -> str | None:
-    """Return "raised by" and the plugin of another package in whose code an error was raised."""
+    """Return "raised by" and the other package's plugin whose code raised an error."""
     culprit = _at_fault(error, registry.foreign())
     return None if culprit is None else f"raised by {_named(culprit)}"
 
 
 def _named(plugin: Entry) -> str:
     place = _place(plugin)
-    is_named = plugin.origin == "path"  # its name is its place
+    is_named = plugin.origin == "path"  # its name is its location
     return f"{plugin.kind} {place}" if is_named else f"{plugin.kind} {plugin.name}, {place}"
 
 
 def _place(plugin: Entry) -> str:
-    """Return where the plugin's code is, with its package where it is installed."""
+    """Return the location of the plugin's code, with its package if it is installed."""
     is_file = plugin.origin in ("path", "file")
     return plugin.target if is_file else f"{plugin.target} of {plugin.distribution}"
 
 
 def _at_fault(error: BaseException, loaded: list[Entry]) -> Entry | None:
-    """Return the plugin in whose code the error was raised, or that called what raised it."""
+    """Return the plugin whose code raised the error, or called what raised it."""
     if not loaded:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -90,7 +89,7 @@ def _at_fault(error: BaseException, loaded: list[Entry]) -> Entry | None:
 
 
 def _is_near(plugin: Entry, module: str, file: str) -> bool:
-    """Return whether code is of a plugin's file, or of its package."""
+    """Return whether code belongs to a plugin's file or package."""
     if plugin.module.endswith(".py"):
         return plugin.module == file
     root = plugin.module.partition(".")[0]

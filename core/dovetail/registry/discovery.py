@@ -1,7 +1,7 @@
-"""Which entries exist: a scan of installed metadata and, in a source tree, of pyproject tables.
+"""Finds all entries: scans installed metadata and, in a source tree, pyproject tables.
 
-In a checkout the pyproject table is the truth: entries that an editable install froze earlier are
-ignored. Reads text files only, imports no plugin. `importlib.metadata` rereads every file on each
+In a checkout the pyproject table decides: entries that an earlier editable install recorded are
+ignored. Reads only text files, imports no plugin. `importlib.metadata` rereads every file on each
 call, so the scan is cached.
 """
 
@@ -51,7 +51,7 @@ class Source:
 
 @cache
 def scan() -> tuple[Entry, ...]:
-    """Return every entry of every allowed distribution. The answer is kept: see `forget`."""
+    """Return every entry of every allowed distribution. The result is cached: see `forget`."""
     checkout = list(_checkout_sources(_SOURCE_ROOT))
     own = {normal(source.distribution) for source in checkout}
     installed = [s for s in _installed_sources() if normal(s.distribution) not in own]
@@ -65,14 +65,14 @@ def scan() -> tuple[Entry, ...]:
 
 
 class _Kinds:
-    """The entries of the last `scan`, and each kind's of them."""
+    """The entries of the last `scan`, also grouped by kind."""
 
     scanned: tuple[Entry, ...] | None = None
     found: ClassVar[dict[str, tuple[Entry, ...]]] = {}
 
 
 def scan_kind(kind: str) -> tuple[Entry, ...]:
-    """Return those of `scan` that are of one kind: a start asks for them a hundred times."""
+    """Return the scanned entries of one kind; cached for a hundred calls at each start."""
     entries = scan()
     if _Kinds.scanned is not entries:
         kinds = dict.fromkeys(entry.kind for entry in entries)
@@ -88,7 +88,7 @@ def forget() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """Whose plugins may be used: whole distributions, and plugins of these names."""
+    """Allowed plugins: whole distributions, and plugins of these names."""
 
     distributions: frozenset[str]
     names: frozenset[str] = frozenset()
@@ -97,8 +97,8 @@ class Allowed:
 def allowed_plugins() -> Allowed | None:
     """Return what may be used, or None for everything.
 
-    DOVETAIL_PLUGINS unset allows all, empty the built-ins, and a list of distributions those and
-    the built-ins. Where it is not set, VLLM_PLUGINS counts, whose list may also name plugins.
+    DOVETAIL_PLUGINS unset allows all; empty, only the built-ins; a list of distributions, those and
+    the built-ins. If it is not set, VLLM_PLUGINS is used, whose list may also name plugins.
     """
     listed = os.environ.get(ALLOW_VARIABLE)
     if listed is not None:

@@ -1,4 +1,4 @@
-"""Entry: one registered plugin as metadata, and the states it can be in. Imports no plugin."""
+"""Entry: one registered plugin as metadata, and its possible states. Imports no plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Origin = Literal["installed", "checkout", "file", "path", "register", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A name, who offers it, and what it stands for.
+    """A plugin's name, its distribution, and its target.
 
     `target` is "package.module:attribute" or "/path/file.py:attribute".
     """

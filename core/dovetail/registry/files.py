@@ -1,4 +1,4 @@
-"""Code of plugins: modules by name, files by path, and the classes a file registers.
+"""Imports of plugin code: modules by name, files by path, and the classes a file registers.
 
 A file is imported once per process under a stable module name made from its path.
 """
@@ -22,12 +22,12 @@ from dovetail.registry.foreign_files import Importer, imported_roots, package_ad
 
 Registered = TypeVar("Registered")
 ImporterOf = Callable[[set[str]], Importer | None]
-"""Returns what runs a file that imports these top-level modules, or None for Python's own way."""
+"""Returns the importer for files that import these top-level modules; None: Python's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """One registration by `@register(kind, name)`. `module` is the module it stands in."""
+    """One registration by `@register(kind, name)`, in the module `module`."""
 
     kind: str
     name: str
@@ -36,15 +36,15 @@ class Registration:
 
 
 _replaced: dict[str, Mapping[str, Any]] = {}
-"""Modules written for another engine -> what takes the place of their classes."""
+"""Modules written for another engine -> the replacements of their classes."""
 registrations: list[Registration] = []
 """Every @register of this process, in the order of execution."""
 
 
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
-    """Return a decorator that offers a class under a name, for files given on the command line.
+    """Return a decorator that registers a class under a name, for files given on the command line.
 
-    The class is returned unchanged; its checks run when it is selected.
+    The class is returned unchanged; it is checked when it is selected.
     """
 
     def note(plugin: Registered) -> Registered:
@@ -81,7 +81,7 @@ def import_file(path: Path, importer_of: ImporterOf = lambda roots: None) -> Mod
 
 
 def _run(spec: ModuleSpec, path: Path, importer: Importer | None, *, where: str) -> ModuleType:
-    """Run the code of a new module, by an importer if there is one. Raises: BrokenPlugin"""
+    """Run the code of a new module, with an importer if there is one. Raises: BrokenPlugin"""
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -99,7 +99,7 @@ def _run(spec: ModuleSpec, path: Path, importer: Importer | None, *, where: str)
 
 
 def import_target(target: str, importer_of: ImporterOf = lambda roots: None) -> Any:
-    """Return what "package.module:attribute" or "/path/file.py:attribute" names.
+    """Return the object that "package.module:attribute" or "/path/file.py:attribute" names.
 
     Raises: BrokenPlugin when it cannot be imported or lacks the attribute.
     """
@@ -131,7 +131,7 @@ def import_target(target: str, importer_of: ImporterOf = lambda roots: None) -> 
 
 
 def import_module(module: str, importer_of: ImporterOf = lambda roots: None) -> ModuleType:
-    """Return a module by name; one that imports another engine's modules is run as files are.
+    """Import a module by name; one that imports another engine's modules is run like a file.
 
     Raises: BrokenPlugin when importing it raises
     """

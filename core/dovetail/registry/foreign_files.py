@@ -1,7 +1,6 @@
-"""Plugin files that are written for another engine: how they are recognised, and what
-runs them.
+"""Plugin files written for another engine: how they are recognised, and what runs them.
 
-They import that engine's modules. A plugin of kind file_importer of the module's name runs them.
+They import that engine's modules. A plugin of kind file_importer with the module's name runs them.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 Importer = Callable[[ModuleType, Path], Mapping[str, Any] | None]
-"""Runs the file at a path in the module made for it, and registers what it offers. Returns what
-takes the place of the file's own classes when they are chosen by name (None: nothing)."""
+"""Runs the file at a path in the module made for it, and registers its plugins. Returns the
+replacements for the file's own classes when they are chosen by name (None: none)."""
 
 PACKAGES = {"vllm": "dovetail-vllm-compat"}
 """Packages with importers, by the module that files import."""

@@ -1,7 +1,7 @@
 """Events that many plugins may listen to: pluggy hooks, entry-point group "dovetail.hooks".
 
-What is chosen by name is the registry's; a hook module is informed, never chosen by name. A hook
-that cannot be imported or raises is logged and left out: nobody selected it, so it stops nothing.
+The registry handles what is chosen by name; a hook module is only notified. A hook that cannot be
+imported or raises is logged and skipped: nobody selected it, so it must not stop anything.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ def add_routes(app: Any) -> None:
 
 @hookspec
 def config_resolved(spec: Any) -> None:
-    """Learn the resolved EngineSpec, in the parent, before the engine starts."""
+    """Called with the resolved EngineSpec, in the parent, before the engine starts."""
 
 
 @hookspec
 def engine_started(spec: Any) -> None:
-    """Learn that the engine answers, in the API process."""
+    """Called in the API process once the engine answers."""
 
 
 @hookspec
 def engine_stopped(reason: str | None) -> None:
-    """Learn that the engine ended; `reason` is None after an orderly shutdown."""
+    """Called when the engine has ended; `reason` is None after an orderly shutdown."""
 
 
 @hookspec
 def request_finished(stats: Any) -> None:
-    """Learn the RequestStats of a finished request, in the API process."""
+    """Called with the RequestStats of a finished request, in the API process."""
 
 
 @hookspec
 def environment_facts() -> dict[str, str]:
-    """Return name -> fact, to stand in `dovetail collect-env`: of a device, a driver, a service."""
+    """Return name -> fact to show in `dovetail collect-env`: on a device, a driver, a service."""
     return {}
 
 
 class _Specifications:
-    """The events as pluggy wants them: attributes of one object."""
+    """The events in the form pluggy expects: attributes of one object."""
 
     add_routes = staticmethod(add_routes)
     config_resolved = staticmethod(config_resolved)
@@ -94,10 +94,10 @@ def tell(
     *,
     using: pluggy.PluginManager | None = None,
 ) -> list[Any]:
-    """Call every listener of an event, each guarded, and return their answers that are not None.
+    """Call every listener of an event, each guarded, and return their results that are not None.
 
-    `tell(hooks.engine_started, {"spec": spec})`. A listener that raises is logged by name and
-    the next one is called.
+    `tell(hooks.engine_started, {"spec": spec})`. A listener that raises is logged by name and the
+    next one is called.
     """
     caller = getattr((using or manager()).hook, event.__name__)
     answers = []

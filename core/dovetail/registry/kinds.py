@@ -1,4 +1,4 @@
-"""The table of plugin kinds: adding a kind is one line here and its interface.
+"""The table of plugin kinds: adding a kind takes one line here and its interface.
 
 Interfaces are named as text, so that reading the table imports nothing.
 """
@@ -18,13 +18,13 @@ VALUE = "dovetail.interfaces.plugin:Value"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One thing that can be chosen by name.
+    """One type of plugin that can be chosen by name.
 
-    `interface` is the "module:Class" every plugin of the kind derives from. `default` is the choice
-    where none is made (None: no plugin). `auto` says in words how "auto" decides among all entries;
-    empty where "auto" is not a choice, or is an entry itself. `is_open` says that other words than
-    registered names have a meaning to core (a folder, say). `has_named_options` says that several
-    plugins of the kind are used at once, so that options stand under their names.
+    `interface` is the "module:Class" that every plugin of the kind derives from. `default` is used
+    if no choice is made (None: no plugin). `auto` describes how "auto" chooses among all entries;
+    empty if "auto" is not a choice, or is an entry itself. `is_open`: core also accepts other words
+    than registered names (a folder, for example). `has_named_options`: several plugins of the kind
+    are used at the same time, so their options are given under their names.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Kind:
 
     @property
     def choosing_flag(self) -> str:
-        """Return the flag that chooses one plugin by its name, empty where there is none."""
+        """Return the flag that chooses one plugin by its name, empty if there is none."""
         return "--model-impl" if self.name == "model" else next(iter(self.flags), "")
 
     @property

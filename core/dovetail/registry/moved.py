@@ -1,7 +1,7 @@
-"""What changed for plugins of other packages: versions of interfaces, groups and methods.
+"""Changes for plugins of other packages: versions of interfaces, groups and methods.
 
-What is gone is an error, or a line in the log, that says what took its place. `dovetail.moved` has
-the modules and their names.
+A removed name gives an error, or a line in the log, with its replacement. `dovetail.moved` has the
+modules and their names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GROUPS = {
     "guided_decoding_backend": "structured_output_backend",
     "spec_acceptance_method": "acceptance",
 }
-"""Kinds whose entry-point group, "dovetail." and this, has another name now."""
+"""Kinds whose entry-point group, "dovetail." plus this, has another name now."""
 
 CHANGES: dict[str, dict[int, str]] = {
     "tool_parser": {
@@ -44,11 +44,11 @@ METHODS = {
     "tool_parser": {"form": "constraint()", "forms": "calls_constraint()"},
     "quantization": {"kept": "nothing: core asks for it no longer"},
 }
-"""Kind -> methods that are called no longer, and what took their place."""
+"""Kind -> methods that are not called any more, and their replacements."""
 
 
 def unknown_groups(entries: Iterable[Entry], known: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each group of a distribution whose plugins nobody can choose."""
+    """Yield a sentence for each entry-point group of a distribution that is not a known kind."""
     kinds = frozenset(known)
     lost: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
@@ -66,7 +66,7 @@ def unknown_groups(entries: Iterable[Entry], known: Iterable[str]) -> Iterator[s
 
 
 def advice(module: str) -> str | None:
-    """Return what to do about an import from a module of dovetail that failed, None for others."""
+    """Return a fix for a failed import from a dovetail module, None for other modules."""
     if module.partition(".")[0] != "dovetail":
         return None
     new = new_name(module)

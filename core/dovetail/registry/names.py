@@ -1,6 +1,6 @@
-"""What a written name means: which entries it names, and the errors for those that name none.
+"""Resolves a written name to entries, and makes the errors for names that have none.
 
-Two spellings of one distribution are equal as pip has it (PEP 503). Imports no plugin.
+Spellings of a distribution are compared like in pip (PEP 503). Imports no plugin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dovetail.registry.unsupported_names import instead_of, why_unsupported
 
 
 def normal(distribution: str) -> str:
-    """Return the form in which two spellings of one distribution are equal (PEP 503)."""
+    """Return the normalized form of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def is_named(entry: Entry, spec: str) -> bool:
-    """Return whether a name, or name@distribution, names the entry."""
+    """Return whether a name, or name@distribution, refers to the entry."""
     name, _, distribution = spec.partition("@")
     if entry.name != name:
         return False
@@ -29,7 +29,7 @@ def is_named(entry: Entry, spec: str) -> bool:
 
 
 def words(entry: Entry) -> set[str]:
-    """Return all that names an entry where plugins are hidden (see `hiding_words`)."""
+    """Return all words that can hide an entry (see `hiding_words`)."""
     distribution = normal(entry.distribution)
     return {
         entry.name,
@@ -40,7 +40,7 @@ def words(entry: Entry) -> set[str]:
 
 
 def hiding_words(word: str) -> set[str]:
-    """Return the spellings under which `words` may hold what a user wrote."""
+    """Return the spellings under which `words` may contain what a user wrote."""
     name, at, distribution = word.partition("@")
     return {f"{name}@{normal(distribution)}"} if at else {word, normal(word)}
 
@@ -75,8 +75,8 @@ def entry_of_target(kind: str, spec: str, place: str) -> Entry:
 def ambiguous(
     kind: str, name: str, matches: Sequence[Entry], place: str, *, flag: str
 ) -> AmbiguousPlugin:
-    """Return the error for a name that several distributions offer. `flag` is what chooses one of
-    them, empty where nothing does: then all but one can be hidden."""
+    """Return the error for a name that several distributions offer. `flag` chooses one of them;
+    empty if no flag does: then all but one can be hidden."""
     offers = " and ".join(entry.distribution for entry in matches)
     ids = [entry.id for entry in matches]
     said = f"{flag} " if flag and flag != place else ""
@@ -90,7 +90,7 @@ def ambiguous(
 def unknown(
     kind: str, spec: str, place: str, *, names: Sequence[str], hidden: Iterable[Entry]
 ) -> UnknownPlugin:
-    """Return the error for a name that no entry has: the nearest names, and why it may be gone."""
+    """Return the error for a name that no entry has: the nearest names, and a likely reason."""
     near = nearest(spec.partition("@")[0], names)
     fix = f"registered: {', '.join(names) or 'none'}."
     if near:
@@ -111,11 +111,11 @@ def unknown(
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """Return up to three names like the word, whatever the case of either."""
+    """Return up to three names similar to the word, ignoring case."""
     by_small = {name.lower(): name for name in names}
     return [by_small[n] for n in difflib.get_close_matches(word.lower(), by_small, n=3)]
 
 
 def natural(name: str) -> tuple[int, str, str]:
-    """Return a sort key: numbers by size, then words, the small-letter spelling first."""
+    """Return a sort key: numbers by size, then words, the lower-case spelling first."""
     return (int(name) if name.isdecimal() else -1, name.lower(), name.swapcase())

@@ -1,7 +1,7 @@
 """Plugin options: words, JSON and YAML values become a plugin's frozen Options dataclass.
 
-Fields may be bool, int, float, str, a Literal, an enum, tuples, dicts, frozen dataclasses, and
-any of them or None. A field's metadata may carry "help", "unit", "choices", "ge" and "le".
+Fields may be bool, int, float, str, a Literal, an enum, tuples, dicts, frozen dataclasses, and any
+of them or None. A field's metadata may carry "help", "unit", "choices", "ge" and "le".
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dovetail.registry.kinds import Kind, kind_of
 
 
 def options_for(cls: type[Any], mapping: Mapping[str, Any], *, where: str | None = None) -> Any:
-    """Return cls.Options built from names and values; text becomes the field's type.
+    """Return cls.Options built from names and values; text is converted to the field's type.
 
-    Raises: ConfigError naming the option, what it takes and what it got.
+    Raises: ConfigError naming the option, the values it takes and the one it got.
     """
     place = where or _place(cls)
     types = option_types(cls)
@@ -49,9 +49,9 @@ def option_types(cls: type[Plugin]) -> dict[str, Any]:
 
 
 def convert(value: Any, wanted: Any, where: str) -> Any:
-    """Return `value` as type `wanted`. Raises: ConfigError naming `where`."""
+    """Return `value` converted to type `wanted`. Raises: ConfigError naming `where`."""
     if value == "null" and type(None) in typing.get_args(wanted):
-        return None  # also where any text would do
+        return None  # even if any text is valid
     candidates = [value]
     if isinstance(value, str) and value[:1] in ("[", "{"):
         candidates.append(_json_or_text(value))
@@ -69,7 +69,7 @@ def convert(value: Any, wanted: Any, where: str) -> Any:
 
 
 def wanted_text(wanted: Any) -> str:
-    """Return a type in words: "int", "float or None", "one of a, b"."""
+    """Return a description of a type: "int", "float or None", "one of a, b"."""
     if typing.get_origin(wanted) is typing.Literal:
         return "one of " + ", ".join(str(word) for word in typing.get_args(wanted))
     if wanted is type(None):
@@ -85,7 +85,7 @@ def wanted_text(wanted: Any) -> str:
 def given_options(
     cls: type[Any], mapping: Mapping[str, Any], *, where: str | None = None
 ) -> dict[str, Any]:
-    """Return the checked options as plain data, only those given: what a Selection carries."""
+    """Return the given options, checked, as plain data: the form in a Selection."""
     built = options_for(cls, mapping, where=where)
     names = [name.replace("-", "_") for name in mapping]
     return _plain({name: getattr(built, name) for name in names})
@@ -118,7 +118,7 @@ def describe_options(cls: type[Plugin]) -> list[dict[str, Any]]:
 
 
 def _values_text(field: dataclasses.Field[Any], wanted: Any) -> str:
-    """Return the values that a field takes, in words."""
+    """Return a description of the values that a field takes."""
     choices = field.metadata.get("choices")
     return wanted_text(wanted) if choices is None else f"one of {_listed(choices)}"
 
@@ -128,13 +128,13 @@ def _listed(choices: Iterable[object]) -> str:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as another process receives them: lists, dicts, text and numbers only."""
+    """Return values as another process receives them: only lists, dicts, text and numbers."""
     plain: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(values))
     return plain
 
 
 def options_place(kind: Kind, name: str) -> str:
-    """Return the flag that a plugin's options are given by, up to the option's own name."""
+    """Return the flag that sets a plugin's options, up to the option's own name."""
     return f"--plugin-options.{kind.name}" + (f".{name}" if kind.has_named_options else "")
 
 

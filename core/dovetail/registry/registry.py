@@ -1,7 +1,7 @@
-"""Registry: from a name to a checked class, with error texts that say what to do.
+"""Registry: resolves a name to a checked class, with helpful error messages.
 
-Holds the entries of this process: those discovered, those of files, those of tests. Finding reads
-metadata only; loading imports one plugin. Knows what no kind is for.
+Holds this process's entries: discovered ones, those of files, those of tests. Finding reads only
+metadata; loading imports one plugin. It does not depend on what any kind is for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Loaded = type[Plugin] | Value
 
 
 class Registry:
-    """All plugins this process can name. One instance serves a process: see the package."""
+    """All plugins this process can name. There is one instance per process: see the package."""
 
     def __init__(self) -> None:
         self._added: list[Entry] = []
@@ -57,7 +57,7 @@ class Registry:
         return self._entries_of(HOOKS)
 
     def lost(self) -> list[str]:
-        """Return a sentence for each entry-point group of a package that is none of a kind."""
+        """Return a sentence for each package's entry-point group that belongs to no kind."""
         return list(unknown_groups(self._all(), (*KINDS, HOOKS)))
 
     def names(self, kind: str) -> list[str]:
@@ -80,8 +80,8 @@ class Registry:
     def find_used(self, kind: str, spec: str, *, where: str | None = None) -> Entry:
         """Return the entry for a name as `find` does, or dovetail's own for a default's name.
 
-        A default is not chosen by the user: a package that offers its name too changes nothing.
-        Whoever writes the name goes through `find` first, which says that there are two.
+        The user did not choose a default: another package that offers its name too must change
+        nothing. A name that the user writes goes through `find` first, which reports the ambiguity.
         """
         if spec == kind_named(kind).default and ":" not in spec:
             matches = self._matches(kind, spec, where or kind_named(kind).where)
@@ -98,7 +98,7 @@ class Registry:
         return f"{name}@{BUILT_IN}" if is_shared else name
 
     def _matches(self, kind: str, spec: str, place: str) -> list[Entry]:
-        """Return the entries that a name names. Raises: UnknownPlugin"""
+        """Return the entries that a name refers to. Raises: UnknownPlugin"""
         found = [entry for entry in self.entries(kind) if names.is_named(entry, spec)]
         if not found:
             raise names.unknown(kind, spec, place, names=self.names(kind), hidden=list(self._all()))
@@ -107,7 +107,7 @@ class Registry:
     def load(self, kind: str, spec: str | None = None, *, where: str | None = None) -> Any:
         """Return the plugin class (or Value), imported, verified and available here.
 
-        `spec` None takes the kind's default. Raises: as `find`, BrokenPlugin, UnavailablePlugin.
+        `spec` None uses the kind's default. Raises: as `find`, BrokenPlugin, UnavailablePlugin.
         """
         table = kind_named(kind)
         name = self._spec(table, spec, where or table.where)
@@ -132,7 +132,7 @@ class Registry:
         return plugin
 
     def load_target(self, kind: str, target: str) -> Loaded:
-        """Return the plugin a target names, verified; whether it is available is not asked."""
+        """Return the plugin of a target, verified; its availability is not checked."""
         key = (kind, target)
         if key not in self._loaded:
             plugin = files.import_target(target, self._importer_of)
@@ -141,7 +141,7 @@ class Registry:
         return self._loaded[key]
 
     def foreign(self) -> list[Entry]:
-        """Return the entries of the plugins loaded here whose code is not dovetail's own."""
+        """Return the entries of the loaded plugins whose code is not dovetail's own."""
         return [
             self._entry_of(kind, target)
             for kind, target in list(self._loaded)
@@ -173,8 +173,8 @@ class Registry:
     ) -> Selection:
         """Return a choice as data, checked: it loads, it fits `query`, its options are valid.
 
-        `spec` None takes the kind's default; "auto" ranks every entry that fits.
-        Raises: PluginError and its kinds, ConfigError for options.
+        `spec` None uses the kind's default; "auto" ranks every entry that fits.
+        Raises: PluginError and its subclasses, ConfigError for options.
         """
         table = kind_named(kind)
         place = where or table.where
@@ -194,9 +194,9 @@ class Registry:
         options: Mapping[str, Any] | None = None,
         where: str | None = None,
     ) -> Selection:
-        """Return a choice whose class is not imported here: the child that loads it checks it.
+        """Return a choice without importing its class: the child process that loads it checks it.
 
-        For processes that must not import torch. "auto" works while only one plugin is offered.
+        For processes that must not import torch. "auto" works only if a single plugin is offered.
         Raises: UnknownPlugin, AmbiguousPlugin.
         """
         table = kind_named(kind)
@@ -210,7 +210,7 @@ class Registry:
         return selection_of(self.find_used(kind, wanted, where=where), dict(options or {}))
 
     def load_selection(self, selection: Selection) -> Any:
-        """Return the class (or Value) of a selection; the parent's questions are not repeated."""
+        """Return the class (or Value) of a selection; the parent's checks are not repeated."""
         return self.load_target(selection.kind, selection.target)
 
     def require_selection(self, selection: Selection) -> Any:
@@ -232,10 +232,10 @@ class Registry:
         )
 
     def make(self, selection: Selection, *args: Any) -> Any:
-        """Return an object of a selection's plugin, made with its options and `args`.
+        """Return an instance of a selection's plugin, constructed with its options and `args`.
 
-        Raises: BrokenPlugin, naming the plugin, when its constructor raises an error that is none
-        of dovetail's own.
+        Raises: BrokenPlugin, naming the plugin, when its constructor raises an error that is not
+        one of dovetail's own.
         """
         plugin = self.require_selection(selection)
         options = self.build_options(selection)
@@ -251,7 +251,7 @@ class Registry:
             ) from error
 
     def load_file(self, path: str | Path) -> list[Entry]:
-        """Import a file and return the entries its @register decorators made.
+        """Import a file and return the entries that its @register decorators made.
 
         Raises: ConfigError when there is no such file or it registers nothing, BrokenPlugin.
         """
@@ -282,7 +282,7 @@ class Registry:
     def block(self, hidden: Iterable[str]) -> list[str]:
         """Hide plugins: each name is a distribution, name, name@distribution or kind:name.
 
-        Returns those given for the first time that hide nothing. Mutates: self
+        Returns the new names that hide nothing. Mutates: self
         """
         fresh = frozenset(hidden) - self._blocked
         self._blocked = self._blocked | fresh
@@ -293,9 +293,9 @@ class Registry:
     def with_entries(
         self, added: Mapping[str, Mapping[str, str]], *, only: bool = False
     ) -> Iterator[None]:
-        """Add entries {kind: {name: target}} for the duration; `only` hides all others.
+        """Add entries {kind: {name: target}} inside the with block; `only` hides all others.
 
-        What files and blocks add meanwhile is forgotten at the end as well.
+        Files loaded and plugins hidden meanwhile are also undone at the end.
         """
         before = self._added, self._shows_discovered, self._blocked
         entries = [
@@ -317,14 +317,14 @@ class Registry:
             self._added, self._shows_discovered, self._blocked = before
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return every kind with its entries, statuses and options, as plain data for documents.
+        """Return every kind with its entries, statuses and options, as plain data for docs.
 
         Imports every plugin.
         """
         return [self._describe_kind(kind) for kind in KINDS.values()]
 
     def describe_entry(self, entry: Entry) -> dict[str, Any]:
-        """Return all that is known of one entry as plain data; imports its plugin."""
+        """Return everything known about one entry as plain data; imports its plugin."""
         status = self.status(entry)
         facts: dict[str, Any] = {**describe_metadata(entry), "status": status.word}
         facts["reason"] = status.reason
@@ -407,7 +407,7 @@ class Registry:
 
 
 def selection_of(entry: Entry, options: dict[str, Any]) -> Selection:
-    """Return an entry as the data that is shipped to other processes."""
+    """Return an entry as data for other processes."""
     return Selection(
         kind=entry.kind,
         name=entry.name,
@@ -456,7 +456,7 @@ def _offered(entry: Entry, text: str) -> str:
 
 
 def _one_per_target(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries without aliases: the first name of each target stays."""
+    """Return the entries without aliases: only the first name of each target."""
     return list({entry.target: entry for entry in reversed(list(entries))}.values())[::-1]
 
 

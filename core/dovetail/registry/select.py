@@ -1,6 +1,6 @@
 """Choosing among entries: the "auto" rule, and the reasons an explicit choice does not fit.
 
-Asks `why_not(query)` of candidates that it is handed already loaded.
+Calls `why_not(query)` of candidates that are already loaded.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dovetail.registry.kinds import Kind
 
 logger = logging.getLogger("dovetail.registry")
 VERBOSE_VARIABLE = "DOVETAIL_VERBOSE"
-"""Set to 1 by the command line under --verbose, and for every process below it."""
+"""Set to 1 by the command line under --verbose, for it and its child processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An entry with its class, or with the reason why there is none."""
+    """An entry with its class, or with the reason why it has none."""
 
     entry: Entry
     plugin: type[Plugin] | None = None
@@ -41,9 +41,9 @@ def reasons_against(plugin: type[Plugin], query: Any) -> list[str]:
 
 
 def pick(kind: Kind, candidates: Sequence[Candidate], query: Any, where: str) -> Candidate:
-    """Return the best candidate that fits, and log one line; --verbose adds each loser's reason.
+    """Return the best candidate that fits, and log one line; --verbose adds why each other lost.
 
-    Higher `auto_rank` wins, then dovetail's own, then the name that sorts first.
+    The highest `auto_rank` wins, then dovetail's own, then the name that sorts first.
     Raises: PluginError when none fits.
     """
     losers: list[tuple[str, str]] = []

@@ -2,7 +2,7 @@
 
 Finds `summary="..."` in the Value or the `info` that an entry's target names, through base classes
 and `from x import y`. A summary that is not plain text is left out; `describe_entry` imports the
-plugin and knows it.
+plugin and has it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from dovetail.registry.entry import Entry
 
 _HOPS = 6
-"""Most base classes and imports that are followed."""
+"""The maximum number of base classes and imports to follow."""
 
 
 def summary_of(entry: Entry) -> str:
-    """Return the summary in the entry's source, or nothing. Imports nothing."""
+    """Return the summary in the entry's source, or "". Imports nothing."""
     return _stated(entry.module, entry.attribute, _HOPS)
 
 
@@ -69,7 +69,7 @@ def _tree(module: str) -> ast.Module | None:
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
-        return None  # what cannot be read is said when the plugin is selected
+        return None  # an unreadable file is reported when the plugin is selected
 
 
 def _source_of(module: str) -> Path | None:

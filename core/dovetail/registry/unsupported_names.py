@@ -1,6 +1,6 @@
-"""Plugin names that people know and dovetail does not have, each with the feature it waits for.
+"""Plugin names that people know and dovetail does not have, each with the missing feature.
 
-A name here is not an entry: it cannot be chosen. A test refuses names that stand in both.
+A name here is not an entry: it cannot be chosen. A test rejects names that are both.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def why_unsupported(kind: str, name: str) -> str | None:
 
 
 def instead_of(kind: str, name: str) -> str:
-    """Return what to do instead of choosing an unsupported name; nothing for an unknown name."""
+    """Return what to do instead of choosing an unsupported name; "" for an unknown name."""
     feature = UNSUPPORTED_NAMES.get(kind, {}).get(name)
     return "" if feature is None else FEATURES[feature].fix

@@ -1,7 +1,7 @@
-"""What the values of each value kind may be: checked when one is loaded, and by the kit.
+"""Allowed values of each value kind: checked when one is loaded, and by the conformance kit.
 
-A kind whose meaning core knows takes one of core's own values, under as many names as packages
-like. A kind that takes code takes "module:attribute", which is imported where it is used.
+A kind that core interprets takes one of core's own values; packages may add names for them. A kind
+that takes code takes "module:attribute", which is imported when it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CACHED = (*_COMPUTED, "float8_e4m3fn", "float8_e5m2", "int8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRule:
-    """The rule for a kind's values, in words and as a test."""
+    """The rule for a kind's values, as a description and as a test."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -88,7 +88,7 @@ VALUE_RULES: dict[str, ValueRule] = {
     "trace_module": _some_of(tuple, "model", "worker"),
     "preemption_mode": _one_of("recompute", "swap"),
 }
-"""Kind -> rule. A kind that is not here hands its values on as they are."""
+"""Kind -> rule. Values of kinds that are not listed here are passed on unchecked."""
 
 
 def value_fault(kind: str, value: Any) -> str | None:

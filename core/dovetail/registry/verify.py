@@ -1,4 +1,4 @@
-"""Checks of a plugin when it is loaded: does it keep what its interface says?
+"""Checks that a loaded plugin fulfils its interface.
 
 Base class, interface version, abstract methods, parameter names, and the declarations `info`,
 `Options`, `capabilities`, `expected_failures`.
@@ -63,14 +63,14 @@ def class_faults(kind: str, plugin: Any) -> Iterator[str]:
 
 
 def _own_interface(plugin: type[Plugin], interface: type[Any]) -> type[Any]:
-    """Return the class of the kind's interface that a plugin derives from: one of its sorts, where
-    the kind has several."""
+    """Return the interface class that a plugin derives from: one of the kind's variants, if there
+    are several."""
     bases = (base for base in plugin.__mro__ if base.__module__ == interface.__module__)
     return next(base for base in bases if issubclass(base, interface))
 
 
 def _sort_faults(plugin: type[Plugin], interface: type[Any]) -> Iterator[str]:
-    """Yield a fault of a plugin that is of none of the sorts that its kind has."""
+    """Yield a fault if a plugin derives from none of its kind's variants."""
     sorts = [s for s in interface.__subclasses__() if s.__module__ == interface.__module__]
     if sorts and _own_interface(plugin, interface) is interface:
         names = " or ".join(sort.__name__ for sort in sorts)
@@ -94,7 +94,7 @@ def _version_faults(kind: str, has: object, wants: int) -> Iterator[str]:
 
 
 def _moved_faults(kind: str, cls: type[Plugin]) -> Iterator[str]:
-    """Yield a fault for each method that was called once and is not any more."""
+    """Yield a fault for each method that is no longer called."""
     own = set(_own_methods(cls))
     for name, instead in METHODS.get(kind, {}).items():
         if name in own:
@@ -125,7 +125,7 @@ def _methods(cls: type[Any]) -> Iterator[str]:
 
 
 def _own_methods(cls: type[Plugin]) -> Iterator[str]:
-    """Yield the public methods that plugin classes define; foreign bases keep their own style."""
+    """Yield the public methods that plugin classes define; foreign bases are not checked."""
     for base in cls.__mro__:
         if issubclass(base, Plugin):
             yield from _functions(base)
