@@ -91,8 +91,7 @@ def _checked(given: Any, key: str) -> Mapping[str, Any] | None:
 
 
 def _trained(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the override's length before scaling as a top-level setting, if config.json has one.
-    """
+    """Return the override's length before scaling as a top-level setting, if config has one."""
     stated = rope_of({"rope_parameters": given}, FULL).get(TRAINED)
     is_own = TRAINED in config or TRAINED in facts_of(config).defaults
     return {TRAINED: stated} if is_own and stated is not None else {}
