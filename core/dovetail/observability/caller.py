@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dovetail.interfaces.stats import Caller
 
 MAX_HEADER_CHARS = 512
-"""The minimum length of tracestate that W3C asks everyone to pass on; longer ones are dropped."""
+"""Length up to which W3C asks everyone to pass a tracestate on; longer ones are dropped."""
 
 CALLER: ContextVar[Caller | None] = ContextVar("dovetail_caller", default=None)
 

@@ -42,7 +42,7 @@ class LineFormatter(logging.Formatter):
         super().__init__(prefix.replace("%", "%%") + FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the formatted line, or several for a traceback."""
         whole = visible(super().format(record))
         head, *rest = self._parts(record, whole)
         return "\n".join([head, *(f"{BELOW}{line}" for line in rest)])

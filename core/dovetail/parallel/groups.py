@@ -102,12 +102,12 @@ def tensor_group(rank: RankSpec) -> Group:
 
 
 def stage_before() -> Communicator:
-    """Return the group of two with the rank that sends hidden states to this one."""
+    """Return the communicator shared with the rank that sends hidden states to this one."""
     return _joined[BEFORE]
 
 
 def stage_after() -> Communicator:
-    """Return the group of two with the rank that this one sends hidden states to."""
+    """Return the communicator shared with the rank that receives hidden states from this one."""
     return _joined[AFTER]
 
 

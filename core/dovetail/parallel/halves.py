@@ -171,7 +171,7 @@ class HandingOver(Communicator):
         return self._call(lambda: self._inner.all_gather(x))
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Return the x of rank `source`. Mutates: x"""
+        """Return x of rank `source` (broadcast). Mutates: x"""
         return self._call(lambda: self._inner.broadcast(x, source))
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ class HandingOver(Communicator):
         self._inner.send(x)
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of two sends. Mutates: x"""
+        """Return x as sent by the other rank of two. Mutates: x"""
         return self._inner.receive(x)
 
     def barrier(self) -> None:

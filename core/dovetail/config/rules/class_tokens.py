@@ -1,7 +1,7 @@
 """Generating models used as classifiers, with tokens of the vocabulary as their classes.
 
-A reranker trained to answer "yes" or "no" needs only the logits of these two tokens; a process
-reward model needs its marks for good and bad steps. Both are rows of the LM head.
+A reranker trained to answer "yes" or "no" needs only the logits of these two tokens. A process
+reward model needs the logits of its marks for good and bad steps. Both are rows of the LM head.
 
 Sources: Zhang et al., Qwen3 Embedding, 2025; Wang et al., Math-Shepherd, 2023.
 """

@@ -1,4 +1,4 @@
-"""PluginConfig: options handed to plugins."""
+"""PluginConfig: options that are passed to plugins."""
 
 from __future__ import annotations
 
