@@ -1,6 +1,6 @@
 """Config: all groups of settings together, built from flags, YAML or keyword arguments.
 
-Says what the user asked for; `config.resolve` says what comes of it.
+Contains what the user asked for; `config.resolve` turns it into an EngineSpec.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dovetail.config.sections.structured_outputs import StructuredOutputsConfig
 from dovetail.errors import ConfigError
 
 DEMO_ORIGIN = "demo model"
-"""Where fields come from that nobody gave and the bundled demo model was trained for."""
+"""Origin of fields that the user left out and that the bundled demo model sets."""
 
 GROUPS: dict[str, type[object]] = {
     "model": ModelConfig,
@@ -63,11 +63,11 @@ GROUPS: dict[str, type[object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that was asked for.
+    """All settings that the user gave.
 
-    `origins` says where each given field came from, `notes` which deprecated names were translated,
-    `warnings` what was set under an unknown name. `is_checked` says that `rules.checks.checked`
-    found no fault in it; a copy with other fields is unchecked again.
+    `origins` contains where each given field came from, `notes` which deprecated names were
+    translated, `warnings` what was set under an unknown name. `is_checked` means that
+    `rules.checks.checked` found no fault in it; a copy with other fields is unchecked again.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -103,8 +103,8 @@ class Config:
     def with_fields(self, fields: Mapping[str, Any], *, origin: str = "call") -> Self:
         """Return a copy with these fields replaced, values converted and bounds checked.
 
-        Deprecated names become today's. A JSON object is laid over an earlier one key by key; an
-        empty one clears it. Raises: ConfigError, also when a deprecated and a newer name disagree.
+        Translates deprecated names. A JSON object is merged into an earlier one key by key; an
+        empty one clears it. Raises: ConfigError, also if a deprecated and a newer name disagree.
         """
         with told(origin):
             today, notes = _today(fields)
@@ -119,7 +119,7 @@ class Config:
         return dataclasses.replace(self, **parts, origins=origins, notes=notes, is_checked=False)
 
     def with_notes(self, notes: Iterable[str], warnings: Iterable[str] = ()) -> Self:
-        """Return a copy with more to tell the user."""
+        """Return a copy with additional notes and warnings for the user."""
         return dataclasses.replace(
             self, notes=(*self.notes, *notes), warnings=(*self.warnings, *warnings)
         )
@@ -132,7 +132,7 @@ class Config:
                 print(f"dovetail: {word}: {line}", file=stream)
 
     def _laid(self, name: str, value: Any) -> Any:
-        """Return a value over what an earlier route gave."""
+        """Return a value, merged into an earlier one if both are objects."""
         if not isinstance(value, Mapping) or not value or not self.is_given(name):
             return value
         merged = copy.deepcopy(dict(self.value(name)))
@@ -140,7 +140,7 @@ class Config:
         return merged
 
     def is_given(self, name: str) -> bool:
-        """Return whether the field was set by anyone, be it to its default."""
+        """Return whether the user set the field, even to its default."""
         return name in self.origins
 
     def value(self, name: str) -> Any:
@@ -148,14 +148,14 @@ class Config:
         return getattr(getattr(self, part_of(name)), name)
 
     def shown(self) -> dict[str, Any]:
-        """Return the fields that the user gave as they may be printed: secrets become ***."""
+        """Return the fields that the user gave, ready to print: secrets become ***."""
         given = sorted(name for name, origin in self.origins.items() if origin != DEMO_ORIGIN)
         return {name: shown(flags()[name], self.value(name)) for name in given}
 
 
 @contextmanager
 def told(origin: str) -> Iterator[None]:
-    """Add the file or the variable to the place that an error names."""
+    """Add the file or the variable that a value came from to the `where` of a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -165,7 +165,7 @@ def told(origin: str) -> Iterator[None]:
 
 
 def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the fields with deprecated names translated, and a note for each of those."""
+    """Return the fields with deprecated names translated, and a note for each such name."""
     today = {name: value for name, value in fields.items() if name not in deprecated_flags()}
     notes = []
     for name in fields.keys() - today.keys():
@@ -177,7 +177,7 @@ def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _agreed(deprecated: str, target: str, there: Any, value: Any) -> Any:
-    """Return the value of a field that a deprecated name sets too. Raises: ConfigError."""
+    """Return a field's value after a deprecated name has set it too. Raises: ConfigError."""
     if there is MISSING or there == value:
         return value
     if isinstance(there, Mapping) and isinstance(value, Mapping):
@@ -194,7 +194,7 @@ def _agreed(deprecated: str, target: str, there: Any, value: Any) -> Any:
 
 
 def shown(flag: Flag, value: Any) -> Any:
-    """Return a value as it may be printed."""
+    """Return a value ready to print."""
     return "***" if flag.meta.secret and value else value
 
 
@@ -206,7 +206,7 @@ def flags() -> dict[str, Flag]:
 
 @cache
 def part_of(name: str) -> str:
-    """Return the field of Config in which a flag lives."""
+    """Return the field of Config that contains this flag."""
     return next(part for part, group in GROUPS.items() if group.__name__ == flags()[name].group)
 
 
@@ -222,7 +222,7 @@ def nearest_fix(
     known: Iterable[str],
     otherwise: str = "`dovetail serve --help=all` lists every setting.",
 ) -> str:
-    """Return a hint: the known words nearest to `word`, or where all are listed."""
+    """Return a hint: the known words nearest to `word`, or `otherwise`."""
     near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 

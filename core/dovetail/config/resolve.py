@@ -1,6 +1,6 @@
-"""Config to EngineSpec: every "auto" decided, every check made that needs no weights.
+"""Resolve a Config to an EngineSpec: decide every "auto", run every check that needs no weights.
 
-Imports no torch. Each rule lives in its own file; this one puts them in order.
+Imports no torch. Each rule is in its own file; this one puts them in order.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ from dovetail.registry.blame import blaming
 
 @blaming("reading the configuration")
 def resolve(config: Config) -> EngineSpec:
-    """Return the one resolved engine. Raises: ConfigError for the first fault found."""
+    """Return the resolved engine. Raises: ConfigError for the first fault."""
     config = checked(config)
     chosen, platform = select_platform(config)
-    executor = _executor(config, platform)  # a model may take long to come
+    executor = _executor(config, platform)  # checked first: fetching a model may take long
     model = _model(config, _find_model(config), platform)
     with odd_values_named(Path(model.path, "config.json"), model.hf_config):
         spec = _resolved(config, purpose(config, model), platform, executor)
@@ -144,7 +144,7 @@ def cache_spec(
     platform: Platform,
     draft_bytes: int = 0,
 ) -> CacheSpec:
-    """Return the size and the rules of the KV cache; a drafter keeps `draft_bytes` of a token."""
+    """Return the KV cache's size and rules. A drafter caches another `draft_bytes` per token."""
     section = config.cache
     memory = section.kv_cache_memory_bytes
     rank = rank_spec(config)
@@ -174,7 +174,7 @@ def cache_spec(
 
 
 def _executor(config: Config, platform: Platform) -> Selection:
-    """Return what drives the ranks. Raises: ConfigError where it cannot drive them all"""
+    """Return the executor that drives the ranks. Raises: ConfigError if it cannot drive them all"""
     rank = rank_spec(config)
     executor = selections.select_executor(config, platform.defaults(), rank.world_size)
     check_executor(executor, rank)
@@ -182,7 +182,7 @@ def _executor(config: Config, platform: Platform) -> Selection:
 
 
 def _block_tokens(config: Config, model: ModelSpec, platform: Platform) -> int:
-    """Return the tokens of a block, more by default where nothing but states is kept."""
+    """Return the tokens per block. Models that cache only recurrent states get larger blocks."""
     facts = model.cache
     if facts is None or facts.num_attention_layers or config.cache.block_size is not None:
         return block_tokens(config, platform)
@@ -197,10 +197,10 @@ def _fit_schedule(
     kv_dtype: str,
     draft_bytes: int,
 ) -> ScheduleSpec:
-    """Return the schedule with a context length that the cache holds. Raises: ConfigError."""
+    """Return the schedule with a context length that fits in the cache. Raises: ConfigError."""
     memory, ranks = cache.memory_bytes, config.parallel.decode_context_parallel_size
     if cache.num_blocks is not None:
-        # With windowed layers blocks are shared out in a way that only the engine knows.
+        # With windowed layers, only the engine knows how blocks are divided among KV groups.
         is_known = window_tokens(model.hf_config) is None
         size, step_tokens = cache.block_tokens, schedule.max_step_tokens
         one = kv_bytes(model, kv_dtype, size, step_tokens, ranks, draft_bytes=draft_bytes)
@@ -224,7 +224,7 @@ def _fit_schedule(
 def _worker_drafts(
     config: Config, aim: Purpose, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
 ) -> WorkerDraftSpec | None:
-    """Return the drafter that runs beside a model that generates, if one was asked for."""
+    """Return the drafter that runs on the worker of a generating model, if one was requested."""
     asked = asked_drafter(config)
     if asked is None or not runs_on_worker(registry.load_selection(asked.drafter)):
         return None
@@ -238,7 +238,7 @@ def _worker_drafts(
 
 
 def served_names(config: Config) -> tuple[str, ...]:
-    """Return the names clients may ask for, the reported one first."""
+    """Return the model names that requests may use; the first one is reported."""
     return config.model.served_model_name or (config.model.model or DEMO_NAME,)
 
 
@@ -254,7 +254,7 @@ def _find_model(config: Config) -> Path:
 
 
 def hub_of(config: Config) -> Hub:
-    """Return the hub that models are fetched from, and where they are kept."""
+    """Return the hub that models are fetched from, with its cache folder."""
     load = config.load
     return Hub(
         cache=load.download_dir, token=config.model.hf_token, is_modelscope=load.use_modelscope
@@ -262,7 +262,7 @@ def hub_of(config: Config) -> Hub:
 
 
 def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
-    """Return the checkpoint's facts with the compute type decided."""
+    """Return the checkpoint's facts with the dtypes decided."""
     asked_path = config.model.hf_config_path
     model = load_model_facts(
         folder,
@@ -382,7 +382,7 @@ def _run_spec(
     rank = over_engines(config, model, rank)
     placement, balance = expert_settings(config, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
-    is_alone = len(engine_numbers(config)) == 1  # several engines have shares of the processors
+    is_alone = len(engine_numbers(config)) == 1  # several engines share the processors
     of_ranks = rank_processors(config, rank, on_cores=on_cores) if is_alone else ()
     knows_cores = on_cores and not places_ranks(config)
     threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
@@ -452,8 +452,8 @@ def _load_options(config: Config) -> dict[str, Any]:
 
 
 def _check_checkpoint(config: Config, run: RunSpec) -> None:
-    """Look at the weight files. A load format says itself whether it reads files that are unknown
-    here; test models without weights are loaded to say so."""
+    """Check the weight files. For files of an unknown format the load format's own check decides.
+    Test models without weights pass if their plugin says so."""
     reader = registry.load_selection(run.load_format)
     if "random_weights" in reader.capabilities or not engine_numbers(config):
         return
@@ -475,7 +475,7 @@ def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
 
 
 def _request_seed(config: Config) -> int | None:
-    """Return --seed; engines that go in step draw from one number where there is none."""
+    """Return --seed; without it, engines that step together use one common seed."""
     launch = launched(config)
     if config.model.seed is not None or launch is None:
         return config.model.seed
@@ -483,7 +483,7 @@ def _request_seed(config: Config) -> int | None:
 
 
 def _pattern(given: str | None) -> str | None:
-    """Return --logits-processor-pattern. Raises: ConfigError unless it is an expression"""
+    """Return --logits-processor-pattern. Raises: ConfigError unless it is a valid expression"""
     try:
         re.compile(given or "")
     except re.error as error:

@@ -1,1 +1,1 @@
-"""Engines of several machines behind one server: how they come, are driven, and leave."""
+"""Engines of other machines behind one server: how they join, are driven, and leave."""

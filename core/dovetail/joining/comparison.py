@@ -1,8 +1,7 @@
-"""Comparison: whether an engine of another machine is the same as the server's, by what they are
-made of.
+"""Comparison: whether an engine on another machine was started with the same flags as the server.
 
-Answers must not depend on which engine gives them, and the server prepares requests by its own
-settings. What concerns only a machine, its devices, cores and memory, may differ.
+Answers must not depend on the engine that computes them, and the server prepares requests by its
+own settings. Machine settings (devices, cores, memory) may differ.
 """
 
 from __future__ import annotations
@@ -69,21 +68,21 @@ COMPARED = {
     "can_sleep": "--enable-sleep-mode",
     "times_steps": "--collect-detailed-traces",
 }
-"""Where in an EngineSpec, of the longest prefix -> the flag that decides it; an empty one lets it
-differ, as does anything that is not here."""
+"""Path in an EngineSpec -> the flag that decides it; the longest matching prefix counts. With an
+empty flag, or without an entry, the values may differ."""
 OF_A_DEVICE = (
     *("run.model.dtype", "run.model.weight_dtype", "run.kv_dtype", "run.conv_state_dtype"),
     "kv_policy",
 )
-"""What a server without engines of its own cannot know: its machine may have another device."""
+"""Paths unknown to a server without engines of its own: its machine may have another device."""
 
 
 def difference(
     ours: EngineSpec, theirs: bytes, who: str, *, knows_device: bool
 ) -> ConfigError | None:
-    """Return in what an engine's encoded EngineSpec differs from ours where it must not.
+    """Return the first forbidden difference between an engine's encoded EngineSpec and ours.
 
-    `knows_device`: what follows from the engines' device is known in ours (see OF_A_DEVICE).
+    `knows_device`: `ours` already contains what depends on the engines' device (see OF_A_DEVICE).
     """
     known, told = msgspec.to_builtins(ours), msgspec.msgpack.decode(theirs)
     for place, mine, other in differences(known, told):
@@ -99,7 +98,7 @@ def difference(
 
 
 def adopted(ours: EngineSpec, theirs: bytes) -> EngineSpec:
-    """Return our spec with what only a machine with engines knows, taken from such a one."""
+    """Return our spec with the device-dependent values of an engine's spec (dtypes, KV policy)."""
     there = msgspec.msgpack.decode(theirs)
     run = msgspec.to_builtins(ours.run)
     run["kv_dtype"] = there["run"]["kv_dtype"]
@@ -109,7 +108,7 @@ def adopted(ours: EngineSpec, theirs: bytes) -> EngineSpec:
 
 
 def differences(ours: Any, theirs: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each place where two values of builtin types differ, and both."""
+    """Yield (path, ours, theirs) for each difference between two values of builtin types."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in {**ours, **theirs}:
             below = f"{place}.{key}" if place else str(key)
@@ -122,7 +121,7 @@ def differences(ours: Any, theirs: Any, place: str = "") -> Iterator[tuple[str, 
 
 
 def _flag_of(place: str) -> str:
-    """Return the flag of a place, or nothing where it may differ."""
+    """Return the flag that decides this path, or "" if the values may differ."""
     while place:
         if place in COMPARED:
             return COMPARED[place]

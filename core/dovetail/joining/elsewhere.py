@@ -1,6 +1,6 @@
-"""Elsewhere: the engines of a server that run on other machines, from its start to its end.
+"""Elsewhere: the engines of a server that run on other machines, from start to shutdown.
 
-People start them (`dovetail serve --headless`), or an EngineStarter does.
+They are started by hand (`dovetail serve --headless`) or by an EngineStarter.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ OF_THE_SERVER = frozenset(
         *("data_parallel_rank", "data_parallel_size_local", "data_parallel_start_rank"),
     }
 )
-"""Settings that the processes which run its engines do not get."""
+"""Settings of the server that are not passed to the processes that run its engines."""
 
 
 class Elsewhere:
-    """Where the engines come to, and who starts them. Close it once the engines have ended."""
+    """Starts engines on other machines and waits for them. Close it after they have ended."""
 
     def __init__(self, config: Config, spec: EngineSpec, *, num_processes: int = 0) -> None:
-        """Open the door at once where people start the engines. Each engine is to have a connection
-        to so many API processes beside the main one. Raises: ConfigError"""
+        """Start listening, unless an EngineStarter will start the engines. Each engine opens one
+        connection to the main process and one to each of `num_processes` API processes. Raises:
+        ConfigError"""
         self._config, self._spec, self._num_processes = config, spec, num_processes
         self._target = starter_of(config)
         self._starter: EngineStarter | None = None
@@ -52,7 +53,7 @@ class Elsewhere:
         self.close()
 
     def wait(self) -> list[RemoteEngine]:
-        """Return all engines, once they are there. Blocks. Raises: ConfigError"""
+        """Return all engines once they have joined. Blocks. Raises: ConfigError"""
         with self._lock:
             if self._is_closed:
                 raise ConfigError("the start was given up.")
@@ -62,7 +63,7 @@ class Elsewhere:
         return self._reception.wait(self._starter.look if self._starter is not None else None)
 
     def _start(self, target: str) -> None:
-        """Have the engines started. Raises: ConfigError. Mutates: self"""
+        """Start the engines through the EngineStarter. Raises: ConfigError. Mutates: self"""
         spec, run = self._spec, self._spec.run
         logger.info("%d engines are started elsewhere", len(spec.elsewhere))
         made = import_target(target)
@@ -81,21 +82,21 @@ class Elsewhere:
         return Reception(self._spec, meeting, num_processes=self._num_processes)
 
     def end_wait(self) -> None:
-        """Let nobody in any more; a wait for engines ends, and those that have started stay."""
+        """Accept no more engines and end a running `wait`. Started engines keep running."""
         with self._lock:
             self._is_closed = True
             if self._reception is not None:
                 self._reception.close()
 
     def close(self) -> None:
-        """End what was started. May be called twice."""
+        """End the wait and the processes that the EngineStarter started. May be called twice."""
         self.end_wait()
         if self._starter is not None:
             self._starter.close()
 
 
 def fields_of(config: Config, meeting: Meeting) -> Mapping[str, Any]:
-    """Return the settings of a process that runs engines of this server."""
+    """Return the settings for a process that runs engines of this server."""
     given = {
         name: config.value(name)
         for name, origin in config.origins.items()

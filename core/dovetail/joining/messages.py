@@ -1,8 +1,8 @@
-"""What crosses the first connection of an engine that joins a server on another machine.
+"""Messages on the first connection of an engine that joins a server on another machine.
 
-An engine opens several: connection 0 is between the processes that start and watch it, and ends
-with either; 1 is the engine's own to the server's main process, those after it are to API
-processes. All begin with the handshake, a Hello and a Welcome.
+An engine opens several connections. Connection 0 links the processes that start and watch the
+engine, and ends with either of them. Connection 1 links the engine and the server's main process;
+later ones lead to the API processes. Each begins with the handshake: a Hello and a Welcome.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ CONTROL = 0
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine comes. `launch` tells its start from any other; `spec`, an encoded EngineSpec,
-    comes with the first connection only."""
+    """An engine introduces itself. `launch` is unique to one start of it; `spec`, an encoded
+    EngineSpec, is sent on the first connection only."""
 
     engine: int
     connection: int
@@ -29,12 +29,12 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return how messages call this engine."""
+        """Return the engine's name for messages."""
         return f"engine {self.engine} (process {self.process} on {self.host})"
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's answer: how many connections to open beside the first, or why not."""
+    """The server's answer: how many more connections to open, or why the engine is refused."""
 
     num_connections: int = 0
     refusal: Fault | None = None
@@ -45,18 +45,18 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """End the engine, by force after `grace_s`; that is 0 where the server has given it up."""
+    """End the engine, by force after `grace_s`, which is 0 if the server has given it up."""
 
     grace_s: float
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The engine's last word."""
+    """The engine has ended: its last message."""
 
     reason: str
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the server says on the first connection."""
+    """A message from the server on the first connection."""
 
     order: Start | Leave

@@ -1,6 +1,7 @@
-"""Reception: where engines of other machines come to the server they are to stand behind.
+"""Reception: the listening socket at which engines of other machines join a server.
 
-It stays open as long as the server: who comes too late, twice, or with other flags is told so.
+It stays open as long as the server, so that an engine that comes too late, twice, or with other
+flags gets an error message.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ logger = logging.getLogger(__name__)
 
 LOOK_PERIOD_S = 0.2
 MAX_GREETED = 64
-"""How many may stand at the door at once."""
+"""Maximum number of handshakes at the same time."""
 TELL_PERIOD_S = 10.0
 SAME = "give every machine the same version of dovetail and the same flags."
 
 
 @dataclass(slots=True)
 class _Guest:
-    """An engine whose connections come in."""
+    """An engine that is opening its connections."""
 
     hello: Hello
     connections: dict[int, socket.socket] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Close what has come."""
+        """Close the connections opened so far."""
         for connection in self.connections.values():
             connection.close()
 
     def has_left(self) -> bool:
-        """Return whether its first connection has ended: it says nothing before it is to start."""
+        """Return whether its first connection has closed; nothing is sent on it before Start."""
         try:
             self.connections[CONTROL].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -66,11 +67,11 @@ class _Guest:
 
 
 class Reception:
-    """A listening socket, and the engines that have come. Close it with the server's end."""
+    """A listening socket, and the engines that have joined. Close it when the server ends."""
 
     def __init__(self, spec: EngineSpec, meeting: Meeting, *, num_processes: int) -> None:
-        """Listen for the engines that `spec` has elsewhere, each to have a connection to so many
-        API processes beside the main one. Raises: ConfigError"""
+        """Listen for the engines that `spec` expects on other machines. Each opens a connection to
+        the main process and to each of `num_processes` API processes. Raises: ConfigError"""
         self._wanted = frozenset(spec.elsewhere)
         self._reference, self._knows_device = spec, bool(spec.each())
         self._num_connections = num_processes + 1
@@ -93,7 +94,7 @@ class Reception:
         self.close()
 
     def close(self) -> None:
-        """Take nobody any more; a wait for engines ends. Engines that have started stay."""
+        """Accept no more engines and end a running `wait`. Started engines keep running."""
         with self._lock:
             self._is_closed = True
             guests = [] if self._has_started else list(self._guests.values())
@@ -106,9 +107,9 @@ class Reception:
             guest.close()
 
     def wait(self, look: Callable[[], None] | None = None) -> list[RemoteEngine]:
-        """Return all engines, once they are there. Blocks; `look` is called meanwhile.
+        """Return all engines once they have joined. Blocks; calls `look` meanwhile.
 
-        Raises: ConfigError when they do not come in time, or this was closed; what `look` raises
+        Raises: ConfigError if they do not join in time or this is closed; whatever `look` raises
         """
         deadline_s = time.monotonic() + self._meeting.limit_s
         told_s = time.monotonic()
@@ -130,7 +131,7 @@ class Reception:
             time.sleep(LOOK_PERIOD_S / 4)
 
     def _complete(self) -> dict[int, _Guest] | None:
-        """Return the engines if all have come; those that have gone again are forgotten."""
+        """Return the engines if all have joined. Engines that have disconnected are removed."""
         with self._lock:
             for number, guest in list(self._guests.items()):
                 if guest.has_left():
@@ -158,11 +159,11 @@ class Reception:
         )
 
     def _accept(self) -> None:
-        """Greet everybody who comes, in a thread each."""
+        """Accept connections; handshake each in its own thread."""
         while self._is_over.wait_for(self._socket):
             try:
                 connection, _ = self._socket.accept()
-            except BlockingIOError:  # who came has gone again
+            except BlockingIOError:  # the client has disconnected already
                 continue
             except OSError as error:  # too many open files, for example
                 logger.warning("an engine could not come in: %s", error)
@@ -179,7 +180,7 @@ class Reception:
                 self._places.release()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Let a connection in, or refuse it."""
+        """Handshake a connection, then accept or refuse it."""
         try:
             connection.settimeout(HELLO_LIMIT_S)
             challenge(connection, self._meeting.secret)
@@ -199,7 +200,7 @@ class Reception:
             self._places.release()
 
     def _why_not(self, hello: Hello) -> ConfigError | None:
-        """Return why an engine may not come in."""
+        """Return why an engine is refused, or None."""
         if hello.version != __version__:
             what = f"{hello.name} runs dovetail {hello.version}, and the server {__version__}."
             return ConfigError(what, where=ADDRESS, fix=SAME)
@@ -221,7 +222,7 @@ class Reception:
         return self._compared(hello) if hello.connection == CONTROL else None
 
     def _compared(self, hello: Hello) -> ConfigError | None:
-        """Return in what an engine differs from those that are known. Mutates: self"""
+        """Return how an engine's spec differs from those of the others, or None. Mutates: self"""
         with self._lock:
             knows = self._knows_device
             found = difference(self._reference, hello.spec, hello.name, knows_device=knows)
@@ -230,7 +231,8 @@ class Reception:
             return found
 
     def _take(self, hello: Hello, connection: socket.socket) -> ConfigError | None:
-        """Welcome a connection and keep it; return why not. Raises: OSError. Mutates: self"""
+        """Accept and store a connection, or return why it is refused. Raises: OSError. Mutates:
+        self"""
         with self._lock:
             guest = self._guests.get(hello.engine)
             if guest is None and hello.connection == CONTROL:
@@ -242,7 +244,7 @@ class Reception:
                     where=ADDRESS,
                     fix="start the server and the engines of every machine again.",
                 )
-            # Before it is kept: once all are, the engine's own messages travel on it.
+            # Sent before it is stored: once all are, the engine's own messages travel on it.
             send_message(connection, Welcome(num_connections=self._num_connections))
             guest.connections[hello.connection] = connection
             self._guests[hello.engine] = guest
@@ -256,13 +258,13 @@ def _in_order(guest: _Guest) -> list[socket.socket]:
 
 
 def _listed(numbers: Sequence[int] | frozenset[int]) -> str:
-    """Return numbers of engines as text."""
+    """Return engine numbers as text."""
     shown = ", ".join(map(str, sorted(numbers)))
     return f"engine {shown}" if len(numbers) == 1 else f"the engines {shown}"
 
 
 def _listening(meeting: Meeting) -> socket.socket:
-    """Return a socket that listens at the address. Raises: ConfigError"""
+    """Return a socket that listens at this address. Raises: ConfigError"""
     try:
         family, *_, address = socket.getaddrinfo(
             meeting.host, meeting.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

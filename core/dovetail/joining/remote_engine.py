@@ -1,7 +1,7 @@
-"""RemoteEngine: an engine on another machine, as the process that serves sees it.
+"""RemoteEngine: the server's handle on an engine of another machine.
 
-It has come through the reception, with a connection for each API process. The first connection
-tells of its end, and ends it.
+The engine has joined through the reception, with a connection for each API process. The first
+connection reports that the engine has ended, and carries the order to end it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.joining.messages import Ended, Hello, Leave, Order, Start
 
 
 class RemoteEngine:
-    """An EngineHost. Made of an engine that has joined, which it lets start."""
+    """An EngineHost for an engine that has joined. Creating it sends the engine its Start."""
 
     def __init__(self, hello: Hello, connections: Sequence[socket.socket]) -> None:
         self._name = hello.name
@@ -30,20 +30,20 @@ class RemoteEngine:
         self.end: ClientEnd = SocketClientEnd(own)
         self._watcher: threading.Thread | None = None
         self._has_ended = threading.Event()
-        with contextlib.suppress(OSError):  # whoever watches hears of it
+        with contextlib.suppress(OSError):  # the watcher notices a lost connection
             send_message(self._control, Order(Start()))
 
     def address_for(self, process: int) -> str:
-        """Return how an API process of this number, from 0, reaches the engine."""
+        """Return the address at which API process `process`, counted from 0, reaches the engine."""
         return f"{DESCRIPTOR}{self._others[process].fileno()}"
 
     def hand_over(self) -> None:
-        """Leave the connections of the API processes to them, once they have started."""
+        """Close our copies of the API processes' connections, once these have started."""
         for connection in self._others:
             connection.close()
 
     def watch(self, on_exit: OnExit) -> None:
-        """Ask to be told when the engine ends."""
+        """Call `on_exit` with the reason when the engine ends."""
 
         def wait() -> None:
             reason = f"{self._name} ended, or lost its connection."
@@ -61,12 +61,12 @@ class RemoteEngine:
         """End the engine, by force after `timeout_s`. Blocks; may be called twice."""
         self.end.close()
         self.hand_over()
-        with contextlib.suppress(OSError):  # it is gone, or this was called before
+        with contextlib.suppress(OSError):  # the engine has ended, or stop() was called before
             send_message(self._control, Order(Leave(timeout_s)))
         if self._watcher is not None:
             self._has_ended.wait(timeout_s)
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # ends the watcher's waiting
+            self._control.shutdown(socket.SHUT_RDWR)  # wakes the watcher
         if self._watcher is not None:
             self._watcher.join()
         self._control.close()

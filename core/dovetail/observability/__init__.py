@@ -1,1 +1,1 @@
-"""What dovetail says of itself: log lines, metrics, and the stat loggers that are plugins."""
+"""Observability: log lines, metrics, and the stat loggers that are plugins."""

@@ -1,6 +1,6 @@
 """CALLER: the HTTP request that the current task answers, for code that records requests.
 
-A context variable, so that no function between the server and the engine hands it on. Knows
+A context variable, so that no function between the server and the engine has to pass it on. Knows
 neither HTTP libraries nor what a trace is.
 """
 
@@ -12,13 +12,14 @@ from contextvars import ContextVar
 from dovetail.interfaces.stats import Caller
 
 MAX_HEADER_CHARS = 512
-"""The longest tracestate that the W3C format asks everyone to pass on; a longer one is left out."""
+"""Length up to which W3C asks everyone to pass a tracestate on; longer ones are dropped."""
 
 CALLER: ContextVar[Caller | None] = ContextVar("dovetail_caller", default=None)
 
 
 def note_caller(path: str, headers: Iterable[tuple[bytes, bytes]], *, request_id: str = "") -> None:
-    """Remember who asked; `headers` are ASGI's, names in lower case. Mutates: CALLER"""
+    """Store the facts of the current HTTP request; `headers` are ASGI's, with lower-case names.
+    Mutates: CALLER"""
     facts = {
         name: value.decode("latin-1")
         for name, value in headers

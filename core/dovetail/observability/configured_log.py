@@ -1,4 +1,4 @@
-"""The log of a command: every logger set up as its config says."""
+"""Logging of a command: sets every logger up by its config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.observability.logging import configure
 
 
 def set_log_up(config: Config, *, has_uvicorn: bool = False) -> None:
-    """Set this process's loggers up, uvicorn's too where it serves. Mutates: loggers. Raises:
+    """Set up this process's loggers, and uvicorn's if it serves. Mutates: loggers. Raises:
     ConfigError"""
     wanted, uvicorn_level = config.observability, None
     if has_uvicorn:

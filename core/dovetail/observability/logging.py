@@ -1,8 +1,8 @@
-"""Log lines: plain, one line each, on standard error, or as --log-config-file has them.
+"""Log lines: plain text on standard error, one line each, or as set in --log-config-file.
 
-Modules log to loggers below "dovetail", or below those of the plugins and kernels, whose parent it
-is; this file only sets handlers and levels, of those and of uvicorn's. Source of a file's form: the
-Python documentation, logging.config.dictConfig.
+Modules log to loggers under "dovetail". The loggers of the plugin and kernel packages have it as
+their parent. This file only sets handlers and levels of these and of uvicorn's loggers. Format of
+the file: the Python documentation, logging.config.dictConfig.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FORMAT = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
 class LineFormatter(logging.Formatter):
-    """UTC times to the millisecond; a message never spans lines, a traceback's are marked, and
-    nothing is left that a terminal takes for a command."""
+    """Formats log lines with UTC times in milliseconds. A message is always one line, lines of a
+    traceback are marked, and terminal control characters are escaped."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%H:%M:%S"
@@ -42,14 +42,14 @@ class LineFormatter(logging.Formatter):
         super().__init__(prefix.replace("%", "%%") + FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the formatted line, or several for a traceback."""
         whole = visible(super().format(record))
         head, *rest = self._parts(record, whole)
         return "\n".join([head, *(f"{BELOW}{line}" for line in rest)])
 
     def _parts(self, record: logging.LogRecord, whole: str) -> list[str]:
-        """Return the line of a message, and those of its traceback: a text that somebody sent
-        stands in both, and makes no line that looks like another's."""
+        """Return the message's line and its traceback's lines. Text from a client may be in both,
+        and must not look like a log line of its own."""
         message = visible(self.formatMessage(record))
         head = message.replace("\n", "\\n")
         below = whole[len(message) :].removeprefix("\n")
@@ -57,11 +57,11 @@ class LineFormatter(logging.Formatter):
 
 
 BELOW = "  | "
-"""What a line of a traceback begins with, as no other line does."""
+"""Prefix of traceback lines. No other line begins with it."""
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Characters that move a terminal's cursor or turn the direction of a text, but for tab and line
+"""Characters that move a terminal's cursor or change the direction of text, except tab and line
 feed."""
 
 
@@ -72,7 +72,7 @@ def visible(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """The arguments of `configure`, for child processes that are to log alike."""
+    """The arguments of `configure`, for child processes that log in the same way."""
 
     level: str
     config: dict[str, Any] | None
@@ -81,7 +81,7 @@ class LogSettings:
     is_wanted: bool
 
     def apply(self) -> None:
-        """Set this process up alike. Mutates: loggers"""
+        """Set up this process's loggers in the same way. Mutates: loggers"""
         configure(
             self.level,
             config=self.config,
@@ -108,10 +108,10 @@ def configure(
     prefix: str = "",
     is_wanted: bool = True,
 ) -> None:
-    """Set every logger of this process up: dovetail's, uvicorn's where there is one, a file's.
+    """Set up all loggers of this process: dovetail's, uvicorn's if it serves, the config file's.
 
-    What the file does not name stays as it is without one. Where it is not wanted, all stays as
-    it is. Mutates: loggers. Raises: ConfigError
+    Loggers that the file does not name are set up as without a file. With `is_wanted` False nothing
+    is changed. Mutates: loggers. Raises: ConfigError
     """
     _last[:] = [
         LogSettings(
@@ -142,7 +142,7 @@ def _check_unused(config: Mapping[str, Any] | None) -> None:
 
 
 def _apply(config: Mapping[str, Any]) -> None:
-    """Lay a dictConfig over what is set up; loggers that it does not name are not silenced."""
+    """Apply a dictConfig on top of the current setup; loggers it does not name stay enabled."""
     kept = {name: list(logging.getLogger(name).handlers) for name in ("dovetail", "uvicorn")}
     try:
         named: dict[str, Any] = dict(config.get("loggers", {}))
@@ -164,11 +164,10 @@ def _apply(config: Mapping[str, Any]) -> None:
 
 
 def setup(level: str, prefix: str = "", form: str = TEXT) -> None:
-    """Send the log of dovetail to standard error at this level. May be called again.
+    """Send dovetail's log to standard error at this level. May be called again.
 
-    Every line begins with `prefix`; `form` is "module:class" of the formatter.
-
-    Mutates: the logger "dovetail", and those of plugins and kernels
+    Every line begins with `prefix`; `form` is the "module:class" of the formatter. Mutates: the
+    logger "dovetail", and the loggers of plugins and kernels
     """
     logger = logging.getLogger("dovetail")
     for name in OTHER_PACKAGES:
@@ -182,8 +181,8 @@ def setup(level: str, prefix: str = "", form: str = TEXT) -> None:
 
 
 def name_plugin(record: logging.LogRecord) -> bool:
-    """Add to a line with a traceback which plugin of another package raised the error. Mutates:
-    record"""
+    """Append the name of the plugin that raised the error to a line with a traceback, if it is from
+    another package. Mutates: record"""
     error = record.exc_info[1] if record.exc_info else None
     culprit = None if error is None else raised_by(error)
     if culprit is not None:
@@ -192,14 +191,14 @@ def name_plugin(record: logging.LogRecord) -> bool:
 
 
 def shortened(text: str, max_chars: int | None) -> str:
-    """Return text cut to --max-log-len, saying how much was left out."""
+    """Return text cut to --max-log-len, followed by how much was left out."""
     if max_chars is None or len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}... ({len(text) - max_chars} more)"
 
 
 def setup_uvicorn(level: str) -> None:
-    """Send uvicorn's lines to the same place in the same form. Mutates: uvicorn's loggers"""
+    """Send uvicorn's lines to the same handlers in the same format. Mutates: uvicorn's loggers"""
     handlers = logging.getLogger("dovetail").handlers
     for name in UVICORN_LOGGERS:
         logger = logging.getLogger(name)

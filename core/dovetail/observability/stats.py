@@ -1,4 +1,4 @@
-"""StatLoggers: the chosen stat loggers behind one call, none of which can stop the server."""
+"""StatLoggers: calls all chosen stat loggers; an error in one cannot stop the server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger("dovetail.stats")
 
 
 class StatLoggers:
-    """Hands every number to every logger. One that raises is reported and left out from then."""
+    """Passes every record to every logger. A logger that raises is reported and then left out."""
 
     def __init__(self, loggers: Sequence[StatLogger]) -> None:
         self._loggers = list(loggers)
 
     @classmethod
     def build(cls, spec: EngineSpec, *, is_offline: bool = False) -> Self:
-        """Return the loggers that were chosen, or those of them that want offline requests.
+        """Return the chosen loggers; with `is_offline` only those that support offline requests.
 
         Raises: PluginError
         """
@@ -53,11 +53,12 @@ class StatLoggers:
         self._each(lambda target: target.request(stats))
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write buffered records."""
         self._each(lambda target: target.flush())
 
     def close(self) -> None:
-        """Let every logger write what is left, which may take seconds. Mutates: none is left"""
+        """Let every logger write its remaining records, which may take seconds. Mutates: removes
+        them all"""
         self._each(lambda target: target.close())
         self._loggers.clear()
 

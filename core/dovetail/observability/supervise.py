@@ -1,8 +1,8 @@
-"""Long-lived tasks and threads that never end unnoticed.
+"""Supervised tasks and threads: long-lived ones that never end unnoticed.
 
-One that raises is logged, counted and started again, after a wait that grows while it keeps
-failing. What has failed within the last minute is named by /health; `dovetail:task_failures` counts
-every failure.
+A task that raises is logged, counted and restarted after a wait, which grows while it keeps
+failing. /health names those that failed within the last minute; `dovetail:task_failures` counts all
+failures.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ logger = logging.getLogger("dovetail.tasks")
 FIRST_WAIT_S = 0.1
 LAST_WAIT_S = 30.0
 CALM_S = 60.0
-"""A task that has not failed for so long counts as well again."""
+"""A task counts as healthy again after this time without a failure."""
 
 _failed_s: dict[str, float] = {}
 _lock = threading.Lock()
 
 
 def failing() -> tuple[str, ...]:
-    """Return the names of this process's tasks that have failed within the last minute."""
+    """Return the names of this process's tasks that failed within the last minute."""
     since_s = time.monotonic() - CALM_S
     with _lock:
         return tuple(sorted(name for name, at_s in _failed_s.items() if at_s > since_s))
 
 
 def note_failure(name: str, error: BaseException) -> None:
-    """Log and count that a task has failed."""
-    from dovetail.observability import metrics  # how numbers are kept is decided at its import
+    """Log and count a task's failure."""
+    from dovetail.observability import metrics  # its import decides where metrics are stored
 
     logger.error("the task %s failed: %s: %s", name, type(error).__name__, error, exc_info=error)
     with _lock:
@@ -41,7 +41,7 @@ def note_failure(name: str, error: BaseException) -> None:
 
 
 class _Waits:
-    """How long a task waits after each failure before it is started again."""
+    """The wait after each failure before a task is restarted."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_WAIT_S
@@ -58,7 +58,7 @@ class _Waits:
 
 
 async def run_supervised(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do work until it returns, again after each failure."""
+    """Run `work` until it returns; restart it after each failure."""
     waits = _Waits()
     while True:
         try:
@@ -69,7 +69,7 @@ async def run_supervised(name: str, work: Callable[[], Awaitable[None]]) -> None
 
 
 def supervised(name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-    """Return a task of the running loop that does work until it returns or is cancelled."""
+    """Return a task of the running loop that runs `work` until it returns or is cancelled."""
     return asyncio.get_running_loop().create_task(run_supervised(name, work), name=name)
 
 
@@ -80,8 +80,8 @@ def supervised_thread(
     is_over: threading.Event | None = None,
     end: Callable[[], None] | None = None,
 ) -> threading.Thread:
-    """Return a thread, not yet started, that does work until it returns, again after each failure
-    unless `is_over`. `end` is called last."""
+    """Return an unstarted thread that runs `work` until it returns, restarting it after failures
+    unless `is_over`. Finally calls `end`."""
     over = is_over or threading.Event()
 
     def run() -> None:

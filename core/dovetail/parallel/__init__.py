@@ -1,1 +1,1 @@
-"""Ranks: which part of the model this process holds and how ranks exchange tensors."""
+"""Ranks: the part of the model that this process holds, and how ranks exchange tensors."""

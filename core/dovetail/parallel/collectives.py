@@ -1,6 +1,6 @@
-"""Collectives over a Group: sums and gathers that are the identity for a group of size 1.
+"""Collectives over a Group: sums and gathers; in a group of size 1 they return their input.
 
-Knows nothing of layers or devices; the group's communicator carries the tensors.
+Knows nothing of layers or devices; the group's communicator transfers the tensors.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dovetail.parallel.groups import Group
 
 
 def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the sum of x over the ranks. Mutates: x"""
+    """Return the sum of x over all ranks. Mutates: x"""
     return x if group.size == 1 else group.joined().all_reduce(x)
 
 
 def all_gather(x: torch.Tensor, group: Group, axis: int = -1) -> torch.Tensor:
-    """Return the ranks' x joined along `axis` in rank order."""
+    """Return the x of all ranks concatenated along `axis` in rank order."""
     if group.size == 1:
         return x
     pieces = group.joined().all_gather(x)
@@ -27,7 +27,7 @@ def all_gather(x: torch.Tensor, group: Group, axis: int = -1) -> torch.Tensor:
 
 
 def exchange(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return what the ranks had for this one, in rank order; x[i] is for rank i.
+    """Return what each rank sent to this one, in rank order (all-to-all); x[i] goes to rank i.
 
     Shapes: x [size, T, ..] -> [size, T, ..]
     """

@@ -1,19 +1,19 @@
-"""ContextAttention: attention where the ranks of a group each keep a part of every request's cache.
+"""ContextAttention: context parallelism. Each rank caches a part of every request's tokens.
 
-The ranks hold the same KV heads, which tensor parallelism alone would have all of them cache. Of N
-ranks, rank r keeps the keys and values at positions p with p % N == r, so each block of the engine,
-of N * P tokens, is a block of P tokens on every rank. A layer gathers the queries of all heads,
-each rank attends to what it keeps, and every rank gets the parts of its own heads, which it joins
-by their log-sum-exps:
+The ranks have the same KV heads, which with tensor parallelism alone each of them would cache. With
+N ranks, rank r caches the keys and values at positions p with p % N == r, so an engine block of N *
+P tokens is a block of P tokens on every rank. A layer gathers the queries of all heads, and each
+rank attends to the keys in its cache. Then each rank receives the partial outputs of its own heads
+and combines them by their log-sum-exps:
 
     out = sum_i exp(lse_i - lse) out_i,  lse = log sum_i exp(lse_i)
 
-Among what a rank keeps the queries at positions p, p + N, p + 2 N, .. of a row see one key more
-each: so to a backend they are a row of their own, causal as any. A window of W tokens, which N must
-divide, is one of W / N there.
+Among the keys of one rank, the queries at positions p, p + N, p + 2 N, .. of a row each see one key
+more than the one before. So the backend gets them as a separate row with an ordinary causal mask. A
+window of W tokens, which N must divide, becomes one of W / N tokens.
 
-Source: Yang et al., "Context Parallelism for Scalable Million-Token Inference", 2024; the joining
-of parts: Dao et al., "Flash-Decoding for long-context inference", 2023
+Source: Yang et al., "Context Parallelism for Scalable Million-Token Inference", 2024; combining
+partial outputs: Dao et al., "Flash-Decoding for long-context inference", 2023
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from dovetail.parallel.groups import Group, context_group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedStep:
-    """A step as one rank's backend sees it. `order` None: its tokens are in the step's order.
+    """A step as one rank's backend sees it. If `order` is None, its tokens are in the step's order.
 
-    Shapes: order [T], which token is where; places [T], where which token is; blind [B], tokens
-    that see nothing of what this rank keeps
+    Shapes: order [T], the step's token at each place; places [T], the place of each token of the
+    step; blind [B], tokens that see no key on this rank
     """
 
     prepared: Any
@@ -47,7 +47,7 @@ class DividedStep:
 
 
 class ContextAttention(AttentionBackend):
-    """A backend whose cache is divided over a group. It claims nothing: the backend was chosen."""
+    """A backend with a cache divided over a group. Has no claims: the inner backend was chosen."""
 
     def __init__(self, backend: AttentionBackend, group: Group) -> None:
         super().__init__(backend.options)
@@ -62,23 +62,23 @@ class ContextAttention(AttentionBackend):
         return self._backend.kv_shape(num_blocks, own, num_kv_heads, head_size)
 
     def prepare(self, layout: BatchLayout) -> DividedStep:
-        """Return the step's rows as rows over what this rank keeps."""
+        """Return the step's rows as rows over this rank's part of the cache."""
         if layout.max_query_tokens == 1:
             return self._prepare_decodes(layout)
         return self._prepare_rows(layout)
 
     def _own_slots(self, layout: BatchLayout) -> torch.Tensor:
-        """Return where this rank puts the step's tokens: those of others into the null block."""
+        """Return this rank's slot of each token; tokens of other ranks go to the null block."""
         size, rank = self._group.size, self._group.rank
         slots = layout.slots
         return torch.where(slots % size == rank, slots // size, 0)
 
     def _num_kept(self, num_tokens: int) -> int:
-        """Return how many of a row's first tokens this rank keeps."""
+        """Return how many of a row's first tokens this rank caches."""
         return (num_tokens + self._group.size - 1 - self._group.rank) // self._group.size
 
     def _prepare_decodes(self, layout: BatchLayout) -> DividedStep:
-        """Return a step of rows of one token, which stay in their order."""
+        """Return a step in which every row has one query token; tokens stay in order."""
         size, rank = self._group.size, self._group.rank
         kept = (layout.seq_lens + (size - 1 - rank)) // size
         lens = [max(1, self._num_kept(n)) for n in layout.seq_lens_host]
@@ -99,7 +99,8 @@ class ContextAttention(AttentionBackend):
         )
 
     def _prepare_rows(self, layout: BatchLayout) -> DividedStep:
-        """Return any step: each row becomes up to N, its tokens N positions apart."""
+        """Return any kind of step: each row is divided into up to N, of tokens N positions apart.
+        """
         parts = self._parts(layout)
         tokens = np.concatenate([part.tokens for part in parts])
         starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
@@ -124,13 +125,13 @@ class ContextAttention(AttentionBackend):
         )
 
     def _parts(self, layout: BatchLayout) -> list[_Part]:
-        """Return the rows that this rank's backend attends."""
+        """Return the rows for this rank's backend."""
         size, parts = self._group.size, []
         for row, (first, last) in enumerate(pairwise(layout.query_start_host)):
             start = layout.seq_lens_host[row] - (last - first)
             for offset in range(min(size, last - first)):
                 tokens = np.arange(first + offset, last, size)
-                if not self._num_kept(start + offset + 1):  # its first token sees nothing here
+                if not self._num_kept(start + offset + 1):  # its first token sees no key here
                     parts.append(_Part(row=row, tokens=tokens[:1], num_keys=0))
                     tokens = tokens[1:]
                 if len(tokens):
@@ -148,7 +149,7 @@ class ContextAttention(AttentionBackend):
         prepared: DividedStep,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write what this rank keeps, attend with all ranks, join the parts of this rank's heads.
+        """Write this rank's keys and values, attend with all ranks, combine its own heads' outputs.
 
         Shapes: q [T, H, D], k and v [T, K, D], sinks [H] -> [T, H, D]. Mutates: cache
         """
@@ -165,7 +166,8 @@ class ContextAttention(AttentionBackend):
         return joined(*self._own_heads(out, lse), sinks)
 
     def _whole(self, spec: AttentionSpec) -> AttentionSpec:
-        """Return the rules of all ranks' heads over what one keeps; the same object every time."""
+        """Return the spec for the heads of all ranks over one rank's keys; cached, so always one
+        object."""
         if spec not in self._specs:
             size, window = self._group.size, spec.window_tokens
             assert spec.num_kv_heads == 1, "only a head that all ranks hold is divided"
@@ -197,7 +199,7 @@ class ContextAttention(AttentionBackend):
         return self._specs[spec]
 
     def _own_heads(self, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the parts that all ranks made of this rank's heads, in one exchange of bytes.
+        """Return all ranks' partial outputs for this rank's heads, in one exchange of bytes.
 
         Shapes: out [T, N * H, D], lse [T, N * H] -> [N, T, H, D], [N, T, H]
         """
@@ -210,7 +212,7 @@ class ContextAttention(AttentionBackend):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Tokens of a row that are N positions apart, the last of which sees `num_keys` keys here."""
+    """Tokens of a row that are N positions apart. The last one sees `num_keys` keys here."""
 
     row: int
     tokens: np.ndarray
@@ -218,14 +220,14 @@ class _Part:
 
 
 def over_ranks(backend: AttentionBackend, rank: RankSpec) -> AttentionBackend:
-    """Return the backend over the ranks that divide each request's cache with this one, which have
-    joined; the backend itself where none do."""
+    """Return the backend divided over this rank's context-parallel group, which must have joined.
+    In a group of size 1 it is the backend itself."""
     group = context_group(rank)
     return backend if group.size == 1 else ContextAttention(backend, group)
 
 
 def joined(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Return attention over all keys from attention over N parts of them.
+    """Return attention over all keys, combined from N partial outputs.
 
     Shapes: out [N, T, H, D], lse [N, T, H], sinks [H] -> [T, H, D]
     """
@@ -237,6 +239,6 @@ def joined(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> 
 
 
 def _index(numbers: Any, layout: BatchLayout) -> torch.Tensor:
-    """Return numbers where the step's tensors are. Shapes: [n] int64"""
+    """Return numbers as a tensor on the step's device. Shapes: [n] int64"""
     made = torch.from_numpy(np.asarray(numbers, dtype=np.int64))
     return made.to(layout.block_table.device, non_blocking=True)

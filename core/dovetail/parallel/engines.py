@@ -1,4 +1,4 @@
-"""Engines that share their experts: how a rank joins those of the others, and what it exchanges by.
+"""Engines that share their experts: joining the ranks of other engines, and the token exchange.
 
 Each process is one rank, and has one exchange for all its layers.
 """
@@ -18,8 +18,8 @@ _opened: list[All2All] = []
 
 
 def join(run: RunSpec) -> None:
-    """Join the ranks of the other engines that share experts with this one's; does nothing where
-    none do. Blocks until all have joined. Raises: ConfigError. Mutates: this process's groups"""
+    """Join the ranks of the other engines that share experts with this one, if there are any.
+    Blocks until all have joined. Raises: ConfigError. Mutates: this process's groups"""
     if run.rank.data_size == 1:
         return
     assert run.communicator is not None and run.all2all is not None, "resolved with the ranks"
@@ -41,5 +41,5 @@ def join(run: RunSpec) -> None:
 
 
 def exchange() -> All2All | None:
-    """Return what the layers of this process exchange tokens by, if they do."""
+    """Return the token exchange of this process's layers, or None if engines share no experts."""
     return _opened[0] if _opened else None

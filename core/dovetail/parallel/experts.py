@@ -1,7 +1,8 @@
-"""Which rank holds which experts, where whole experts are on each rank, and how to balance them.
+"""Expert parallelism: which rank holds which whole experts, and how to balance them.
 
-The ranks of a tensor group have the same tokens, so nothing is sent to an expert: each rank adds
-what its own experts make of all tokens, and the sum over the ranks is the layer's output.
+The ranks of a tensor-parallel group have the same tokens, so no token is sent to an expert. Each
+rank computes its own experts' outputs for all tokens; their sum over the ranks is the layer's
+output.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from dovetail.parallel.groups import Group
 from dovetail.registry.files import import_target
 
 Held = tuple[tuple[int, ...], ...]
-"""[rank][slot] -> expert. A slot is the place of one expert's matrices; each rank has as many."""
+"""[rank][slot] -> expert. A slot holds one expert's matrices; every rank has the same number."""
 
 
 def placed_experts(placement: str, num_experts: int, num_redundant: int, group: Group) -> Held:
     """Return the experts in each rank's slots by the "module:function" of an ExpertPlacement.
 
-    There are `num_redundant` more slots than experts: the first experts have copies there.
-    Raises: ConfigError where slots cannot be divided, BrokenPlugin
+    There are `num_redundant` more slots than experts: they hold copies of the first experts.
+    Raises: ConfigError if the slots cannot be divided evenly, BrokenPlugin
     """
     num_slots = num_experts + num_redundant
     each = group.share(num_slots, "experts", "--enable-expert-parallel")
@@ -45,17 +46,17 @@ def rank_loads(loads: Sequence[int], held: Held) -> list[float]:
 
 
 def balancedness(loads: Sequence[int], held: Held) -> float:
-    """Return the mean load of ranks, of the busiest one's: 1 is even."""
+    """Return the mean load of a rank divided by the maximum: 1 is perfectly even."""
     found = rank_loads(loads, held)
     return sum(found) / len(found) / max(found) if any(found) else 1.0
 
 
 def balanced(loads: Sequence[int], held: Held) -> Held:
-    """Return where experts should lie for these loads; `held` itself if that is no better.
+    """Return the placement of experts for these loads; `held` itself if the new one is no better.
 
-    Greedy, as the report on DeepSeek-V3 (2024, section 3.4) describes it: the experts with the
-    largest load for each copy get the redundant slots, and copies go, the largest share first, to
-    the least loaded rank. Experts that stay on a rank stay in their slots.
+    Greedy, as in the DeepSeek-V3 report (2024, section 3.4). Redundant slots go to the experts with
+    the largest load per copy. Then copies, the largest share first, go to the least loaded rank.
+    Experts that stay on a rank stay in their slots.
     """
     num_slots = len(held) * len(held[0])
     copies = [1] * len(loads)
@@ -69,7 +70,8 @@ def balanced(loads: Sequence[int], held: Held) -> Held:
 
 
 def _pack(shares: Sequence[tuple[float, int]], num_ranks: int) -> list[list[int]]:
-    """Return each rank's experts: as many on each, copies of one on different ranks if they can."""
+    """Return each rank's experts, the same number on each. Copies go to different ranks if
+    possible."""
     each = len(shares) // num_ranks
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     totals = [0.0] * num_ranks
@@ -83,7 +85,7 @@ def _pack(shares: Sequence[tuple[float, int]], num_ranks: int) -> list[list[int]
 
 
 def _settled(packed: Sequence[Sequence[int]], held: Held) -> Held:
-    """Return the packed ranks in the order, and their experts in the slots, that move the least."""
+    """Return the packing, its ranks reordered and experts put in slots so that few move."""
     left = {number: Counter(experts) for number, experts in enumerate(packed)}
     found = []
     for experts in held:

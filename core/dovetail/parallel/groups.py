@@ -19,14 +19,14 @@ BEFORE, AFTER = "stage before", "stage after"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`rank` of `size`; `communicator` is None when size is 1, and until the ranks have joined."""
+    """`rank` of `size`. `communicator` is None if size is 1, and until the ranks have joined."""
 
     rank: int = 0
     size: int = 1
     communicator: Communicator | None = None
 
     def share(self, count: int, what: str, where: str = "--tensor-parallel-size") -> int:
-        """Return this rank's part of `count` equal things; `where` is the flag that divides them.
+        """Return this rank's share of `count` equal parts; `where` is the flag that divides them.
         Raises: ConfigError if uneven."""
         if count % self.size:
             raise ConfigError(
@@ -44,7 +44,7 @@ class Group:
 
 ALONE = Group()
 _joined: dict[str, Communicator] = {}
-"""The groups that this process has joined, by what they divide."""
+"""Name of a group -> its communicator, for the groups that this process has joined."""
 
 
 def join(
@@ -56,11 +56,11 @@ def join(
     is_open: bool = False,
     hands_over: bool = False,
 ) -> None:
-    """Make this process one of `rank.world_size`, which all meet at `address` (see Membership);
-    where that is not open without them, the first rank opens it. `hands_over`: calls hand over to
-    the other half of a step.
+    """Join the groups of this rank; all `rank.world_size` ranks meet at `address` (see Membership).
 
-    Does nothing for a single rank. Blocks until all ranks have joined. Raises: ConfigError
+    Unless `is_open`, the first rank opens the address. With `hands_over`, calls hand over to the
+    other half of a step. Does nothing for a single rank. Blocks until all ranks have joined.
+    Raises: ConfigError
     """
     for name, (number, size, group) in _groups_of(rank).items():
         member = Membership(
@@ -76,8 +76,8 @@ def join(
 
 
 def _groups_of(rank: RankSpec) -> dict[str, tuple[int, int, str]]:
-    """Return this rank's groups: its number in each, the group's size and name. Stages join one
-    after the other, so that nobody waits in a circle."""
+    """Return this rank's groups: its number in each, and the group's size and name. Pipeline stages
+    join one after the other, which avoids a deadlock."""
     stage, found = rank.stage, {}
     if rank.tensor_size > 1:
         found[TENSOR] = (rank.tensor_rank, rank.tensor_size, f"{TENSOR}-{stage}")
@@ -92,9 +92,9 @@ def _groups_of(rank: RankSpec) -> dict[str, tuple[int, int, str]]:
 
 
 def tensor_group(rank: RankSpec) -> Group:
-    """Return the ranks that divide layers with this one: tensor_size consecutive ranks.
+    """Return this rank's tensor-parallel group: tensor_size consecutive ranks.
 
-    Before `join` the group has no communicator: layers can be built and looked at, but not run.
+    Before `join` the group has no communicator: layers can be built and inspected, but not run.
     """
     if rank.tensor_size == 1:
         return ALONE
@@ -102,12 +102,12 @@ def tensor_group(rank: RankSpec) -> Group:
 
 
 def stage_before() -> Communicator:
-    """Return the group of two with the rank that sends hidden states to this one."""
+    """Return the communicator shared with the rank that sends hidden states to this one."""
     return _joined[BEFORE]
 
 
 def stage_after() -> Communicator:
-    """Return the group of two with the rank that this one sends hidden states to."""
+    """Return the communicator shared with the rank that receives hidden states from this one."""
     return _joined[AFTER]
 
 
@@ -119,9 +119,8 @@ def join_engines(
     device: str = "cpu",
     hands_over: bool = False,
 ) -> None:
-    """Make this process one of the ranks over which experts are divided, which are those of several
-    engines and meet at `address`. Does nothing for one engine. Raises: ConfigError
-    """
+    """Join the ranks of several engines over which experts are divided, at `address`. Does nothing
+    for one engine. Raises: ConfigError"""
     if rank.data_size > 1:
         column = f"{DATA}-{rank.tensor_rank}"
         made = {DATA: (rank.data_rank, rank.data_size, column)}
@@ -134,7 +133,7 @@ def join_engines(
 
 
 def data_group(rank: RankSpec) -> Group:
-    """Return the ranks in the same place of all engines over which experts are divided."""
+    """Return the ranks at the same position in every engine over which experts are divided."""
     if rank.data_size == 1:
         return ALONE
     return Group(rank=rank.data_rank, size=rank.data_size, communicator=_joined.get(DATA))
@@ -151,7 +150,7 @@ def expert_group(rank: RankSpec) -> Group:
 
 def context_group(rank: RankSpec) -> Group:
     """Return the ranks that divide each request's KV cache with this one: context_size consecutive
-    ranks of those that divide layers; where they are all of these, they exchange as those do."""
+    ranks of the tensor-parallel group. If they are the whole group, they use its communicator."""
     if rank.context_size == 1:
         return ALONE
     name = TENSOR if rank.context_size == rank.tensor_size else CONTEXT

@@ -1,10 +1,10 @@
-"""Halves: two halves of a step, one of which computes while the other's exchange is under way.
+"""Halves: two half batches of a step; one computes while the other exchanges tensors.
 
-Each half runs in a thread of its own, and only one of them at a time: it hands over to the other
-where it has begun an exchange between ranks, and waits for that exchange once it has been handed
-over to again. So the first half is ahead of the second by less than one exchange, in every layer;
-what it writes there, the second may read. Who computes depends on the calls that the halves make
-and never on time: all ranks make the same calls in the same order.
+Each half runs in its own thread, only one at a time. A half that has begun an exchange between
+ranks hands over to the other half. When control comes back, it waits for its exchange. So in every
+layer the first half is ahead of the second by less than one exchange; what it writes there, the
+second may read. Who computes depends only on the calls that the halves make, never on time: all
+ranks make the same calls in the same order.
 
 Knows no model and no rows: a half is a function.
 """
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 
 class OtherHalfFailed(Exception):
-    """Ends a half at its exchange, because the other one has raised."""
+    """Raised in a half at its next exchange after the other half has failed."""
 
 
 class Baton:
-    """Says which half of a step computes. Its fields are read and written by that one alone.
+    """Decides which half of a step computes. Only that half reads and writes its fields.
 
-    `begun` counts, for groups in which halves must take turns, the calls that each has begun.
+    `begun` counts the calls that each half has begun to each group in which halves take turns.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Baton:
         self.begun: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
 
     def wait_for_start(self) -> None:
-        """Return when the second half may begin. Raises: OtherHalfFailed"""
+        """Wait until the second half may begin. Raises: OtherHalfFailed"""
         self._wait(1)
 
     def hand_over(self, half: int) -> None:
-        """Let the other half compute, and return when it hands over; at once if it has ended.
+        """Let the other half compute until it hands over; returns immediately if it has ended.
         Raises: OtherHalfFailed"""
         other = 1 - half
         if self._is_running[other]:
@@ -68,14 +68,14 @@ class Baton:
             raise OtherHalfFailed
 
     def end(self, half: int, *, has_failed: bool) -> None:
-        """Compute no more in this half. Mutates: self"""
+        """End this half and let the other one compute. Mutates: self"""
         self._is_running[half] = False
         self._has_failed |= has_failed
         if self._is_running[1 - half]:
             self._turns[1 - half].release()
 
     def take_turn(self, half: int, group: int) -> None:
-        """Wait until the other half has begun as many calls to a group: the first half's come
+        """Wait until the other half has begun as many calls to the group; the first half calls
         first. Raises: OtherHalfFailed. Mutates: begun"""
         own, others = self.begun[half], self.begun[1 - half]
         while self._is_running[1 - half] and others[group] < own[group] + half:
@@ -93,7 +93,7 @@ _slot = _Slot()
 
 @contextmanager
 def _as_half(baton: Baton, half: int) -> Iterator[None]:
-    """Have what exchanges inside a with block hand over as this half, and end it behind."""
+    """Run the with block as this half: its exchanges hand over. Ends the half on exit."""
     _slot.baton, _slot.half = baton, half
     has_failed = True
     try:
@@ -107,16 +107,16 @@ def _as_half(baton: Baton, half: int) -> Iterator[None]:
 
 
 class Halves:
-    """Runs the halves of steps. `alternates` False: one after the other, where exchanges cannot be
-    under way while something computes."""
+    """Runs the halves of steps. With `alternates` False they run one after the other, for
+    communicators that cannot overlap exchanges with computation."""
 
     def __init__(self, *, alternates: bool) -> None:
         self.alternates = alternates
         self._pool = ThreadPoolExecutor(1, "dovetail-second-half") if alternates else None
 
     def run(self, first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
-        """Return what both halves return; the first one runs in this thread. Raises: what the one
-        that failed has raised; the other ends at its next exchange"""
+        """Return the results of both halves; the first one runs in this thread. Raises: the error
+        of the half that failed; the other one ends at its next exchange"""
         if self._pool is None:
             return first(), second()
         baton = Baton()
@@ -138,9 +138,9 @@ def _run_half(baton: Baton, half: int, function: Callable[[], T]) -> T:
 
 
 class HandingOver(Communicator):
-    """A group whose calls hand over to the other half of a step; outside halves they are those of
-    the communicator. `takes_turns`: ranks of other engines are in it, whose halves may make other
-    calls to other groups in between; so halves call it in turns."""
+    """A communicator that hands over to the other half of a step at each call. Outside of halves it
+    is the inner communicator. `takes_turns`: the group contains ranks of other engines, whose
+    halves may make other calls in between; so the halves call it in turns."""
 
     info = Info(summary="a communicator of a step in two halves")
 
@@ -158,43 +158,44 @@ class HandingOver(Communicator):
         try:
             baton.hand_over(half)
         except OtherHalfFailed:
-            finish()  # the other ranks have begun it too
+            finish()  # the other ranks have begun this call too
             raise
         return finish()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' x. Mutates: x"""
+        """Return the sum of x over all ranks. Mutates: x"""
         return self._call(lambda: self._inner.all_reduce(x))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' x in rank order. Shapes: x [..] -> [size, ..]"""
+        """Return the x of all ranks in rank order. Shapes: x [..] -> [size, ..]"""
         return self._call(lambda: self._inner.all_gather(x))
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Return the x of rank `source`. Mutates: x"""
+        """Return x of rank `source` (broadcast). Mutates: x"""
         return self._call(lambda: self._inner.broadcast(x, source))
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the sum. Shapes: x [size * N, ..] -> [N, ..]"""
+        """Return this rank's part of the sum over all ranks. Shapes: x [size * N, ..] -> [N, ..]"""
         return self._call(lambda: self._inner.reduce_scatter(x))
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks had for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
+        """Return what each rank sent to this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
         return self._call(lambda: self._inner.all_to_all(x))
 
     def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the rows that the ranks had for this one.
+        """Return the rows that the ranks sent to this one.
 
         Shapes: x [rows sent, ..] -> [received, ..]
         """
         return self._call(lambda: self._inner.all_to_all_rows(x, counts))
 
     def send(self, x: torch.Tensor) -> None:
-        """Give x to the other rank of two. Stages do, before and after the halves of a step."""
+        """Send x to the other rank of two. Only pipeline stages do, outside of the halves of a
+        step."""
         self._inner.send(x)
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of two sends. Mutates: x"""
+        """Return x as sent by the other rank of two. Mutates: x"""
         return self._inner.receive(x)
 
     def barrier(self) -> None:
@@ -207,7 +208,7 @@ class HandingOver(Communicator):
 
 
 class HalvesAll2All(All2All):
-    """An exchange for each half, as it knows how many tokens the ranks have now."""
+    """One exchange per half, because each half has its own number of tokens."""
 
     info = Info(summary="the exchanges of a step in two halves")
 
@@ -215,7 +216,7 @@ class HalvesAll2All(All2All):
         self._parts = parts
 
     def begin_step(self, num_tokens: int) -> None:
-        """Note that a half, or a whole step, begins with so many tokens."""
+        """Begin a half, or a whole step, of `num_tokens` tokens."""
         self._parts[_slot.half if _slot.baton else 0].begin_step(num_tokens)
 
     def exchange(
@@ -232,7 +233,7 @@ class HalvesAll2All(All2All):
 
 
 def alternates(run: RunSpec) -> bool:
-    """Return whether a run's steps are divided, and its halves hand over at exchanges."""
+    """Return whether this run divides steps into halves that overlap with exchanges."""
     if run.halves is None or run.communicator is None:
         return False
     return OVERLAPS in registry.load_selection(run.communicator).capabilities

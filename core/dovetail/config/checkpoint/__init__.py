@@ -1,1 +1,1 @@
-"""What a checkpoint's files say, read without torch and without transformers."""
+"""The contents of a checkpoint's files, read without torch and without transformers."""

@@ -1,4 +1,4 @@
-"""adapter_config.json: what PEFT says of an adapter, beside its weights."""
+"""adapter_config.json: PEFT's description of an adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail.json_values import InvalidJson, json_value
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""Files of the weights, the first one that there is counts."""
+"""Names of weight files; the first that exists is used."""
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:

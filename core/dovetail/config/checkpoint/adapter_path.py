@@ -1,4 +1,4 @@
-"""Where an adapter lies: a local folder, the hub's cache, or the hub."""
+"""Find an adapter: in a local folder, the hub's cache, or on the hub."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dovetail.errors import ConfigError
 
 
 def find_adapter(name: str, hub: Hub, *, where: str) -> Path:
-    """Return the folder of an adapter, which a path or a hub id names; fetched from the hub only
-    when its cache has not all of it.
+    """Return the folder of an adapter, given by a path or a hub id.
 
-    Raises: ConfigError naming the folder, with `where` (a flag, a field)
+    Fetched from the hub only if the cache does not contain all of it. Raises: ConfigError naming
+    the folder, with `where` (a flag, a field)
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -39,7 +39,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _checked(folder: Path, where: str) -> Path:
-    """Return the folder. Raises: ConfigError where no adapter is in it"""
+    """Return the folder. Raises: ConfigError if it contains no adapter"""
     if not (folder / CONFIG).is_file():
         raise ConfigError(
             f"there is no {CONFIG} in {folder}.",

@@ -1,8 +1,8 @@
 """The Python files that a checkpoint names in `auto_map`: read once, bounded, hashed, never run.
 
-Format: auto_map of config.json and tokenizer_config.json, kind -> "module.Class" (of a tokenizer a
-pair, the second is the fast one), where module is a file beside it. What these files import by
-relative imports belongs to them.
+Format: auto_map of config.json and tokenizer_config.json, kind -> "module.Class", in which the
+module is a file in the same folder. A tokenizer has a pair; the second is the fast one. Files that
+these import by relative imports are included.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG, TOKENIZER, Check
 MAX_FILES = 64
 MAX_FILE_BYTES = 1 << 20
 ELSEWHERE = "--"
-"""Between a repository and the reference of a class in it."""
+"""Separates a repository from the reference to a class in it."""
 _REFERENCE = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 
 
 class MissingCode(ConfigError):
-    """A file of code is not in the folder."""
+    """A code file is missing from the folder."""
 
 
 def named_classes(folder: Path) -> dict[str, str]:
-    """Return the classes that a folder's settings name, of those that may be asked for."""
+    """Return the classes that a folder's settings name, of the kinds that dovetail can use."""
     if not folder.is_dir():
         return {}
     model = read_json(folder / "config.json", is_required=False).get("auto_map")
@@ -43,17 +43,16 @@ def named_classes(folder: Path) -> dict[str, str]:
 
 
 def _one(named: Any) -> str | None:
-    """Return a reference: of a pair the fast tokenizer, or the other where there is none."""
+    """Return a reference. From a pair it is the fast tokenizer, or the other if that is null."""
     if isinstance(named, list | tuple):
         return next((one for one in reversed(named) if isinstance(one, str)), None)
     return named if isinstance(named, str) else None
 
 
 def read_code(folder: Path) -> CheckpointCode:
-    """Return the files that the settings of a folder name, and all that these import.
+    """Return the files that a folder's settings name, and all files that these import.
 
-    Raises: ConfigError for what is no module beside the settings, MissingCode for a file that is
-    not there
+    Raises: ConfigError for a module outside of the folder, MissingCode for a missing file
     """
     classes = named_classes(folder)
     waiting = [_module(folder, reference) for reference in classes.values()]
@@ -72,7 +71,7 @@ def read_code(folder: Path) -> CheckpointCode:
 
 
 def _module(folder: Path, reference: str) -> str:
-    """Return the module of a reference. Raises: ConfigError for one of another place"""
+    """Return the module of a reference. Raises: ConfigError for one in another repository"""
     if ELSEWHERE in reference:
         raise ConfigError(
             f"its settings name code of another repository ({reference}), which is not run.",
@@ -90,7 +89,7 @@ def _module(folder: Path, reference: str) -> str:
 
 
 def _read(folder: Path, name: str) -> tuple[bytes, str]:
-    """Return the content of a file, and its text. Raises: ConfigError"""
+    """Return the content of a file as bytes and as text. Raises: ConfigError"""
     file = folder / name
     if not file.is_file():
         raise MissingCode("the code that auto_map names is not there.", where=str(file))
@@ -112,8 +111,8 @@ def _read(folder: Path, name: str) -> tuple[bytes, str]:
 
 
 def _siblings(folder: Path, name: str, text: str) -> Iterator[str]:
-    """Yield the modules of the folder that a file imports; names that lie elsewhere inside such a
-    module are none. Raises: ConfigError for a file that is not Python"""
+    """Yield the modules of the folder that a file imports by relative imports; names without a file
+    there are skipped. Raises: ConfigError for a file that is not Python"""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -128,6 +127,6 @@ def _siblings(folder: Path, name: str, text: str) -> Iterator[str]:
 
 
 def _digest(contents: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of all files. What `sha256sum NAMES | sha256sum` prints."""
+    """Return the SHA-256 of all files, as `sha256sum NAMES | sha256sum` prints it."""
     lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""The context length: what a checkpoint can do, its sliding window, and what the flags ask for.
+"""The context length: the checkpoint's maximum, its sliding window, and the length requested.
 
-With --disable-sliding-window every layer attends to everything, within the window's length. Up to
-that length a window hides nothing, so the answers are the checkpoint's own; what changes is the
-KV cache, which then is of one kind.
+With --disable-sliding-window every layer uses full attention, and the context is at most the
+window. Up to that length a window hides nothing, so the answers stay the same. Only the KV cache
+changes: all layers then form one KV group.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 NO_WINDOW = "--disable-sliding-window"
 
 _LENGTH_IS_STATED = ("default", "llama3", "longrope")
-"""RoPE kinds that leave max_position_embeddings as the usable length."""
+"""RoPE types for which max_position_embeddings already is the usable length."""
 
 
 def checkpoint_tokens(model: ModelSpec) -> int:
-    """Return the longest context the checkpoint was made for, RoPE scaling included."""
+    """Return the longest context that the checkpoint was made for, RoPE scaling included."""
     config = model.hf_config
     rope = rope_of(config, FULL)
     kind = rule_name(rope)
@@ -42,8 +42,8 @@ def checkpoint_tokens(model: ModelSpec) -> int:
 
 
 def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = False) -> int:
-    """Return the context length to serve. Raises: ConfigError when more than the checkpoint's,
-    unless it `may_exceed` that, or knows no positions that could end."""
+    """Return the context length to serve. Raises: ConfigError if it exceeds the checkpoint's,
+    unless `may_exceed` is set or the model has no positional encoding."""
     longest = checkpoint_tokens(model)
     if requested is None:
         log.info("max_model_len auto: %d tokens, the checkpoint's maximum.", longest)
@@ -75,8 +75,8 @@ def model_tokens(requested: int | None, model: ModelSpec, *, may_exceed: bool = 
 
 
 def window_tokens(config: Mapping[str, Any]) -> int | None:
-    """Return the sliding window, the query's own key and those before it, or None where the model
-    does not use one."""
+    """Return the sliding window, counting the query's own key, or None if the model does not use
+    one."""
     window = config.get("sliding_window")
     if config.get("use_sliding_window") is False or not isinstance(window, int) or window < 1:
         return None
@@ -84,7 +84,7 @@ def window_tokens(config: Mapping[str, Any]) -> int | None:
 
 
 def chunk_tokens(config: Mapping[str, Any]) -> int | None:
-    """Return the length of the chunks in which layers attend, None where the model has none."""
+    """Return the chunk length of chunked attention, None if the model has none."""
     chunk = config.get("attention_chunk_size")
     kinds = config.get("layer_types")
     is_used = not isinstance(kinds, list) or "chunked_attention" in kinds
@@ -96,7 +96,7 @@ def within_window(
 ) -> int:
     """Return the context length to serve, at most the window, `because` of a flag or a model.
 
-    Raises: ConfigError when more was `requested`.
+    Raises: ConfigError if more was `requested`.
     """
     window = window_tokens(model.hf_config)
     if window is None:
@@ -119,7 +119,7 @@ def within_window(
 
 
 def without_window(model: ModelSpec) -> ModelSpec:
-    """Return the model's facts with no window in any layer; the kinds of its layers stay."""
+    """Return the model's facts without a window in any layer; its layer types stay."""
     changes = {"sliding_window": None, "use_sliding_window": False}
     config = {key: changes.get(key, value) for key, value in model.hf_config.items()}
     return msgspec.structs.replace(model, hf_config={**config, "sliding_window": None})

@@ -1,4 +1,4 @@
-"""The compute type: what was asked for, what the checkpoint stores, what the device does well."""
+"""The dtypes of weights and computation: from the flag, the checkpoint, and the device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ BYTES = {
 
 
 def chosen_dtypes(requested: str, config: Mapping[str, Any], platform: Platform) -> tuple[str, str]:
-    """Return the torch names of the types of activations and of matrices; `requested` is "auto" or
-    such a name.
+    """Return the dtypes of activations and weights as torch names.
 
-    Raises: ConfigError when the model is known to overflow in the asked type.
+    `requested` is "auto" or such a name. Raises: ConfigError if the model is known to overflow in
+    the requested type.
     """
     computed, kept = platform.dtypes(requested, stored_dtype(config))
     if computed == "float16" and facts_of(config).overflows_in_float16:
@@ -45,7 +45,7 @@ def chosen_dtypes(requested: str, config: Mapping[str, Any], platform: Platform)
 
 
 def tell_dtypes(model: ModelSpec, platform: Platform) -> None:
-    """Log what "auto" came to and why."""
+    """Log which dtypes "auto" chose, and why."""
     stored = stored_dtype(model.hf_config)
     reason = "the device's own type"
     if stored is None:
@@ -62,6 +62,6 @@ def tell_dtypes(model: ModelSpec, platform: Platform) -> None:
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
-    """Return the type that config.json states, or None."""
+    """Return the dtype stated in config.json, or None."""
     stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     return stated if stated in _KNOWN else None

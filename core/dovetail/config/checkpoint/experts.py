@@ -1,4 +1,4 @@
-"""How many experts a model has, by whichever names its config.json gives them."""
+"""The number of experts of a model, under any of the names that config.json uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PICKED = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_e
 
 
 def experts_of(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many experts there are and how many work on a token, zeros without any."""
+    """Return the number of experts, and how many of them process a token; zeros without experts."""
     found = [
         next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
         for keys in (_EXPERTS, _PICKED)

@@ -1,8 +1,8 @@
-"""The layouts in which a checkpoint tells its settings, each read as the config.json it means.
+"""Layouts of checkpoint settings, each read as the equivalent config.json.
 
-A layout is a value of the kind `config_format`: "module:function", where the function takes the
-checkpoint's path and returns what config.json would hold, or None where the path is not of its
-layout. Imports no layout before it is asked.
+A layout is a value of the kind `config_format`: "module:function". The function takes the
+checkpoint's path and returns the content of config.json, or None if the path has another layout. A
+layout is imported only when it is tried.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from dovetail.errors import ConfigError
 FLAG = "--config-format"
 KIND = "config_format"
 FIRST = "hf"
-"""Asked before the others, and what a missing file is reported of."""
+"""Tried before the others, and named by the error about a missing file."""
 
 Read = Callable[[Path], dict[str, Any] | None]
 
 
 def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
-    """Return the settings that config.json holds, or would hold. `name` is a layout, "auto" the one
-    that fits.
+    """Return the content of config.json, or its equivalent. `name` is a layout; "auto" tries all.
 
-    Raises: ConfigError when the path is not of the layout, or of none.
+    Raises: ConfigError if the path does not have this layout, or any.
     """
     target = registry.value_of(KIND, name, where=FLAG)
     settings = _read(Path(path), target) if target is not None else _first_that_fits(Path(path))

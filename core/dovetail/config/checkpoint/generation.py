@@ -1,4 +1,4 @@
-"""Default sampling settings: generation_config.json, then what the user lays over it."""
+"""Default sampling settings: generation_config.json, overridden by the user's settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-"""Sampling fields that a checkpoint may give defaults for."""
+"""Sampling fields that may have defaults."""
 
 _WHERE = "generation config"
 _FIX = "mend generation_config.json or --override-generation-config."
@@ -51,7 +51,7 @@ def _of_folder(source: str) -> dict[str, Any]:
 
 
 def _tell(found: Mapping[str, Any], laid: Mapping[str, Any], place: str | None) -> None:
-    """Log which defaults requests get that say nothing, and whence."""
+    """Log the defaults for requests, and their origin."""
     parts = [
         ", ".join(f"{name} {value:g}" for name, value in values.items()) + f" ({origin})"
         for values, origin in ((found, place), (laid, "--override-generation-config"))
@@ -62,7 +62,7 @@ def _tell(found: Mapping[str, Any], laid: Mapping[str, Any], place: str | None) 
 
 
 def _sampling(values: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
-    """Return the sampling fields among generation settings, in SamplingParams' own names."""
+    """Return the sampling fields of generation settings, named as in SamplingParams."""
     given = dict(values)
     if "max_new_tokens" in given:
         given.setdefault("max_tokens", given.pop("max_new_tokens"))

@@ -61,12 +61,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 CONFIG = "config.json"
 GENERATES = "ForCausalLM"
-"""The end of the names of classes that a model type's own stands for."""
+"""Suffix of class names that the model type's `runs_as` replaces."""
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 ALONE = "ForCausalLM"
-"""End of the names of classes of a decoder without the encoder that its type may have."""
+"""Suffix of decoder classes without the encoder that their model type may have."""
 DEFAULT_POSITIONS = 2048
-"""Length of a checkpoint that states none."""
+"""Maximum length for checkpoints that state none."""
 
 
 def load_model_facts(
@@ -79,9 +79,8 @@ def load_model_facts(
 ) -> ModelSpec:
     """Return the facts of the checkpoint at `path`; `dtype` is passed through.
 
-    `config_path` is the folder of config.json where that is another, `config_format` the layout of
-    the settings (see `config.formats`).
-    Raises: ConfigError naming the file and the field that is missing or wrong.
+    `config_path` is the folder of config.json if it is another one, `config_format` the layout of
+    the settings (see `config.formats`). Raises: ConfigError naming the file and the field at fault.
     """
     model_path, path = path, config_path or path
     raw = read_settings(path, config_format)
@@ -93,7 +92,7 @@ def load_model_facts(
 def _facts(
     path: str | Path, model_path: str | Path, raw: Mapping[str, Any], dtype: str
 ) -> ModelSpec:
-    """Return the facts of settings. Raises: ConfigError"""
+    """Return the facts in these settings. Raises: ConfigError"""
     _refuse_parts_elsewhere(path, raw)
     text = text_config(raw)
     generation = read_json(Path(model_path) / "generation_config.json", is_required=False)
@@ -128,7 +127,7 @@ def _facts(
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Return config.json, None where the folder has none. Raises: ConfigError."""
+    """Return config.json, None if the folder has none. Raises: ConfigError."""
     file = path / CONFIG
     if not file.is_file():
         return None
@@ -138,7 +137,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def _refuse_parts_elsewhere(path: str | Path, raw: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a checkpoint whose text model is another checkpoint, as Ultravox's."""
+    """Raise ConfigError if the text model is another checkpoint, as in Ultravox."""
     elsewhere = raw.get("text_model_id")
     if elsewhere and not has_text_part(raw):
         raise ConfigError(
@@ -149,7 +148,7 @@ def _refuse_parts_elsewhere(path: str | Path, raw: Mapping[str, Any]) -> None:
 
 
 def has_text_part(raw: Mapping[str, Any]) -> bool:
-    """Return whether a text model is one part of what a checkpoint holds."""
+    """Return whether the text model is one part of the checkpoint."""
     return _text_part(raw) is not None
 
 
@@ -158,10 +157,10 @@ def _text_part(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text model's settings: nested ones of a multimodal checkpoint, else all.
+    """Return the text model's settings: the nested ones of a multimodal checkpoint, else all.
 
-    What the file leaves out is filled in with the defaults of its model type, and what the type
-    calls by another name stands under the usual name too.
+    Missing values get the defaults of the model type. A setting that the type calls by another name
+    is available under the usual name too.
     """
     nested = _text_part(raw)
     own = dict(raw) if nested is None else dict(nested)
@@ -179,8 +178,8 @@ def text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:
-    """Return the class name under which the checkpoint was saved; of one that generates, that of
-    its model type, where the type shares the class with others."""
+    """Return the class name that the checkpoint was saved with. For a generating class it is the
+    model type's own name, if the type shares the class with other types."""
     names = raw.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         own = facts_of(raw).runs_as
@@ -193,7 +192,7 @@ def architecture(path: str | Path, raw: Mapping[str, Any]) -> str:
 
 
 def eos_token_ids(text: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end an answer: config.json's, then further generation_config.json's."""
+    """Return the ids that end an answer: config.json's, then others of generation_config.json."""
     ids = [*_ids(text.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
     return tuple(dict.fromkeys(ids))
 
@@ -225,7 +224,7 @@ def _count(path: str | Path, text: Mapping[str, Any], fact: str) -> int:
 
 
 def _verify_windows(path: str | Path, text: Mapping[str, Any], num_layers: int) -> None:
-    """Raise ConfigError for a window of no length, or kinds of some layers only."""
+    """Raise ConfigError for an invalid window, or if only some layers have a type."""
     window, kinds = text.get("sliding_window"), text.get("layer_types")
     where = str(Path(path) / "config.json")
     if window is not None and (type(window) is not int or window < 0):
@@ -243,8 +242,8 @@ def _verify_windows(path: str | Path, text: Mapping[str, Any], num_layers: int) 
 
 
 def _encoder(text: Mapping[str, Any], generation: Mapping[str, Any]) -> EncoderSpec | None:
-    """Return the encoder beside a decoder that generates, if the model type has one. Its first
-    tokens are that which stands for a start and, where that is forced, the one behind it."""
+    """Return the encoder of a generating encoder-decoder, or None. The decoder's first tokens are
+    the start token and, if it is forced, the one that follows."""
     facts = facts_of(text)
     if not facts.encoder_input:
         return None
@@ -261,7 +260,7 @@ def _encoder(text: Mapping[str, Any], generation: Mapping[str, Any]) -> EncoderS
 
 
 def _head_pairs(told: Any) -> tuple[tuple[int, int], ...]:
-    """Return the (layer, head) pairs of a generation config, none where it says nothing usable."""
+    """Return the (layer, head) pairs of a generation config; empty if it contains no valid ones."""
     pairs = told if isinstance(told, list) else ()
     return tuple(
         (pair[0], pair[1])
@@ -273,14 +272,14 @@ def _head_pairs(told: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _positions(text: Mapping[str, Any]) -> int:
-    """Return the longest sequence that a model has positions for."""
+    """Return the maximum length for which the model has positions."""
     stated = _find(text, "max_position_tokens")
     return DEFAULT_POSITIONS if stated is None else stated - unused_positions(text)
 
 
 def _kv_heads(path: str | Path, text: Mapping[str, Any], num_heads: int) -> int:
     if text.get("multi_query") is True and not text.get("new_decoder_architecture"):
-        return 1  # Falcon's and BigCode's own way of saying it; the count is then unused
+        return 1  # how Falcon and BigCode state it; the count is then unused
     num_kv_heads = _find(text, "num_kv_heads") or num_heads
     if num_heads % num_kv_heads:
         raise ConfigError(

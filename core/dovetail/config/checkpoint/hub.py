@@ -1,8 +1,7 @@
-"""Fetching from the Hugging Face hub or ModelScope: only the files that a model needs, all of one
-commit.
+"""Fetching from the Hugging Face hub or ModelScope: only the files a model needs, of one commit.
 
-What is cached is found without a connection (`stores.hub_cache`); huggingface_hub is imported only
-to fetch. It goes on where an earlier download broke off.
+Cached models are found without a connection (`stores.hub_cache`); huggingface_hub is imported only
+to fetch. An interrupted download is resumed.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from dovetail.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
-"""Names of files beside the weights; folders in the repository hold other formats of them."""
+"""Patterns of files other than weights; subfolders contain other formats of the weights."""
 CODE = "*.py"
 _TEMPLATES = "additional_chat_templates/"
 _ORIGINALS = "consolidated*"
-"""Weights as their makers keep them, beside the same weights in the usual layout."""
+"""Weights in their authors' own format, next to the same weights in the usual one."""
 _OLDER = (".bin", ".pt")
 MAX_NAMED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """How the hub is asked: the folder of its cache, and who asks.
+    """How to reach the hub: the cache folder, and the token.
 
-    `token` None lets the hub's client find one (HF_TOKEN, or a saved login); empty means that a
-    login must have been saved. `is_modelscope`: ModelScope is asked instead.
+    With `token` None the hub's client finds one (HF_TOKEN, or a saved login); an empty one requires
+    a saved login. With `is_modelscope`, ModelScope is used instead.
     """
 
     cache: str | None = None
@@ -57,7 +56,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is looked for on the hub, and the flag or command that names it."""
+    """What to look for on the hub, and the flag or command that names it."""
 
     flag: str
     name: str
@@ -65,7 +64,7 @@ class Wanted:
 
 
 def cached(wanted: Wanted, hub: Hub) -> Path | None:
-    """Return the folder of a cached revision, whole or not; None where there is none."""
+    """Return the folder of a cached revision, complete or not; None if it is not cached."""
     if hub.is_modelscope:
         folder = modelscope.folder_of(wanted.name, wanted.revision, hub.cache)
         return folder if folder.is_dir() else None
@@ -73,7 +72,7 @@ def cached(wanted: Wanted, hub: Hub) -> Path | None:
 
 
 def check_online(wanted: Wanted) -> None:
-    """Raise ConfigError where a variable forbids to ask the hub."""
+    """Raise ConfigError if a variable forbids using the hub."""
     if _is_offline():
         raise ConfigError(
             f"{wanted.name} is neither a folder nor complete in the hub's cache, and "
@@ -84,7 +83,7 @@ def check_online(wanted: Wanted) -> None:
 
 
 def check_allowed(wanted: Wanted) -> None:
-    """Raise ConfigError where a variable forbids to ask the hub, whatever is cached."""
+    """Raise ConfigError if a variable forbids using the hub, whatever is cached."""
     if _is_offline():
         raise ConfigError(
             "HF_HUB_OFFLINE forbids fetching anything.", where=wanted.flag, fix="unset it."
@@ -99,11 +98,12 @@ def fetch(
     every_format: bool = False,
     has_code: bool = False,
 ) -> Path:
-    """Return the folder of a model with all that it needs, fetched where it is not cached.
-    `every_format`: a load format was named, which may need other files of the same weights.
-    `has_code`: its Python files too, which may be asked to run.
+    """Return the folder of a model with all files that it needs, fetching the missing ones.
 
-    Raises: ConfigError when the hub cannot give it, or holds GGUF files alone
+    `every_format`: a load format was named, which may need other files of the same weights.
+    `has_code`: include its Python files, which may be run on request.
+
+    Raises: ConfigError if the hub does not provide it, or has only GGUF files
     """
     with _told(wanted, hub):
         names = _listed(wanted, hub)
@@ -116,8 +116,8 @@ def fetch(
 
 
 def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:
-    """Return the (first) file of a GGUF model that a quantization or a file's name means. Raises:
-    ConfigError when there is none, or several, or the hub cannot give it"""
+    """Return the (first) file of the GGUF model with this quantization or file name. Raises:
+    ConfigError if none or several match, or the hub does not provide it"""
     check_online(wanted)
     with _told(wanted, hub):
         ggufs = grouped(_listed(wanted, hub))
@@ -130,7 +130,7 @@ def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:
 def needed_files(
     names: Sequence[str], *, with_weights: bool, every_format: bool = False
 ) -> list[str]:
-    """Return the files of a repository that a model needs: one format of its weights, or all."""
+    """Return a repository's files that a model needs: one format of its weights, or all formats."""
     top = [name for name in names if "/" not in name]
     needed = [n for n in names if n.startswith(_TEMPLATES)]
     needed += [name for name in top if any(fnmatch(name, pattern) for pattern in SETTINGS)]
@@ -172,14 +172,14 @@ def _download(wanted: Wanted, hub: Hub, names: Sequence[str]) -> Path:
 
 @contextmanager
 def _told(wanted: Wanted, hub: Hub) -> Iterator[None]:
-    """Let a failure of the hub's client be one error. Raises: ConfigError"""
+    """Turn a failure of the hub's client into one error. Raises: ConfigError"""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
     try:
         yield
     except (HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = hub.masked(str(error).strip()) or type(error).__name__
-        # The cause would carry the token's header into a traceback.
+        # The cause would expose the token's header in a traceback.
         raise ConfigError(
             f"{_asked(wanted)}the hub did not give it: {reason.splitlines()[0]}",
             where=wanted.flag,
@@ -189,7 +189,7 @@ def _told(wanted: Wanted, hub: Hub) -> Iterator[None]:
 
 
 def _asked(wanted: Wanted) -> str:
-    """Return the beginning of an error: a flag may also mean a folder, a command cannot."""
+    """Return the start of an error: a flag may also mean a folder, a command cannot."""
     is_flag = wanted.flag.startswith("-")
     return f"there is no folder {wanted.name} here, and " if is_flag else f"{wanted.name}: "
 

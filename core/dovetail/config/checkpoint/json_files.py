@@ -1,4 +1,4 @@
-"""One JSON file of a checkpoint as a dict."""
+"""Read one JSON file of a checkpoint as a dict."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
 def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
-    """Return a JSON object from a file; {} when it may be missing and is. Raises: ConfigError.
+    """Return a JSON object from a file; {} if it is optional and missing. Raises: ConfigError.
 
-    Infinities and "not a number", which JSON lacks, are read as transformers writes them.
+    Infinities and NaN, which JSON lacks, are read in the form that transformers writes.
     """
     content = read_value(path, is_required=is_required)
     if not isinstance(content, dict):
@@ -27,7 +27,7 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
 
 
 def read_value(path: Path, *, is_required: bool = True) -> Any:
-    """Return what a JSON file holds, otherwise as read_json. Raises: ConfigError."""
+    """Return the value in a JSON file, otherwise as read_json. Raises: ConfigError."""
     if not path.is_file():
         if not is_required:
             return {}
@@ -50,7 +50,7 @@ def read_value(path: Path, *, is_required: bool = True) -> Any:
 
 
 def _special_float(found: dict[str, Any]) -> Any:
-    """Return the float that {"__float__": "Infinity"} means, any other object as it is."""
+    """Return the float that {"__float__": "Infinity"} means; other objects unchanged."""
     text = found.get(FLOAT_TAG)
     is_tagged = len(found) == 1 and isinstance(text, str) and text in SPECIAL_FLOATS
     return float(text) if is_tagged and text is not None else found

@@ -1,10 +1,11 @@
-"""Where the scales of a KV cache of 8-bit floats come from, and those that come from a file.
+"""Scales of an fp8 KV cache: their source, and those read from a file.
 
-The file is JSON: {"model_type": ..., "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor":
-{"0": {"0": 0.02, ...}}}}, one scale for each tensor-parallel rank and layer, which stands for its
-keys and its values.
-Source: the layout that --quantization-param-path has had since float8 caches came up, written by
-calibration tools for models that are not quantized otherwise.
+The file is JSON: {"model_type": ..., "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0":
+{"0": 0.02, ...}}}}, one scale for each tensor-parallel rank and layer, used for both keys and
+values.
+
+Source: the layout that --quantization-param-path has had since float8 caches were introduced,
+written by calibration tools for models that are not quantized otherwise.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ FILE_FLAG, MEASURE_FLAG = "--quantization-param-path", "--calculate-kv-scales"
 FILE_DTYPE = "float8_e4m3fn"
 MAX_FILE_BYTES = 16 << 20
 STEPS = {"K_SCALE_CONSTANT": 200.0, "V_SCALE_CONSTANT": 100.0}
-"""Variables that say what the largest key and value that were measured become in the cache, and
-what they become unasked. An 8-bit float goes on to 448 or 57344: there is room for larger ones, of
-values more, since theirs vary more from text to text."""
+"""Variable -> its default: the number that the largest measured key or value becomes in the cache.
+An fp8 number can be up to 448 or 57344, so larger ones still fit. Values get more room, because
+they vary more from text to text."""
 
 
 def kv_scales(config: Config, model: ModelSpec, kv_dtype: str) -> tuple[tuple[float, ...], ...]:
-    """Return scales by rank and layer from the file that was named; nothing without one.
+    """Return scales by rank and layer from the file that was given; empty without one.
 
-    Raises: ConfigError for flags that mean nothing beside the cache's type, and a faulty file.
+    Raises: ConfigError for flags that do not apply to this type of cache, and a faulty file.
     """
     path = config.cache.quantization_param_path
     if kv_dtype in SCALED_KV_DTYPES and not path and not config.cache.calculate_kv_scales:
@@ -58,7 +59,7 @@ def kv_scales(config: Config, model: ModelSpec, kv_dtype: str) -> tuple[tuple[fl
 
 
 def kv_steps(environ: Mapping[str, str]) -> tuple[float, float]:
-    """Return the numbers that the largest measured key and value are stored as. Raises:
+    """Return the numbers as which the largest measured key and value are stored. Raises:
     ConfigError"""
     keys, values = (_steps(name, environ.get(name)) for name in STEPS)
     return keys, values
@@ -75,7 +76,7 @@ def _steps(name: str, text: str | None) -> float:
 
 
 def _check_scheme(model: ModelSpec) -> None:
-    """Raises: ConfigError when the checkpoint's scales are for numbers of another kind."""
+    """Raises: ConfigError if the checkpoint's scales are for another number format."""
     stored = model.hf_config.get("quantization_config")
     scheme = stored.get("kv_cache_scheme") if isinstance(stored, Mapping) else None
     if not isinstance(scheme, Mapping):

@@ -1,4 +1,4 @@
-"""The classes that a checkpoint tells apart, as config.json names them."""
+"""Class labels of a classifier, as in config.json."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 USUAL_COUNT = 2
-"""How many classes a config that says nothing has. Source: PreTrainedConfig of transformers"""
+"""Default number of classes. Source: PreTrainedConfig of transformers"""
 
 
 def labels(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the classes in their order; LABEL_0, LABEL_1 and so on without names."""
+    """Return the names of the classes in order; LABEL_0, LABEL_1 and so on if they have none."""
     named = facts.get("id2label")
     if isinstance(named, Mapping) and named:
         return tuple(str(named[key]) for key in sorted(named, key=int))

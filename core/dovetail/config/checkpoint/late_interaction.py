@@ -1,4 +1,4 @@
-"""The size of the vectors that late interaction compares, of a checkpoint with a layer for them.
+"""The size of a token's vector in late-interaction models that have a layer for it.
 
 Format: ColBERT's checkpoints have it in artifact.metadata, others as `dim` of config.json.
 """

@@ -1,4 +1,4 @@
-"""The tokens of config.json whose places in a prompt take the vectors of media."""
+"""Placeholder tokens: the tokens of config.json at whose positions media vectors are inserted."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id")
-"""How config.json names the token of a kind."""
+"""Names of such a token in config.json, by kind."""
 PARTS = {"image": "vision_config", "audio": "audio_config"}
-"""Where some keep it beside what else is of the kind."""
+"""Section of config.json that may contain it, by kind."""
 PLAIN_KINDS = ("image", "audio")
-"""Kinds that any processor of transformers reads alike; videos have ways of their own."""
+"""Kinds that all processors of transformers read in the same way; videos differ."""
 
 
 def token_of(config: Mapping[str, Any], kind: str) -> int | None:
-    """Return the token whose places take a kind's vectors, None where there is none."""
+    """Return the placeholder token of a kind, None if there is none."""
     for holder in (config, config.get(PARTS.get(kind, ""))):
         for name in FIELDS:
             found = holder.get(name.format(kind)) if isinstance(holder, Mapping) else None
@@ -24,5 +24,5 @@ def token_of(config: Mapping[str, Any], kind: str) -> int | None:
 
 
 def named_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kinds of media whose tokens config.json names, but for videos."""
+    """Return the kinds of media, except video, with a placeholder token in config.json."""
     return tuple(kind for kind in PLAIN_KINDS if token_of(config, kind) is not None)

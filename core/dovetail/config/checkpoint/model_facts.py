@@ -1,4 +1,4 @@
-"""The facts of a checkpoint's model type, as the plugin that runs it declares them.
+"""Facts about a checkpoint's model type, declared by the plugin that runs it.
 
 Core names no model type: `facts_of(config)` looks for an entry of the kind `model_type`. Imports
 the module of that one entry, and no torch.
@@ -15,7 +15,7 @@ from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable
 
 KIND = "model_type"
 TABLE = "transformers"
-"""The entry with the types that the model plugin of this name runs."""
+"""The entry for the types that the model plugin of this name runs."""
 
 WHERE = "config.json: model_type"
 ALIBI = "alibi"
@@ -24,9 +24,9 @@ Facts = TypeVar("Facts", ModelFacts, ModelFactsTable)
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
-    """Return the facts of the model type that a config.json names; the usual ones of an unknown.
+    """Return the facts of a config.json's model type; default facts if the type is unknown.
 
-    Raises: AmbiguousPlugin where two packages declare the type, BrokenPlugin.
+    Raises: AmbiguousPlugin if two packages declare the type, BrokenPlugin.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -39,35 +39,35 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def other_names(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return other names of settings that the model type of a config.json has, each with the type's
-    own name. Raises: as `facts_of`"""
+    """Return alternative setting names of a config.json's model type -> the type's own names.
+    Raises: as `facts_of`"""
     if TABLE not in registry.names(KIND):
         return {}
     return _value(TABLE, ModelFactsTable).other_names.get(str(config.get("model_type")), {})
 
 
 def older_kinds() -> Mapping[str, str]:
-    """Return older names of kinds of layers, each with its present one. Raises: as `facts_of`"""
+    """Return older names of layer types -> their current names. Raises: as `facts_of`"""
     names = registry.names(KIND)
     return _value(TABLE, ModelFactsTable).older_kinds if TABLE in names else {}
 
 
 def processors() -> Mapping[str, str]:
-    """Return classes of media processors that plugins have in place of transformers' own, each with
-    its "module:Class". Raises: as `facts_of`"""
+    """Return classes of media processors that plugins replace -> the "module:Class" to use. Raises:
+    as `facts_of`"""
     names = registry.names(KIND)
     return _value(TABLE, ModelFactsTable).processors if TABLE in names else {}
 
 
 def has_rotary(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's positions are rotations: a config may say that there are none."""
+    """Return whether the model uses rotary embeddings; its config may turn them off."""
     has_none = config.get("position_embedding_type") == "nope"
     return facts_of(config).positions == "rotary" and not uses_alibi(config) and not has_none
 
 
 def uses_alibi(config: Mapping[str, Any]) -> bool:
-    """Return whether attention has ALiBi biases: some types always, some by a switch or a name,
-    some where they state nothing that rotations need."""
+    """Return whether attention has ALiBi biases. Some types always have them, some by a setting,
+    some if a setting that RoPE needs is missing."""
     facts = facts_of(config)
     needed = facts.alibi_without
     lacks = bool(needed) and config.get(needed) is None
@@ -76,19 +76,19 @@ def uses_alibi(config: Mapping[str, Any]) -> bool:
 
 
 def has_position_bias(config: Mapping[str, Any]) -> bool:
-    """Return whether attention adds biases by relative position, of a table."""
+    """Return whether attention adds biases by relative position, from a table."""
     return facts_of(config).has_position_bias
 
 
 def unused_positions(config: Mapping[str, Any]) -> int:
-    """Return how many rows of a table of positions come before that of the first token."""
+    """Return how many rows of the position table precede that of the first token."""
     field = facts_of(config).counts_from
     last = config.get(field) if field else None
     return last + 1 if isinstance(last, int) else 0
 
 
 def _value(name: str, wanted: type[Facts]) -> Facts:
-    """Return the value of an entry. Raises: as `registry.load`, BrokenPlugin for another value."""
+    """Return the value of an entry. Raises: as `registry.load`, BrokenPlugin for another type."""
     value = registry.value_of(KIND, name, where=WHERE)
     if isinstance(value, wanted):
         return value

@@ -1,8 +1,7 @@
-"""Where a model lies: a local folder or file, a store of this machine, the hub, or the bundled demo
-model.
+"""Find a model: in a local folder or file, a store of this machine, the hub, or the demo model.
 
-A local or cached model is found without any connection attempt. huggingface_hub is imported only
-when a model has to be fetched.
+A local or cached model is found without any connection attempt. huggingface_hub is imported only to
+fetch a model.
 """
 
 from __future__ import annotations
@@ -55,10 +54,11 @@ def find_model(
     every_format: bool = False,
     model_dirs: Sequence[str] = (),
 ) -> Path:
-    """Return the folder of a model, or the one file that it is; fetched from the hub only when no
-    store of this machine has it, and then its weights in `every_format` or in one.
+    """Return a model's folder, or its single file.
 
-    Raises: ConfigError when there is no such folder or the hub cannot give it.
+    It is fetched from the hub only if no store of this machine has it, with its weights in
+    `every_format` or in one. Raises: ConfigError if there is no such folder or the hub does not
+    provide it.
     """
     if model is None:
         return _demo()
@@ -79,7 +79,7 @@ def find_model(
 
 
 def _usable(found: StoredModel) -> Path:
-    """Return where a stored model lies. Raises: ConfigError for one that cannot be served"""
+    """Return the path of a stored model. Raises: ConfigError for one that cannot be served"""
     if found.fault:
         raise ConfigError(
             f"{found.name} is in {found.store}, but {found.fault}.",
@@ -91,17 +91,17 @@ def _usable(found: StoredModel) -> Path:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether the hub could have a model of this name."""
+    """Return whether this could be the name of a model on the hub."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def find_stored(
     wanted: Wanted, hub: Hub, model_dirs: Sequence[str] = (), *, needs_weights: bool = True
 ) -> StoredModel | None:
-    """Return the model of this name in the stores of this machine, None where it is in none.
+    """Return the model of this name in a store of this machine, or None.
 
-    A revision is one of the hub: then only its cache counts. Raises: ConfigError where several
-    models could be meant
+    A revision belongs to the hub, so with one only the hub's cache is searched. Raises: ConfigError
+    if several models match
     """
     stores, name = Stores.of(model_dirs, hub.cache), wanted.name
     if wanted.revision is None and (found := stores.in_folders(name)) is not None:
@@ -113,7 +113,7 @@ def find_stored(
 
 
 def _whole_cached(wanted: Wanted, hub: Hub, *, needs_weights: bool) -> Path | None:
-    """Return the cached folder of a model of the hub, None unless it has all that is needed."""
+    """Return the cached folder of a hub model, None unless it has all files needed."""
     folder = cached(wanted, hub) if _HUB_ID.fullmatch(wanted.name) else None
     if folder is None:
         return None
@@ -123,7 +123,7 @@ def _whole_cached(wanted: Wanted, hub: Hub, *, needs_weights: bool) -> Path | No
 
 
 def find_config(name: str, *, hub: Hub | None = None) -> Path:
-    """Return the folder of another config.json, local or the hub's. Raises: ConfigError"""
+    """Return the folder of another config.json, local or from the hub. Raises: ConfigError"""
     folder = local_folder(name, flag="--hf-config-path")
     if folder is not None:
         return folder
@@ -138,10 +138,10 @@ def find_tokenizer(
     hub: Hub | None = None,
     fits: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """Return the folder of the tokenizer, or a file that holds the whole model. `fits` says whether
-    a tokenizer plugin knows the path (None: by the names of common files).
+    """Return the folder of the tokenizer, or a file that contains the whole model.
 
-    Raises: ConfigError when it holds no tokenizer file.
+    `fits` returns whether a tokenizer plugin knows the path (None: by the names of common files).
+    Raises: ConfigError if it contains no tokenizer file.
     """
     is_one = fits or has_tokenizer
     if tokenizer is None:
@@ -160,7 +160,7 @@ def find_tokenizer(
 
 
 def _cached_or_fetched(wanted: Wanted, hub: Hub, is_whole: Callable[[Path], bool]) -> Path:
-    """Return a folder of the hub with settings alone. Raises: ConfigError"""
+    """Return a folder from the hub without weights. Raises: ConfigError"""
     folder = cached(wanted, hub)
     if folder is not None and is_whole(folder):
         return folder
@@ -169,13 +169,13 @@ def _cached_or_fetched(wanted: Wanted, hub: Hub, is_whole: Callable[[Path], bool
 
 
 def _existing(name: str, *, flag: str) -> Path | None:
-    """Return the folder or whole model of a path, None where there is none. Raises: ConfigError
-    for another file"""
+    """Return the folder or single-file model at a path, None if neither. Raises: ConfigError for
+    another file"""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
     if is_whole_model(path):
-        return path.absolute()  # a link's name tells more than the file that it leads to
+        return path.absolute()  # keep a link's name: it is more telling than its target's
     if path.is_file():
         raise ConfigError(
             f"{name} is a file.", where=flag, fix=f"name its folder: {path.parent.resolve()}"
@@ -184,7 +184,7 @@ def _existing(name: str, *, flag: str) -> Path | None:
 
 
 def local_folder(name: str, *, flag: str) -> Path | None:
-    """Return the folder (or whole model) if `name` is one, None if it can only be a hub id.
+    """Return the folder (or single-file model) if `name` is one, None if it must be a hub id.
 
     Raises: ConfigError
     """
@@ -205,7 +205,7 @@ def local_folder(name: str, *, flag: str) -> Path | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether the path holds any tokenizer file, or is one."""
+    """Return whether the path contains any tokenizer file, or is one."""
     if any((folder / name).is_file() for name in _TOKENIZER_FILES) or is_whole_model(folder):
         return True
     return any(next(folder.glob(f"*{ending}"), None) for ending in WHOLE_MODELS)

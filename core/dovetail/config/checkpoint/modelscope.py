@@ -1,7 +1,7 @@
-"""Fetching from ModelScope: the list of a model's files, and each of them, resumed where it broke.
+"""Fetching from ModelScope: the list of a model's files, and each file, with resumed downloads.
 
-Files go where ModelScope's own tools keep them (`stores.folders`), and stay NAME.part until they
-are whole. Only models that anybody may read. Source: the HTTP API that ModelScope's client uses,
+Files are saved in the folders of ModelScope's own tools (`stores.folders`), as NAME.part until
+complete. Only public models. Source: the HTTP API that ModelScope's client uses,
 /api/v1/models/ORG/MODEL/repo and .../repo/files.
 """
 
@@ -30,12 +30,12 @@ PART = ".part"
 
 
 class DownloadError(OSError):
-    """ModelScope's answer is not what was asked for."""
+    """ModelScope's answer is not what was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepoFile:
-    """A file of a model; `sha256` is empty where it is not known."""
+    """A file of a model; `sha256` is empty if it is unknown."""
 
     path: str
     num_bytes: int
@@ -43,7 +43,7 @@ class RepoFile:
 
 
 def folder_of(name: str, revision: str | None, cache: str | None = None) -> Path:
-    """Return where a model lies once it is fetched."""
+    """Return the folder to which a model is fetched."""
     return modelscope_folder(name, revision, cache)
 
 
@@ -62,8 +62,7 @@ def listed(name: str, revision: str | None) -> list[RepoFile]:
 def download(
     name: str, revision: str | None, names: Sequence[str], cache: str | None = None
 ) -> Path:
-    """Return the folder with these files, fetched where they are missing. Raises: OSError,
-    ValueError"""
+    """Return the folder with these files, fetching the missing ones. Raises: OSError, ValueError"""
     folder = folder_of(name, revision, cache)
     files = {one.path: one for one in listed(name, revision)}
     for path in names:
@@ -75,7 +74,7 @@ def download(
 
 
 def _file(facts: dict[str, Any]) -> RepoFile:
-    """Return a file of the list. Raises: DownloadError for a path that leads out of the folder"""
+    """Return a file of the list. Raises: DownloadError for a path outside of the folder"""
     path = str(facts["Path"])
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
         raise DownloadError(f"ModelScope names a file {path!r}")
@@ -84,7 +83,7 @@ def _file(facts: dict[str, Any]) -> RepoFile:
 
 
 def _fetch(name: str, revision: str | None, file: RepoFile, target: Path) -> None:
-    """Write a file, from where an earlier try ended. Raises: OSError unless it arrives whole"""
+    """Download a file, resuming an earlier attempt. Raises: OSError unless it is complete"""
     from tqdm import tqdm
 
     query = urlencode({"Revision": revision or BRANCH, "FilePath": file.path})
@@ -102,7 +101,7 @@ def _fetch(name: str, revision: str | None, file: RepoFile, target: Path) -> Non
 
 
 def _append(url: str, part: Path, num_bytes: int, bar: Any) -> None:
-    """Add to a part what comes before the connection breaks. Raises: OSError for a refusal"""
+    """Append to a part until the connection breaks. Raises: OSError if the server refuses"""
     start = part.stat().st_size if part.is_file() else 0
     if start == num_bytes and start:
         return
@@ -110,7 +109,7 @@ def _append(url: str, part: Path, num_bytes: int, bar: Any) -> None:
     with _opened(url, headers) as response:
         is_going_on = response.status == http.client.PARTIAL_CONTENT
         if start and not is_going_on:
-            bar.update(-start)  # the whole file comes again
+            bar.update(-start)  # the server sends the whole file again
         with part.open("ab" if is_going_on else "wb") as stream:
             while block := _block(response):
                 stream.write(block)
@@ -118,7 +117,7 @@ def _append(url: str, part: Path, num_bytes: int, bar: Any) -> None:
 
 
 def _block(response: Any) -> bytes:
-    """Return the next bytes; none where the connection broke, as the rest is asked for again."""
+    """Return the next bytes; none if the connection broke, since the rest is requested again."""
     try:
         return bytes(response.read1(READ_BYTES))
     except (http.client.IncompleteRead, ConnectionError, TimeoutError):
@@ -126,7 +125,7 @@ def _block(response: Any) -> bytes:
 
 
 def _check(part: Path, file: RepoFile) -> None:
-    """Raise DownloadError for a file that is not the one of the list; it is not kept."""
+    """Raise DownloadError for a file that differs from the list; it is deleted."""
     size = part.stat().st_size
     if size < file.num_bytes:
         raise DownloadError(f"{file.path} broke off at byte {size} of {file.num_bytes}")
@@ -140,7 +139,7 @@ def _check(part: Path, file: RepoFile) -> None:
 
 
 def _base(name: str) -> str:
-    """Return the address of a model; MODELSCOPE_DOMAIN may name another site."""
+    """Return the URL of a model; MODELSCOPE_DOMAIN may name another site."""
     site = os.environ.get("MODELSCOPE_DOMAIN") or DOMAIN
     root = site if site.startswith(("http://", "https://")) else f"https://{site}"
     return f"{root.rstrip('/')}/api/v1/models/{quote(name)}"
@@ -148,7 +147,7 @@ def _base(name: str) -> str:
 
 @contextmanager
 def _opened(url: str, headers: dict[str, str] | None = None) -> Iterator[Any]:
-    """Give the response to a GET. Raises: OSError"""
+    """Yield the response to a GET request. Raises: OSError"""
     request = Request(url, headers={"User-Agent": "dovetail", **(headers or {})})
     with urlopen(request, timeout=TIMEOUT_S) as response:
         yield response

@@ -1,5 +1,4 @@
-"""Settings of a checkpoint that hold another kind of value than their key has: named, whatever
-reads them and fails."""
+"""Checkpoint settings with a value of the wrong type: errors name them, wherever they occur."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, DovetailError
 
 FAULTS = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-"""What reading a value of the wrong kind raises, wherever that is done."""
+"""Errors that reading a value of the wrong type raises anywhere."""
 KINDS: dict[str, type[Any]] = {
     "auto_map": dict,
     "head_dim": int,
@@ -25,7 +24,7 @@ KINDS: dict[str, type[Any]] = {
     "rope_theta": float,
     "sliding_window": int,
 }
-"""Kinds of keys that types of models have no default for. Any may be null."""
+"""Types of settings for which model types have no default. Any may be null."""
 NUMBERS = (int, float)
 
 
@@ -33,9 +32,9 @@ NUMBERS = (int, float)
 def odd_values_named(
     file: Path, settings: Mapping[str, Any], *, are_the_cause: bool = False
 ) -> Iterator[None]:
-    """Raise what reading the settings raises as a ConfigError that names the file, and the keys
-    whose values are of another kind. Where nothing else may be the cause, `are_the_cause`; else a
-    fault is somebody else's unless there is such a key."""
+    """Turn errors in the with block into a ConfigError that names the file and the settings of the
+    wrong type. Without such a setting, an error passes unchanged unless `are_the_cause`: nothing
+    else can cause it."""
     try:
         yield
     except DovetailError:
@@ -52,7 +51,7 @@ def odd_values_named(
 
 
 def odd_keys(settings: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values are neither null nor of the kind that the model's type has."""
+    """Return the keys with a value that is neither null nor of the type that the model type has."""
     kinds = {key: type(value) for key, value in facts_of(settings).defaults.items() if value}
     kinds = KINDS | {key: kind for key, kind in kinds.items() if kind is not type(None)}
     return [key for key, kind in kinds.items() if not _is_of(settings.get(key), kind)]

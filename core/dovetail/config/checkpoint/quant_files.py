@@ -1,7 +1,8 @@
-"""How a checkpoint says that it is stored quantized, and the method that reads what it says.
+"""How a checkpoint states that it is quantized, and the method that reads these settings.
 
-It says so in config.json or, if its writer is older than `quantization_config`, under another key
-or in a file of the writer's own. Knows which method is meant, not what the settings mean.
+It does so in config.json or, if its writer is older than `quantization_config`, under another key
+or in the writer's own file. Knows which method is meant, not what the settings mean.
+
 Sources: AutoGPTQ (quantize_config.json), AutoAWQ (quant_config.json), ModelOpt
 (hf_quant_config.json), llm-compressor's first versions (`compression_config`).
 """
@@ -19,7 +20,7 @@ from dovetail.interfaces.quantization import QuantMethod
 from dovetail.interfaces.spec import ModelSpec, Selection
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What code raises that is given settings of other types, or of sizes that nothing has."""
+"""Errors that code raises for settings of other types, or of impossible sizes."""
 KEY, OLDER_KEY, METHOD = "quantization_config", "compression_config", "quant_method"
 OTHER_NAMES = {"compressed_tensors": "compressed-tensors"}
 FILES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -27,30 +28,29 @@ FILES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("quantize_config.json", (("w_bit", "awq"), ("desc_act", "gptq"))),
     ("quant_config.json", (("w_bit", "awq"),)),
 )
-"""Files, and of which method they are if they do not name it: that of the first key they have."""
+"""File -> (key, method) pairs. If the file names no method, the first key it has decides."""
 
 
 def add_quantization(
     path: Path, config: dict[str, Any], part: Mapping[str, Any] | None = None
 ) -> None:
-    """Complete config.json's settings with what their text `part`, or the folder `path`, says
-    elsewhere of how it is quantized, and its method's name by the one spelling used here. Mutates:
-    config
+    """Add quantization settings to config.json's content, with a normalized method name.
 
-    Raises: ConfigError for a file that is not a JSON object.
+    They come from the config, its text `part`, or other files in the folder `path`. Mutates:
+    config. Raises: ConfigError for a file that is not a JSON object.
     """
     stored = _stated(config) or _stated(part or {}) or _beside(path)
     if not isinstance(stored, dict):
         return
     method = stored.get(METHOD)
     if isinstance(method, str):
-        name = method.lower().rpartition("/")[2]  # some writers put their own name before it
+        name = method.lower().rpartition("/")[2]  # some writers prefix their own name
         stored = {**stored, METHOD: OTHER_NAMES.get(name, name)}
     config[KEY] = stored
 
 
 def _stated(config: Mapping[str, Any]) -> Any:
-    """Return what settings say of how a checkpoint is quantized, None for nothing."""
+    """Return the quantization settings in a config, None if there are none."""
     older = config.get(OLDER_KEY)
     if isinstance(older, dict):
         older = {METHOD: "compressed-tensors", **older}
@@ -60,7 +60,7 @@ def _stated(config: Mapping[str, Any]) -> Any:
 def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:
     """Return the selected method for a checkpoint.
 
-    Raises: ConfigError where the settings are not what the method takes, be it in their types.
+    Raises: ConfigError if the settings are not valid for the method, or have wrong types.
     """
     plugin: type[QuantMethod] = registry.load_selection(selection)
     options = registry.build_options(selection)
@@ -76,7 +76,7 @@ def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:
 
 
 def _beside(path: Path) -> dict[str, Any] | None:
-    """Return the settings of the first file that names a method or shows it by its keys."""
+    """Return the settings in the first file that names a method or implies it by its keys."""
     for file, signs in FILES:
         found = read_json(path / file, is_required=False)
         shown = next((method for key, method in signs if key in found), None)

@@ -1,8 +1,8 @@
-"""A checkpoint's rotary settings, and --rope-theta and --rope-scaling laid over them.
+"""RoPE settings of a checkpoint, overridden by --rope-theta and --rope-scaling.
 
-Newer files have `rope_parameters` (one object, or one per attention type, of which full attention's
-is meant), older ones `rope_theta` and `rope_scaling`. Where both are, `rope_scaling` counts, as in
-transformers. `rope_of` is the one reader of both. Knows no formula: `layers.rotary` does.
+Newer files have `rope_parameters`: one object, or one per layer type; full attention's is then
+used. Older files have `rope_theta` and `rope_scaling`. If both exist, `rope_scaling` wins, as in
+transformers. `rope_of` is the only reader of both. Contains no formula; `layers.rotary` does.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ NEEDED = {
         "original_max_position_embeddings",
     ),
 }
-"""The numbers without which a rule means nothing."""
+"""Numbers that each rope_type requires."""
 DEFAULT_RULE = "default"
 OLDER_NAMES = {"su": "longrope", "mrope": DEFAULT_RULE}
 
 _OWN = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
-"""Entries of rope_parameters that are the embedding's, not its rule's."""
+"""Entries of rope_parameters that belong to the embedding, not to its rule."""
 
 
 FULL = "full_attention"
 _NAMES = ("rope_scaling", "rope_parameters")
 TRAINED = "original_max_position_embeddings"
-"""The length before scaling. Where config.json itself has it, that one counts (Phi-3)."""
+"""The length before scaling. If config.json itself has it, that one wins (Phi-3)."""
 
 
 def rope_of(config: Mapping[str, Any], kind: str | None = None) -> Mapping[str, Any]:
-    """Return the rotary settings of a config: all of them, or those of one type of layers where
-    each type has its own."""
+    """Return the RoPE settings of a config: all of them, or those for one layer type if each type
+    has its own."""
     stated = (config.get(name) for name in _NAMES)
     found: Mapping[str, Any] = next((one for one in stated if isinstance(one, Mapping)), {})
     own = found.get(kind) if kind is not None else None
@@ -51,7 +51,7 @@ def rope_of(config: Mapping[str, Any], kind: str | None = None) -> Mapping[str, 
 
 
 def one_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with `rope_parameters` alone where it has those and `rope_scaling`."""
+    """Return the config with only `rope_parameters` if it has these and `rope_scaling`."""
     scaling, stored = (config.get(name) for name in _NAMES)
     if not isinstance(stored, Mapping) or "rope_scaling" not in config:
         return config
@@ -60,9 +60,9 @@ def one_rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def overridden_rope(config: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay the rotary settings of `more` over those of a config; return the rest of `more`.
+    """Merge the RoPE settings of `more` into a config; return the rest of `more`.
 
-    The numbers of a rule go with it where another takes its place; `rope_theta` and
+    If the rule changes, the old rule's numbers are dropped; `rope_theta` and
     `partial_rotary_factor` stay unless `more` has them. Mutates: config.
     """
     names = facts_of({**config, **more}).attribute_map
@@ -80,7 +80,7 @@ def overridden_rope(config: dict[str, Any], more: Mapping[str, Any]) -> dict[str
 
 
 def _checked(given: Any, key: str) -> Mapping[str, Any] | None:
-    """Return an override's rotary settings. Raises: ConfigError for what is no object."""
+    """Return an override's RoPE settings. Raises: ConfigError unless it is an object or null."""
     if given is None or isinstance(given, Mapping):
         return given
     raise ConfigError(
@@ -91,14 +91,14 @@ def _checked(given: Any, key: str) -> Mapping[str, Any] | None:
 
 
 def _trained(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json itself says of the length before scaling, where it says it."""
+    """Return the override's length before scaling as a top-level setting, if config has one."""
     stated = rope_of({"rope_parameters": given}, FULL).get(TRAINED)
     is_own = TRAINED in config or TRAINED in facts_of(config).defaults
     return {TRAINED: stated} if is_own and stated is not None else {}
 
 
 def _forget(config: dict[str, Any], name: str) -> None:
-    """Drop a number from the rotary settings of layers that see everything. Mutates: config."""
+    """Remove a number from the RoPE settings of full-attention layers. Mutates: config."""
     for key in _NAMES:
         stored = config.get(key)
         if isinstance(stored, Mapping):
@@ -112,8 +112,8 @@ def _without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _laid(stored: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return rotary settings with others over them, None for no rule. What speaks of no type of
-    layers is about those that see everything, where each type has its own."""
+    """Return RoPE settings merged with others; None means no rule. If each layer type has its own,
+    settings without a type apply to full attention."""
     kinds = [key for key, value in (given or {}).items() if isinstance(value, Mapping)]
     if not kinds and not isinstance(stored.get(FULL), Mapping):
         return _rule_over(stored, given)
@@ -130,7 +130,7 @@ def _part(stored: Mapping[str, Any], kind: str, plain: Mapping[str, Any]) -> Map
 
 
 def _rule_over(stored: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a rule with another's numbers over it, which take its place if they name another."""
+    """Return a rule merged with another's numbers, or replaced if the other names another rule."""
     if given is None:
         return _embedding(stored)
     if not given.get("rope_type") and not given.get("type"):
@@ -140,16 +140,16 @@ def _rule_over(stored: Mapping[str, Any], given: Mapping[str, Any] | None) -> di
 
 
 def _embedding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that hold whatever the rule is."""
+    """Return the settings that do not depend on the rule."""
     return {key: settings[key] for key in _OWN if key in settings}
 
 
 def with_rope(
     config: Mapping[str, Any], theta: float | None, scaling: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return config.json's content with the base and the rule replaced where they are given.
+    """Return config.json's content with theta and rule replaced if they are given.
 
-    Raises: ConfigError for an unknown rule, a missing number, or a model without rotary embedding.
+    Raises: ConfigError for an unknown rule, a missing number, or a model without RoPE.
     """
     if theta is None and not scaling:
         return dict(config)
@@ -167,7 +167,7 @@ def with_rope(
 
 
 def rule_of(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rule with its name under "rope_type"; "type" is the older word for that.
+    """Return the rule with its name under "rope_type"; "type" is the older key.
 
     Raises: ConfigError
     """
@@ -194,20 +194,20 @@ def rule_of(scaling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_rules(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the rule of each registered rope_type that a config names, as "module:function"."""
+    """Return rope_type -> "module:function" for the registered rules that a config names."""
     known = registry.names("rope_type")
     named = {DEFAULT_RULE, *(rule_name(rule) for rule in _rules(config))}
     return {name: registry.value_of("rope_type", name) for name in named if name in known}
 
 
 def rule_name(rule: Mapping[str, Any]) -> str:
-    """Return the rope_type that a config's object names, by its present name."""
+    """Return the rope_type of an object in the config, by its current name."""
     name = str(rule.get("rope_type") or rule.get("type") or DEFAULT_RULE)
     return OLDER_NAMES.get(name, name)
 
 
 def _rules(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield every object of a config that may name a rule: one, or one for each layer type."""
+    """Yield every object of a config that may name a rule: one, or one per layer type."""
     for key in _NAMES:
         found = config.get(key)
         if isinstance(found, Mapping):
@@ -218,7 +218,7 @@ def _rules(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _newer(
     config: Mapping[str, Any], theta: float | None, rule: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the config with other rope_parameters."""
+    """Return the config with rope_parameters replaced."""
     stored: Mapping[str, Any] = config["rope_parameters"]
     is_nested = isinstance(stored.get(FULL), Mapping)
     own = stored[FULL] if is_nested else stored
@@ -234,7 +234,7 @@ def _newer(
 def _older(
     config: Mapping[str, Any], theta: float | None, rule: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the config with another rope_theta and rope_scaling."""
+    """Return the config with rope_theta and rope_scaling replaced."""
     renamed = dict(config)
     if rule is not None:
         renamed["rope_scaling"] = _embedding(rope_of(config)) | dict(rule)

@@ -1,7 +1,7 @@
-"""What a folder in the layout of sentence-transformers says beside config.json.
+"""Settings of a sentence-transformers folder, in addition to config.json.
 
-Format: `modules.json` lists what stands behind one another, each with a folder of its own settings:
-a Transformer (`sentence_bert_config.json`), a Pooling (`config.json`), Dense, LayerNorm, Normalize;
+Format: `modules.json` lists the modules in order, each with a folder for its settings: a
+Transformer (`sentence_bert_config.json`), a Pooling (`config.json`), Dense, LayerNorm, Normalize;
 `config_sentence_transformers.json` has prompts. Source: sbert.net, "Creating Custom Models".
 """
 
@@ -33,11 +33,11 @@ _KNOWN = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", *_WITHOUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceSettings:
-    """`pooler` is the name of a pooler, None where no Pooling stands in modules.json (then vectors
-    are told for each token). `max_tokens` is the longest prompt that is read. `prompts` are put
-    before texts by name, the one of `default_prompt` where a request names none.
-    `includes_prompt` says that the tokens of prompts are pooled too, `lowers_case` that texts are
-    read in lower case. `has_modules`: the folder has a modules.json at all."""
+    """`pooler` is the name of a pooler. It is None if modules.json has no Pooling; each token then
+    gets a vector. `max_tokens` is the maximum prompt length. `prompts` maps names to text that is
+    prepended; `default_prompt` is used if a request names none. `includes_prompt`: tokens of
+    prompts are pooled too. `lowers_case`: text is lowercased. `has_modules`: the folder has a
+    modules.json."""
 
     pooler: str | None = None
     projections: tuple[ProjectionSpec, ...] = ()
@@ -51,7 +51,7 @@ class SentenceSettings:
 
 
 def sentence_settings(folder: Path) -> SentenceSettings | None:
-    """Return the settings, None for a folder that has none. Raises: ConfigError naming the file"""
+    """Return the settings, None if the folder has none. Raises: ConfigError naming the file"""
     file = folder / MODULES
     if not file.is_file():
         return None
@@ -82,7 +82,7 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
 
 
 def _transformer(folder: Path) -> dict[str, Any]:
-    """Return the longest prompt that the encoder reads, and whether it reads lower case."""
+    """Return the encoder's maximum prompt length, and whether it lowercases text."""
     settings = read_json(folder / "sentence_bert_config.json", is_required=False)
     length = settings.get("max_seq_length")
     return {
@@ -92,7 +92,7 @@ def _transformer(folder: Path) -> dict[str, Any]:
 
 
 def _pooling(file: Path) -> dict[str, Any]:
-    """Return pooler and whether it reads prompts. Raises: ConfigError"""
+    """Return the pooler, and whether it includes prompts. Raises: ConfigError"""
     settings = read_json(file)
     modes = [name for name in (*_POOLERS, *_UNUSUAL) if settings.get(name)]
     if isinstance(settings.get("pooling_mode"), str):
@@ -143,7 +143,7 @@ _BEHIND = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}
 
 
 def _activation(path: str) -> str:
-    """Return the name of an activation that is given as a class of torch; "" for none."""
+    """Return the name of an activation given as a torch class; "" for none."""
     name = path.rpartition(".")[2].lower()
     return "" if name == "identity" else name or "tanh"
 

@@ -1,7 +1,7 @@
-"""Settings that config.json may hold under two names: each is settled before anything reads it.
+"""Settings with two names in config.json: normalized before anything reads them.
 
-In a file, the name that transformers prefers counts. An override counts by any name: what
-the file says of the same setting goes. Knows pairs of names alone; `rope` knows rotary settings.
+In a file, the name that transformers prefers wins. An override replaces the setting under any of
+its names. Knows only pairs of names; `rope` knows RoPE settings.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _OF_THE_WHOLE = ("architectures", "auto_map", "model_type")
 WHOLE_FIRST = (
     *("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings", *DTYPES),
 )
-"""What the settings of a whole decide, as in transformers, where its text part says it too."""
+"""Settings for which the top level wins over the text part, as in transformers."""
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of config.json with what it says under other names under the type's own.
+    """Return config.json's content with alternative names replaced by the model type's own.
 
-    As in transformers: where a file has both, the other name counts. A usual name that means the
-    encoder's size there goes: here such names are the decoder's.
+    As in transformers, the alternative name wins if a file has both. A usual name that means the
+    encoder's size in this type is dropped: here such names mean the decoder's.
     """
     names = other_names(config)
     stated = {own: config[other] for other, own in names.items() if config.get(other) is not None}
@@ -39,7 +39,7 @@ def _is_encoders(own: str) -> bool:
 
 
 def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
-    """Return settings whose layers' kinds have their present names."""
+    """Return settings with current names of layer types."""
     lists = {key: config[key] for key in _KINDS if isinstance(config.get(key), list)}
     older = older_kinds() if lists else {}
     named = {key: [older.get(str(one), one) for one in lists[key]] for key in lists}
@@ -49,9 +49,9 @@ def _with_kinds(config: dict[str, Any]) -> dict[str, Any]:
 def override_with_part(
     config: dict[str, Any], part: dict[str, Any] | None, more: Mapping[str, Any]
 ) -> None:
-    """Lay `more` over the content of config.json and over its text `part`, if it has one: what is
-    no setting of the whole alone is one of the text. What `more` says of the part itself counts
-    more. Mutates: config, part"""
+    """Merge `more` into config.json's content and its text `part`, if it has one. Settings that are
+    not only about the whole apply to the text. Those that `more` has for the part itself win.
+    Mutates: config, part"""
     if part is not None:
         override(part, {k: v for k, v in more.items() if _is_of_part(k, config, part)})
     override(config, more)
@@ -73,7 +73,7 @@ def _is_of_part(key: str, config: Mapping[str, Any], part: Mapping[str, Any]) ->
 
 
 def override(config: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Lay `more` over the content of config.json, objects key by key. Mutates: config."""
+    """Merge `more` into config.json's content, objects key by key. Mutates: config."""
     names = {**config, **more}
     for key in more:
         for other in set(_same(key, names)) - set(more):
@@ -87,7 +87,7 @@ def override(config: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _same(key: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the other names of a setting, of a config's model type."""
+    """Yield the other names of a setting in this config's model type."""
     if key in DTYPES:
         yield from DTYPES
     names = other_names(config)

@@ -1,4 +1,4 @@
-"""A quick look at weight files before anything heavy starts: are they all there and whole?
+"""A quick check of weight files before the engine starts: is each present and complete?
 
 Format: safetensors (8 bytes header length, JSON header with data_offsets, data) and the
 `*.index.json` of divided checkpoints. Reads headers only.
@@ -17,9 +17,9 @@ from dovetail.json_values import json_value
 
 MAX_HEADER_BYTES = 100 * 2**20
 WHOLE_MODELS = (".gguf",)
-"""Endings of files that hold weights, settings and tokenizer in one."""
+"""Suffixes of files that contain weights, settings and tokenizer."""
 _BEGINNINGS = (b"GGUF",)
-"""How such files begin: those of content-addressed stores have no ending."""
+"""First bytes of such files, since content-addressed stores have no suffixes."""
 _SUFFIXES = (
     "*.safetensors",
     "*.bin",
@@ -32,9 +32,9 @@ NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.b
 
 
 def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
-    """Raise ConfigError naming the file when an indexed file is missing or one is damaged.
+    """Raise ConfigError naming the file if an indexed file is missing or one is damaged.
 
-    Files whose name matches one of the `ignored` glob patterns are not looked at.
+    Files with a name that matches an `ignored` glob pattern are skipped.
     """
     folder = Path(path)
     for index in sorted(folder.glob("*.safetensors.index.json")):
@@ -45,12 +45,12 @@ def check_weights(path: str | Path, ignored: Sequence[str] = ()) -> None:
 
 
 def has_weights(path: str | Path) -> bool:
-    """Return whether the folder holds any weight file, or is one itself."""
+    """Return whether the folder contains any weight file, or is one itself."""
     return bool(weight_files(path))
 
 
 def weight_files(path: str | Path) -> list[Path]:
-    """Return the weight files of a folder, or the file that is a model itself."""
+    """Return the weight files of a folder, or the file that is a whole model."""
     whole = Path(path)
     if is_whole_model(whole):
         return [whole]
@@ -59,17 +59,17 @@ def weight_files(path: str | Path) -> list[Path]:
 
 
 def has_layout_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights that need the settings beside them."""
+    """Return whether a folder contains weights that need separate settings."""
     return any(file.suffix.lower() not in WHOLE_MODELS for file in weight_files(folder))
 
 
 def weights_bytes(path: str | Path) -> int:
-    """Return the size of the weight files of a folder, or of the file that is a model itself."""
+    """Return the size of the weight files of a folder, or of the file that is a whole model."""
     return sum(file.stat().st_size for file in weight_files(path))
 
 
 def is_whole_model(path: Path) -> bool:
-    """Return whether a file holds weights, settings and tokenizer in one."""
+    """Return whether a file contains weights, settings and tokenizer."""
     if not path.is_file():
         return False
     return path.suffix.lower() in WHOLE_MODELS or (not path.suffix and _begins_like_one(path))
@@ -93,8 +93,8 @@ def no_weights(path: str | Path) -> ConfigError:
 
 
 def missing_files(path: str | Path) -> list[str]:
-    """Return the weight files that the indexes of a folder list and that are not there. Raises:
-    ConfigError for an index that is not one"""
+    """Return the weight files that a folder's indexes list but that are missing. Raises:
+    ConfigError for an invalid index"""
     folder = Path(path)
     indexes = sorted(folder.glob("*.safetensors.index.json"))
     return [name for index in indexes for name in _missing(folder, index)]

@@ -1,7 +1,7 @@
-"""WeightsDigest: a number for the content of a checkpoint or an adapter, from a look at its files.
+"""WeightsDigest: a fingerprint of a checkpoint's or adapter's content, from samples of its files.
 
-Of a large file the beginning, the end and evenly spread pieces are looked at, not all: whoever
-trains a model changes all of its matrices. Names do not count, so that copies are alike.
+Of a large file only the beginning, the end and evenly spaced pieces are read, because training
+changes all matrices of a model. File names do not count, so copies have the same digest.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 PIECE_BYTES = 64 << 10
 NUM_PIECES = 64
-"""How many pieces are looked at; a file of no more than these is read whole."""
+"""Number of pieces to read; a file no larger than these is read completely."""
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """Return the digest of files, in their order. Raises: OSError"""
+    """Return the digest of these files, in order. Raises: OSError"""
     digest = hashlib.sha256()
     for file in files:
         _add(file, digest)
@@ -24,7 +24,7 @@ def files_digest(files: Iterable[Path]) -> str:
 
 
 def folder_digest(folder: str | Path) -> str:
-    """Return the digest of all files of a folder, or of a file. Raises: OSError"""
+    """Return the digest of all files in a folder, or of one file. Raises: OSError"""
     place = Path(folder)
     if place.is_file():
         return files_digest((place,))

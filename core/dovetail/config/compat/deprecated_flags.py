@@ -1,9 +1,9 @@
-"""Flags of other generations, deprecated ones and newer spellings, each translated with one note.
+"""Translated flags: deprecated ones and newer spellings, each with one note to the user.
 
-Such a flag is a field of `DeprecatedFlags` or of `NewerFlags` and has a row in `MAPPED`, which
-turns its value into fields of today. `translate` does so for every route; the rest of dovetail
-never sees them. A flag for which there is nothing here passes with the values that ask for what
-always happens.
+Such a flag is a field of `DeprecatedFlags` or `NewerFlags` and has a row in `MAPPED`, which turns
+its value into current fields. Every source of settings calls `translate`, so the rest of dovetail
+never sees these flags. A flag without an equivalent accepts only values that request what always
+happens anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GUIDED_WORDS = {
     "disable-any-whitespace": "disable_any_whitespace",
     "no-additional-properties": "disable_additional_properties",
 }
-"""What followed a backend's name after a colon -> its key today."""
+"""Word after a backend's name and a colon -> its current key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,16 +169,14 @@ NEWER_SUPPORTED = (
     "ssl_ciphers",
     "stream_interval",
 )
-"""Flags that other servers have had for a short time only, and that do here what they say."""
+"""Flags that other servers have had only for a short time, supported here under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Today's spelling of a deprecated flag: the `flag` as a reader would write it, `fields` to be
-    set.
+    """The translation of a deprecated flag: the current `flag`, for users, and its `fields`.
 
-    One that waits for a missing `feature` is nothing today; its `fields` take
-    what asks for nothing.
+    If it waits for a missing `feature`, `fields` accepts only values that do not request it.
     """
 
     flag: str
@@ -187,7 +185,7 @@ class Mapped:
 
     @property
     def today(self) -> str:
-        """Return today's spelling of the flag, as a reader would write it."""
+        """Return the current spelling of the flag, as a user writes it."""
         return self.flag if self.feature is None else f"{_NOTHING}{what(self.feature)}"
 
 
@@ -201,7 +199,7 @@ def _key(name: str, key: str) -> Mapped:
 
 
 def _settled(always: str, *passing: Any) -> Mapped:
-    """Return the row of a flag whose only sensible value is what always happens."""
+    """Return the row of a flag that accepts only values for what always happens."""
 
     def check(value: Any) -> Fields:
         if not _is_one_of(value, passing):
@@ -212,7 +210,7 @@ def _settled(always: str, *passing: Any) -> Mapped:
 
 
 def _waits_for(feature: str, *passing: Any) -> Mapped:
-    """Return the row of a flag that asks for a missing feature unless a value is one of these."""
+    """Return the row of a flag that requests a missing feature, except with one of these values."""
 
     def check(value: Any) -> Fields:
         if not _is_one_of(value, passing):
@@ -223,7 +221,7 @@ def _waits_for(feature: str, *passing: Any) -> Mapped:
 
 
 def _is_one_of(value: Any, passing: tuple[Any, ...]) -> bool:
-    """Return whether a value is among these. True == 1 in Python, and a switch is not a number."""
+    """Return whether a value is among these. True == 1 in Python, but a switch is not a number."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in passing)
 
 
@@ -247,7 +245,7 @@ def _task(value: Any) -> Fields:
 
 
 def _guided_backend(value: Any) -> Fields:
-    """A backend may bring its options, as "xgrammar:no-fallback,disable-any-whitespace"."""
+    """A backend may include its options, as in "xgrammar:no-fallback,disable-any-whitespace"."""
     name, _, rest = str(value).partition(":")
     words = rest.split(",")
     if rest and set(words) <= set(_GUIDED_WORDS):
@@ -264,7 +262,7 @@ def _speculative_model(value: Any) -> Fields:
 
 
 def _qlora(value: Any) -> Fields:
-    """Quantized weights take adapters as others do, and this one is loaded at the start."""
+    """Adapters of quantized weights work as any other; this one is loaded at the start."""
     if value is None:
         return {}
     module = json.dumps({"name": value, "path": value})
@@ -299,7 +297,7 @@ def _offloading(size_gib: float) -> dict[str, Any]:
 
 
 def _attention(value: Any) -> Fields:
-    """Take the backend; every other setting would choose among kernels that are not there."""
+    """Take the backend; all other settings choose among kernels that do not exist here."""
     given = {key: one for key, one in value.items() if one not in (None, False)}
     backend = given.pop("backend", None)
     if given:
@@ -394,12 +392,12 @@ MAPPED: dict[str, Mapped] = {
 
 @cache
 def deprecated_flags() -> dict[str, Flag]:
-    """Return the flags that are translated, older and newer ones, by field name."""
+    """Return all translated flags, older and newer ones, by field name."""
     return {flag.name: flag for flag in (*flags_of(DeprecatedFlags), *flags_of(NewerFlags))}
 
 
 def is_newer(name: str) -> bool:
-    """Return whether a flag that is translated is a newer spelling."""
+    """Return whether a translated flag is a newer spelling."""
     return any(flag.name == name for flag in flags_of(NewerFlags))
 
 
@@ -409,9 +407,9 @@ def _today_of(name: str) -> str:
 
 
 def translate(name: str, value: Any) -> tuple[Fields, str]:
-    """Return the fields of today that a deprecated flag's value means, and the note to show.
+    """Return the current fields for a deprecated flag's value, and the note to show.
 
-    Raises: ConfigError for a value for which there is nothing today.
+    Raises: ConfigError for a value without an equivalent.
     """
     row, spelling = MAPPED[name], deprecated_flags()[name].spelling
     nothing = row.today.removeprefix(_NOTHING)

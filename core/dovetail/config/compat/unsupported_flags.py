@@ -1,8 +1,8 @@
-"""The unsupported flags: each names the feature it waits for, so that none is silently ignored.
+"""Unsupported flags: each names the missing feature, so that none is silently ignored.
 
-A flag is *supported* when it is a field of a section and has no row here, *deprecated* when it is a
-field of `deprecated_flags.DeprecatedFlags`, and *unsupported* when it has a row here: then only the
-values that ask for nothing pass, its default and those a row names.
+A flag is *supported* if it is a field of a section and has no row here, *deprecated* if it is a
+field of `deprecated_flags.DeprecatedFlags`, and *unsupported* if it has a row here. An unsupported
+flag accepts only values that request nothing: its default and those in its row.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dovetail.unsupported import remedy, sentence
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedFlag:
-    """A flag that waits for a feature. `passing` are values that pass beside the default."""
+    """A flag that waits for a feature. `passing` are accepted values besides the default."""
 
     feature: str
     passing: tuple[Any, ...] = ()
 
     @property
     def missing(self) -> str:
-        """Return the sentence that says what is missing."""
+        """Return a sentence about the missing feature."""
         return sentence(self.feature)
 
     @property
@@ -33,10 +33,10 @@ class UnsupportedFlag:
 
 
 UNSUPPORTED_FLAGS: dict[str, UnsupportedFlag] = {}
-"""None of the reference's flags is refused now; one of a newer reference that is gets a row."""
+"""No flag of the reference is refused at present; one that is refused gets a row."""
 
 
 def passes(flag: Flag, row: UnsupportedFlag, value: Any) -> bool:
-    """Return whether a value asks for nothing: null, nothing at all, the default, or as named."""
+    """Return whether a value requests nothing: null, empty, the default, or listed in the row."""
     asks_nothing = value is None or value == flag.default or value in ((), "", {})
     return asks_nothing or any(value == other for other in row.passing)

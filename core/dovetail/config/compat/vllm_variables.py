@@ -1,8 +1,8 @@
-"""The environment variables of other servers, and what each means here.
+"""Environment variables of other servers, and the meaning of each here.
 
-A name is a `Setting` (it sets a flag), has `NoEffect` (what it asks for always happens, or concerns
-nothing here), is an `UnsupportedVariable`, or is `ReadBy` somebody else. Which names there are: the
-reference list that tests/reference/env_vars.json holds. `environment.read` applies it.
+A name is a `Setting` (it sets a flag), has `NoEffect` (it requests what always happens, or concerns
+nothing here), is an `UnsupportedVariable`, or is `ReadBy` another program. The reference list of
+names is tests/reference/env_vars.json. `environment.read` applies this table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRUE = ("1", "true", "yes", "on")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A variable of another name that sets a field. `fields` takes its text."""
+    """A foreign variable that sets a field. `fields` turns its text into fields."""
 
     today: str
     fields: Callable[[str], dict[str, Any]]
@@ -27,28 +27,28 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """A variable that asks for what always happens here, or for nothing of ours."""
+    """A variable that requests what always happens here, or that concerns nothing here."""
 
     always: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBy:
-    """A variable that another program reads: `who` does, and what that means here."""
+    """A variable that another program reads. `who` names that program and the meaning here."""
 
     who: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedVariable:
-    """A variable that asks for a missing `feature`; `passing` are the texts that do not."""
+    """A variable that requests a missing `feature`; `passing` texts do not request it."""
 
     feature: str
     passing: tuple[str, ...] = ("", "0", "false")
 
     @property
     def missing(self) -> str:
-        """Return the sentence that says what is missing."""
+        """Return a sentence about the missing feature."""
         return sentence(self.feature)
 
     def fix(self, name: str) -> str:
@@ -64,7 +64,7 @@ def _field(name: str) -> Setting:
 
 
 def _gib(text: str) -> dict[str, Any]:
-    """0 is the other server's word for its own default."""
+    """0 means the other server's default."""
     size_bytes = int(float(text) * 2**30)
     return {"kv_cache_memory_bytes": size_bytes} if size_bytes else {}
 
@@ -79,7 +79,7 @@ def _seconds(name: str, per_second: int = 1) -> Callable[[str], dict[str, Any]]:
 
 
 def _log_interval(text: str) -> dict[str, Any]:
-    """A negative number is the other server's word for no such line."""
+    """A negative number means no such line."""
     interval_s = float(text)
     options = {"stat_logger": {"log": {"interval_s": interval_s}}}
     return {"plugin_options": options} if interval_s > 0 else {}
@@ -110,7 +110,7 @@ _TPU = UnsupportedVariable("tpu")
 _OPENVINO = UnsupportedVariable("openvino")
 
 FOREIGN: dict[str, Row] = {
-    # What a request or an operator can see.
+    # Settings that a user or an operator can observe.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": _field("allow_long_max_model_len"),
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _field("allow_runtime_lora_updating"),
     "VLLM_API_KEY": _field("api_key"),
@@ -153,7 +153,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_USE_MODELSCOPE": _field("use_modelscope"),
     "VLLM_USE_TRITON_FLASH_ATTN": Setting("--attention-backend", _triton_attention),
     "VLLM_VIDEO_FETCH_TIMEOUT": _field("video_fetch_timeout"),
-    # What always happens, or concerns nothing here.
+    # Variables for what always happens, or for what does not exist here.
     "VLLM_ASSETS_CACHE": NoEffect("no sample files are downloaded"),
     "VLLM_CACHE_ROOT": NoEffect("dovetail has no cache folder; --download-dir moves the hub's"),
     "VLLM_CONFIG_ROOT": NoEffect("only the files of --config are read"),
@@ -188,7 +188,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_USE_TRITON_AWQ": NoEffect("on a GPU, Triton kernels are always used for AWQ"),
     "VLLM_USE_V1": NoEffect("dovetail has only one engine"),
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": NoEffect("the outputs of a step are processed together"),
-    # What is not supported.
+    # Unsupported variables.
     "VLLM_CI_USE_S3": UnsupportedVariable("s3"),
     "VLLM_CUDART_SO_PATH": UnsupportedVariable("cuda_runtime"),
     "VLLM_DISABLED_KERNELS": UnsupportedVariable("disabled_kernels"),
@@ -219,7 +219,7 @@ FOREIGN: dict[str, Row] = {
     "VLLM_WORKER_MULTIPROC_METHOD": UnsupportedVariable("fork", passing=("", "spawn")),
     "VLLM_XLA_CACHE_PATH": _TPU,
     "VLLM_XLA_CHECK_RECOMPILATION": _TPU,
-    # Names that belong to others: set on many machines, and never an error.
+    # Variables of other programs: set on many machines, and never an error.
     "CMAKE_BUILD_TYPE": ReadBy("builds with CMake, which dovetail does not use"),
     "CUDA_HOME": ReadBy("tools that compile for GPUs; dovetail compiles only CPU kernels"),
     "CUDA_VISIBLE_DEVICES": ReadBy("CUDA, and by --device auto: empty or -1 hides all GPUs"),
@@ -240,4 +240,4 @@ FOREIGN: dict[str, Row] = {
     "VERBOSE": ReadBy("no part of dovetail; pip -v shows how the kernels are compiled"),
     "V_SCALE_CONSTANT": ReadBy(_STEPS.format("values", 100)),
 }
-"""Other names than a flag's own: VLLM_* and what the reference lists without a prefix."""
+"""Variables other than a flag's own: VLLM_*, and names of the reference without a prefix."""

@@ -1,1 +1,1 @@
-"""Arguments, YAML files and environment variables become one Config."""
+"""Parsing: arguments, YAML files and environment variables become one Config."""

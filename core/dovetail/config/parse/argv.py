@@ -1,4 +1,4 @@
-"""Command-line words, made plain for argparse: one spelling, JSON flags merged, yes/no unfolded.
+"""Normalize the command line for argparse: one spelling per flag, JSON merged, switches resolved.
 
 Handles what argparse cannot: `--a_b`, `--flag.key value`, `--flag.list+ value`, `--switch=false`
 and JSON given in several pieces, which are merged from left to right.
@@ -49,8 +49,7 @@ def _take(
     known: set[str],
     merged: dict[str, dict[str, Any]],
 ) -> list[str]:
-    """Return the words that `word` becomes; a JSON flag goes into `merged`. Mutates: rest,
-    merged."""
+    """Return the words that replace `word`; JSON flags go into `merged`. Mutates: rest, merged."""
     if not word.startswith("--"):
         word = _unfold(word, table)
     if not word.startswith("--"):

@@ -1,9 +1,9 @@
-"""Environment variables: DOVETAIL_<FLAG> for every flag, and the VLLM_* names people have set.
+"""Environment variables: DOVETAIL_<FLAG> for every flag, and the VLLM_* names that people use.
 
-`read(environ)` gives the fields they set, by variable. Like flags, a name is supported, mapped to
-today's with a note, without effect, or unsupported (`vllm_variables.FOREIGN`); a name that is not
-known is told with the nearest. Reads no other variable; those that other modules read stand in
-`OWN`.
+`read(environ)` returns the fields that they set, by variable. Like a flag, a name is supported,
+translated to the current one with a note, without effect, or unsupported
+(`vllm_variables.FOREIGN`). An unknown name gives a warning with the nearest known one. Reads no
+other variable; `OWN` lists those that other modules read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN = {
     "DOVETAIL_VERBOSE": "1 shows tracebacks of errors and why plugins were not chosen, "
     "as --verbose does",
 }
-"""Variables that are not flags, and what they mean."""
+"""Variables that are not flags -> their meaning."""
 
 _SERVICE = re.compile(
     r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)$"
@@ -47,7 +47,8 @@ _SERVICE_URL = re.compile(r"(tcp|udp)://\S+")
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The settings of the environment: field values by variable, and what to tell the user."""
+    """The settings of the environment: field values by variable, with notes and warnings for the
+    user."""
 
     fields: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
@@ -60,15 +61,14 @@ def variable_of(flag: Flag) -> str:
 
 
 def _other_names(flag: Flag) -> list[str]:
-    """Return the variables of a flag's other spellings."""
+    """Return the variables for a flag's other spellings."""
     return [PREFIX + a.removeprefix("--").replace("-", "_").upper() for a in flag.meta.aliases]
 
 
 def read(environ: Mapping[str, str]) -> Variables:
     """Return the settings of the variables. An empty variable sets nothing.
 
-    Raises: ConfigError for a refused variable, and for a flag given under two names with
-    different values.
+    Raises: ConfigError for an unsupported variable, or if two names give a flag different values.
     """
     every_flag = (*flags().values(), *deprecated_flags().values())
     own = {name: flag for flag in every_flag for name in (variable_of(flag), *_other_names(flag))}
@@ -90,7 +90,7 @@ def read(environ: Mapping[str, str]) -> Variables:
 
 
 def is_service_link(name: str, text: str) -> bool:
-    """Return whether Kubernetes made this variable for a service that is called like us.
+    """Return whether Kubernetes set this variable for a service with our name.
 
     A service "vllm" gives every pod VLLM_PORT=tcp://10.0.0.1:8000, VLLM_SERVICE_HOST and others.
     """
@@ -101,7 +101,7 @@ def is_service_link(name: str, text: str) -> bool:
 
 
 def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[str]) -> None:
-    """Add what a variable of another name does. Mutates: fields, notes. Raises: ConfigError."""
+    """Apply a foreign variable. Mutates: fields, notes. Raises: ConfigError."""
     row = FOREIGN[name]
     match row:
         case Setting():
@@ -117,7 +117,7 @@ def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[s
 
 
 def _check_agreed(fields: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError where two variables give one field different values."""
+    """Raise ConfigError if two variables give one field different values."""
     taken: dict[str, tuple[str, Any]] = {}
     for name, given in fields.items():
         config = Config.from_fields(given, origin=name)
@@ -134,7 +134,7 @@ def _check_agreed(fields: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def today(row: Setting) -> str:
-    """Return a mapped variable's flag with dovetail's own variable for it."""
+    """Return a foreign variable's flag, with dovetail's own variable for it."""
     name = row.today.removeprefix("--").replace("-", "_")
     if name in flags():
         return f"{row.today}, or {variable_of(flags()[name])}"
@@ -142,8 +142,8 @@ def today(row: Setting) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    """Return a warning with the nearest name; prefixes, which are alike, do not count."""
-    alike = sorted(known, key=lambda other: other[0] == name[0])  # of one stem the last counts
+    """Return a warning with the nearest known name. Names are compared without their prefixes."""
+    alike = sorted(known, key=lambda other: other[0] == name[0])  # of one stem the last wins
     by_stem = {_stem(other): other for other in alike}
     near = difflib.get_close_matches(_stem(name), by_stem, n=1, cutoff=0.6)
     hint = f"; did you mean {by_stem[near[0]]}?" if near else "."

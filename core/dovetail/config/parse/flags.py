@@ -1,5 +1,4 @@
-"""From dataclasses to argparse and from there to a Config: every Flag becomes one argument, a
-namespace becomes a Config.
+"""Flags to argparse and back: every Flag becomes an argument, a parsed namespace becomes a Config.
 
 Values are converted by `sections.convert`, choices are checked in `resolve`.
 """
@@ -22,7 +21,7 @@ _NARGS: dict[str, int | str] = {"bool": 0, "list": "+"}
 
 
 class FlagAction(argparse.Action):
-    """Stores the converted value of one Flag; a flag that is not given leaves no trace."""
+    """Stores the converted value of one Flag; a flag that is not given sets no attribute."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, flag: Flag) -> None:
         super().__init__(
@@ -42,7 +41,7 @@ class FlagAction(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Convert and keep. Mutates: namespace. Raises: ConfigError."""
+        """Convert and store the value. Mutates: namespace. Raises: ConfigError."""
         if self.flag.value_type == "bool":
             value: Any = not str(option_string).startswith("--no-")
         elif self.flag.value_type == "list":
@@ -55,7 +54,7 @@ class FlagAction(argparse.Action):
 
 
 def metavar(flag: Flag) -> str | None:
-    """Return the word that stands for the value in usage lines."""
+    """Return the placeholder of the value in usage lines."""
     if flag.value_type == "bool":
         return None
     if flag.meta.metavar:
@@ -66,7 +65,7 @@ def metavar(flag: Flag) -> str | None:
 def add_flags(
     parser: argparse.ArgumentParser, groups: Iterable[type[object]] = tuple(GROUPS.values())
 ) -> None:
-    """Add the flags of these groups, those of earlier generations and --config. Mutates: parser."""
+    """Add the flags of these groups, deprecated and newer flags, and --config. Mutates: parser."""
     add_groups(parser, (*groups, DeprecatedFlags, NewerFlags))
     parser.add_argument(
         "--config",
@@ -79,7 +78,7 @@ def add_flags(
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) -> None:
-    """Add the flags of these groups alone. Mutates: parser."""
+    """Add only the flags of these groups. Mutates: parser."""
     for group in groups:
         add_section(parser, group.__name__, group_title(group), flags_of(group))
 
@@ -87,14 +86,14 @@ def add_groups(parser: argparse.ArgumentParser, groups: Iterable[type[object]]) 
 def add_section(
     parser: argparse.ArgumentParser, title: str, description: str, flags: Iterable[Flag]
 ) -> None:
-    """Add these flags alone as a section of the help. Mutates: parser."""
+    """Add these flags as one section of the help. Mutates: parser."""
     section = parser.add_argument_group(title, description)
     for flag in flags:
         section.add_argument(*_options(flag), dest=flag.name, action=FlagAction, flag=flag)
 
 
 def group_of(namespace: argparse.Namespace, group: type[Group]) -> Group:
-    """Return one group's dataclass with the flags that were given."""
+    """Return one group's dataclass with the given flags."""
     given = vars(namespace)
     return group(**{f.name: given[f.name] for f in flags_of(group) if f.name in given})
 
@@ -105,9 +104,9 @@ def config_of(
     model: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """Return the Config of files, variables (`environ`) and parsed arguments, each over the last.
+    """Return the Config of files, variables (`environ`) and parsed arguments; later sources win.
 
-    `model` is the positional one. Raises: ConfigError when a file or a variable is wrong, or the
+    `model` is the positional argument. Raises: ConfigError if a file or a variable is wrong, or the
     model is named twice.
     """
     from dovetail.config.parse.environment import CONFIG, read

@@ -1,7 +1,7 @@
-"""parse_config(args): what every command that starts an engine does with its arguments first.
+"""parse_config(args): the first thing that every command which starts an engine does.
 
-Files, variables and flags become one Config; deprecated names are noted, unsupported flags and
-unknown choices end here. Nothing is resolved yet.
+Files, variables and flags become one Config. Deprecated names give a note; unsupported flags and
+unknown choices are errors. Nothing is resolved yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError
 
 
 def parse_config(args: argparse.Namespace, *, stream: TextIO | None = None) -> Config:
-    """Return the config of parsed arguments, its flags and choices checked.
+    """Return the config of parsed arguments, with flags and choices checked.
 
     Writes notes and warnings to `stream`, standard error by default. Raises: ConfigError
     """
@@ -30,7 +30,7 @@ def parse_config(args: argparse.Namespace, *, stream: TextIO | None = None) -> C
 
 
 def _one_model(named: str | Sequence[str] | None) -> str | None:
-    """Return the model among arguments that may name several. Raises: ConfigError for more"""
+    """Return the one model of arguments that may name several. Raises: ConfigError for more"""
     if named is None or isinstance(named, str):
         return named
     if len(named) > 1:

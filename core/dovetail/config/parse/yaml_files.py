@@ -1,4 +1,4 @@
-"""YAML files of settings: the same names as the flags, values in YAML's own types."""
+"""YAML files of settings: keys are named like the flags, values have YAML types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_fields(path: str) -> dict[str, Any]:
 
 
 def fields_of(path: str, content: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return field name -> value of keys read from a file. Raises: as read_fields"""
+    """Return field name -> value for keys that were read from a file. Raises: as read_fields"""
     fields: dict[str, Any] = {}
     for key, value in content.items():
         flag, inner = _find(path, str(key))
@@ -37,8 +37,8 @@ def fields_of(path: str, content: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def read_mapping(path: str, where: str = "--config") -> dict[Any, Any]:
-    """Return the keys of a YAML file that a flag names. Raises: as read_fields"""
-    import yaml  # only --config needs it, and it costs start-up time
+    """Return the content of a YAML file that the flag `where` names. Raises: as read_fields"""
+    import yaml  # only --config needs it, and it slows the start
 
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""The configuration in words: help, reference pages, and what came out of resolving."""
+"""Reports of the configuration: help, reference pages, and the resolved settings."""

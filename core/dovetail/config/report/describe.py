@@ -1,4 +1,4 @@
-"""A flag in words: the lines that --help and docs/reference/flags.md show.
+"""Texts about a flag for --help and docs/reference/flags.md.
 
 Choices come from the registry's metadata; no plugin is imported.
 """
@@ -18,7 +18,7 @@ from dovetail.config.sections.field import Flag
 
 
 def usage(flag: Flag) -> str:
-    """Return the spellings with the value's place, e.g. "-tp, --tensor-parallel-size N"."""
+    """Return the spellings with a placeholder, e.g. "-tp, --tensor-parallel-size N"."""
     if flag.value_type == "bool":
         return ", ".join(flag.spellings) + f", --no-{flag.spelling[2:]}"
     place = metavar(flag) or ""
@@ -30,7 +30,7 @@ def usage(flag: Flag) -> str:
 
 
 def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
-    """Return help, unit, bounds, choices, default and what is not supported as one text."""
+    """Return help, unit, bounds, choices, default and support state as one text."""
     text = flag.meta.help
     facts = [fact for fact in (flag.meta.unit, bounds_text(flag)) if fact]
     if facts:
@@ -44,7 +44,7 @@ def sentence(flag: Flag, *, is_listing_choices: bool = True) -> str:
 
 
 def state_of(flag: Flag) -> tuple[str, str]:
-    """Return the flag's state, and what it is today or what it lacks."""
+    """Return the flag's state, and its current name or the missing feature."""
     if deprecated_flags().get(flag.name) == flag:
         today = MAPPED[flag.name].today
         if is_newer(flag.name):
@@ -59,7 +59,7 @@ def state_of(flag: Flag) -> tuple[str, str]:
 
 
 def routes(flag: Flag) -> str:
-    """Return under which other names a flag of `serve` is set; nothing for flags of others."""
+    """Return the other ways to set a flag of `serve`; "" for flags of other commands."""
     if flag not in (flags().get(flag.name), deprecated_flags().get(flag.name)):
         return ""
     return f"Variable: {variable_of(flag)}. In a YAML file: `{flag.spelling[2:]}: VALUE`."
@@ -68,11 +68,11 @@ def routes(flag: Flag) -> str:
 def choices(flag: Flag, *, is_own_only: bool = False) -> list[str]:
     """Return the registered names for a flag with a plugin kind, "auto" first.
 
-    `is_own_only` leaves out what other installed packages offer.
+    `is_own_only` leaves out the plugins of other packages.
     """
     if flag.meta.kind is None:
         return []
-    from dovetail import registry  # metadata is read only when help or docs are asked for
+    from dovetail import registry  # metadata is read only for help or docs
 
     entries = registry.entries(flag.meta.kind)
     shown = [e.name for e in entries if not is_own_only or e.is_own]
@@ -83,7 +83,7 @@ def choices(flag: Flag, *, is_own_only: bool = False) -> list[str]:
 
 
 def choice_rows(flag: Flag) -> list[tuple[str, str]]:
-    """Return (name, one-line summary) of every choice; a plugin of others names its package."""
+    """Return (name, one-line summary) of every choice; other packages' plugins name theirs."""
     from dovetail import registry
     from dovetail.registry.summaries import summary_of
 
@@ -99,14 +99,14 @@ def choice_rows(flag: Flag) -> list[tuple[str, str]]:
 
 
 def is_class_kind(flag: Flag) -> bool:
-    """Return whether the choices are classes, which may be named by their path too."""
+    """Return whether the choices are classes, which may also be given by their path."""
     from dovetail import registry
 
     return flag.meta.kind is not None and not registry.KINDS[flag.meta.kind].is_value
 
 
 def unavailable_rows(flag: Flag) -> list[tuple[str, str]]:
-    """Return (names, reason) of choices that people know and that cannot be chosen."""
+    """Return (names, reason) of well-known choices that are not available."""
     from dovetail import registry
     from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES
     from dovetail.unsupported import what
@@ -114,20 +114,20 @@ def unavailable_rows(flag: Flag) -> list[tuple[str, str]]:
     by_reason: dict[str, list[str]] = {}
     for name, feature in UNSUPPORTED_NAMES.get(flag.meta.kind or "", {}).items():
         if name in registry.names(flag.meta.kind or ""):
-            continue  # of a package that is installed
+            continue  # an installed package has it
         by_reason.setdefault(what(feature), []).append(name)
     return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 
 def default_text(flag: Flag) -> str:
-    """Return the default as a person would type it."""
+    """Return the default as the user would type it."""
     if flag.meta.default_note is not None:
         return flag.meta.default_note
     return value_text(flag.default)
 
 
 def value_text(value: Any) -> str:
-    """Return a value as a person would type it."""
+    """Return a value as the user would type it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

@@ -1,7 +1,7 @@
-"""InForce: the settings and plugins that a running server has, and where each came from, as data.
+"""InForce: the settings and plugins of a running server, and the origin of each, as data.
 
-Made once, by the process that resolved the configuration, and shipped to every API process.
-Secrets are masked when it is made: no process that answers requests could tell them.
+Created once, by the process that resolved the configuration, and sent to every API process. Secrets
+are masked on creation, so no process that answers requests can leak them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dovetail.config.report.show import (
 from dovetail.interfaces.spec import EngineSpec, Selection
 
 _SEVERAL = ("shares",)
-"""Fields that repeat for each engine what the whole says."""
+"""Fields that repeat the spec for each engine."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One flag, or one field of requests: `is_chosen` says that it is not just a default."""
+    """One flag, or one field of requests. `is_chosen`: it is not just a default."""
 
     group: str
     name: str
@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginInForce(msgspec.Struct, frozen=True, kw_only=True):
-    """One plugin that was chosen, and what chose it."""
+    """One plugin in use, and the origin of that choice."""
 
     kind: str
     name: str
@@ -52,7 +52,7 @@ class PluginInForce(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InForce(msgspec.Struct, frozen=True, kw_only=True):
-    """`sampling` is how a request that says nothing is sampled, `facts` what has no flag."""
+    """`sampling` contains the defaults for requests, `facts` the decisions that have no flag."""
 
     settings: tuple[Setting, ...]
     sampling: tuple[Setting, ...]
@@ -63,8 +63,8 @@ class InForce(msgspec.Struct, frozen=True, kw_only=True):
 def in_force(
     config: Config, spec: EngineSpec, found: Found, further: Iterable[Selection] = ()
 ) -> InForce:
-    """Return what a server has. `found` is what was decided beside `config.resolve`, `further` the
-    plugins that the spec does not name."""
+    """Return a server's settings. `found` contains decisions made outside of `config.resolve`,
+    `further` the plugins that the spec does not name."""
     rows = rows_of(config, {**resolved(config, spec), **found})
     origins = {row.name: row.origin for row in rows}
     return InForce(
@@ -76,7 +76,7 @@ def in_force(
 
 
 def selections(value: Any) -> Iterator[Selection]:
-    """Give every plugin that a spec names, in its order."""
+    """Yield every plugin that a spec names, in its order."""
     if isinstance(value, Selection):
         yield value
     elif isinstance(value, msgspec.Struct):
@@ -99,7 +99,7 @@ def _setting(row: Shown) -> Setting:
 
 
 def _plugins(chosen: Iterable[Selection], origins: dict[str, str]) -> Iterator[PluginInForce]:
-    """Give each plugin once. One without a flag was chosen by the model."""
+    """Yield each plugin once. The model chose the ones without a flag."""
     once = {(one.kind, one.name, one.target): one for one in chosen}
     for one in once.values():
         yield PluginInForce(
@@ -113,7 +113,7 @@ def _plugins(chosen: Iterable[Selection], origins: dict[str, str]) -> Iterator[P
 
 
 def _origin(kind: str, origins: dict[str, str]) -> str:
-    """Return who chose a plugin: where the first flag of its kind that somebody set came from."""
+    """Return a plugin choice's origin: that of the first flag of its kind that was set."""
     known = registry.KINDS.get(kind)
     if known is None:
         return DEFAULT

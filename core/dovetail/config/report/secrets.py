@@ -1,4 +1,4 @@
-"""What must never be printed: values whose name says that they open something.
+"""Secrets: values that must never be printed, recognized by their names.
 
 Used wherever settings or the environment are shown.
 """
@@ -25,7 +25,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """Return a value with the secrets inside replaced: entries with such names, logins in URLs."""
+    """Return a value with its secrets masked: entries with such names, and logins in URLs."""
     if isinstance(value, Mapping):
         return {
             key: MASK
@@ -39,12 +39,12 @@ def masked(value: Any) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """Return text with the login of a URL, and JSON entries with a secret's name, replaced."""
+    """Return text with the logins of URLs, and JSON entries with a secret name, masked."""
     return _PAIR.sub(_masked_pair, _LOGIN.sub(rf"\1{MASK}@", text))
 
 
 def masked_variable(name: str, text: str, *, is_secret: bool | None = None) -> str:
-    """Return a variable's text as it may be printed; `is_secret` where that is known."""
+    """Return a variable's text ready to print. `is_secret` None: its name decides."""
     hides = is_secret_name(name) if is_secret is None else is_secret
     return MASK if hides else masked_text(text)
 

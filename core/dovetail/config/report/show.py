@@ -1,8 +1,8 @@
-"""The resolved configuration as rows: every flag with what came out of it, and from where.
+"""The resolved configuration as rows: every flag with its final value and its origin.
 
-`Config` says what was asked, `EngineSpec` what came of it; here the two meet again, flag by flag.
-Where a value that was not given comes from is one of `DEFAULT`, `MODEL`, `MACHINE` and `DEMO`, or
-the variable that another library reads. Prints nothing.
+Combines `Config` (what was requested) and `EngineSpec` (what was decided), flag by flag. The origin
+of a value that was not given is `DEFAULT`, `MODEL`, `MACHINE`, `DEMO`, or the variable that another
+library reads. Prints nothing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MACHINE = "machine"
 DEMO = "demo model"
 
 SAMPLING = (*FIELDS, "presence_penalty", "frequency_penalty")
-"""What can be told of a request that says nothing."""
+"""Sampling fields for which the defaults are shown."""
 OVERRIDES = "override_generation_config"
 _NEW_TOKENS = {"max_new_tokens": "max_tokens"}
 _NO_CHOICE = (None, "", "auto", ())
 
 Found = Mapping[str, tuple[Any, str]]
-"""Field -> its value after all decisions, and who decided it."""
+"""Field -> its final value, and what decided it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One setting: `is_chosen` says that it is not just a flag's default."""
+    """One setting. `is_chosen`: it is not just a flag's default."""
 
     group: str
     name: str
@@ -49,9 +49,9 @@ class Shown:
 
 
 def rows_of(config: Config, found: Found) -> list[Shown]:
-    """Return every flag in the order of the groups; secrets are masked.
+    """Return every flag in the order of the groups, with secrets masked.
 
-    `found` is `resolved(...)` and whatever else was decided elsewhere.
+    `found` is `resolved(...)` plus decisions made elsewhere.
     """
     return [_row(config, flag, found) for flag in flags().values()]
 
@@ -71,12 +71,12 @@ def _row(config: Config, flag: Flag, found: Found) -> Shown:
 
 
 def _delegates(flag: Flag, requested: Any) -> bool:
-    """Return whether a given value only leaves the choice open ("auto", say)."""
+    """Return whether a given value leaves the choice open, such as "auto"."""
     return requested in _NO_CHOICE or (flag.name == "num_threads" and requested == 0)
 
 
 def resolved(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:
-    """Return the values that `config.resolve` chose for flags that leave something open."""
+    """Return the values that `config.resolve` chose for flags that leave the choice open."""
     return {
         **_of_model(config, spec),
         **_of_machine(config, spec),
@@ -139,9 +139,9 @@ def _of_engine(spec: EngineSpec) -> dict[str, tuple[Any, str]]:
 
 
 def sampling_rows(config: Config, spec: EngineSpec) -> list[Shown]:
-    """Return how a request that says nothing is sampled, and whence: a flag, the model, dovetail.
+    """Return the default sampling settings, each with its origin: a flag, the model, or dovetail.
 
-    What a request says itself comes before all of it.
+    The fields of a request override all of them.
     """
     plain = SamplingParams()
     laid = {_NEW_TOKENS.get(name, name) for name in config.model.override_generation_config}
@@ -164,7 +164,7 @@ def _origin_of_source(config: Config) -> str:
 
 
 def _of_hub(config: Config) -> dict[str, tuple[Any, str]]:
-    """Return the token that the hub's client takes from a variable where no flag gives one."""
+    """Return the hub token that its client takes from a variable if no flag gives one."""
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     variable = next((name for name in names if os.environ.get(name)), None)
     return {"hf_token": (MASK, variable)} if variable and config.model.hf_token is None else {}

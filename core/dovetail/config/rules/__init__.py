@@ -1,1 +1,1 @@
-"""The rules of resolving, one subject a file; resolve.py puts them in order."""
+"""The rules of resolving, one subject per file; resolve.py puts them in order."""

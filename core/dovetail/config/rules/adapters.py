@@ -1,5 +1,5 @@
-"""Adapters resolved: the flags about LoRA and prompt adapters become the room for adapters, those
-of the start, and where others are found."""
+"""Adapters: the slots for LoRA and prompt adapters, those to load at the start, and how to find
+others."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MODULES, PROMPT_MODULES = "--lora-modules", "--prompt-adapters"
 RESOLVERS, FOLDER_FLAG = "--lora-resolvers", "--lora-resolver-cache-dir"
 MEDIA_LORAS, LONG = "--default-mm-loras", "--long-lora-scaling-factors"
 PROMPT = "prompt"
-"""The capability of adapters that put vectors before a prompt."""
+"""Capability of adapters that put vectors before a prompt."""
 FOLDER = "folder"
-"""The resolver that --lora-resolver-cache-dir sets up."""
+"""The resolver that --lora-resolver-cache-dir configures."""
 
 _NAMING = {
     ENABLE: ("lora_modules", "lora_resolvers", "lora_resolver_cache_dir", "default_mm_loras"),
     ENABLE_PROMPT: ("prompt_adapters",),
 }
-"""Flag -> the flags that name adapters and can do nothing without it."""
+"""Flag -> flags that name adapters, which need it."""
 _SIZING = {
     ENABLE: (
         "max_loras",
@@ -48,16 +48,16 @@ _SIZING = {
     ),
     ENABLE_PROMPT: ("max_prompt_adapters", "max_prompt_adapter_token"),
 }
-"""Flag -> the flags that have no effect without it, and do no harm."""
+"""Flag -> flags that have no effect without it; they only cause a warning."""
 _SETTLED = {
     "fully_sharded_loras": "each matrix of an adapter is divided as its layer is",
 }
-"""Flags that have no effect, and why."""
+"""Flags without effect -> the reason."""
 
 
 def adapter_spec(config: Config, model: ModelSpec, tokenizer: Selection) -> AdapterSpec | None:
-    """Return the room for adapters, None where none are served. `tokenizer` reads the model's, and
-    those of adapters that add tokens. Raises: ConfigError"""
+    """Return the limits for adapters, None if none are served. `tokenizer` is the plugin for the
+    model's tokenizer, and for adapters that add tokens. Raises: ConfigError"""
     lora, prompt = config.lora, config.prompt_adapter
     check_adapter_flags(config)
     if not (lora.enable_lora or prompt.enable_prompt_adapter):
@@ -81,8 +81,8 @@ def adapter_spec(config: Config, model: ModelSpec, tokenizer: Selection) -> Adap
 
 
 def long_factors(config: Config) -> tuple[float, ...]:
-    """Return the linear rope scalings that adapters may have of their own, which may be divided by
-    commas. Raises: ConfigError"""
+    """Return the linear RoPE scalings that adapters may have; a flag's value may be a comma list.
+    Raises: ConfigError"""
     if not config.lora.enable_lora:
         return ()
     words = ",".join(config.lora.long_lora_scaling_factors).split(",")
@@ -101,8 +101,8 @@ def long_factors(config: Config) -> tuple[float, ...]:
 
 
 def check_adapter_flags(config: Config) -> None:
-    """Tell of flags that have no effect. Raises: ConfigError for flags that name adapters which are
-    not served, and for less room in host memory than there are slots"""
+    """Log flags that have no effect. Raises: ConfigError for flags that name adapters although none
+    are served, and for fewer adapters in host memory than slots"""
     lora, is_on = config.lora, _switches(config)
     for switch, names in _NAMING.items():
         for name in names:
@@ -132,7 +132,7 @@ def check_adapter_flags(config: Config) -> None:
 
 def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[AdapterSource, ...]:
     """Return the adapters to load at the start. Raises: ConfigError for one without a folder, or
-    with a name that something else has"""
+    with a name that is already in use"""
     found: dict[str, AdapterSource] = {}
     for text, flag in _named(config):
         source = _source(text, flag)
@@ -149,13 +149,13 @@ def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[Ada
 
 
 def adapter_names(config: Config) -> tuple[str, ...]:
-    """Return the names of the adapters of the start. Raises: ConfigError"""
+    """Return the names of the adapters to load at the start. Raises: ConfigError"""
     return tuple(_source(text, flag).name for text, flag in _named(config))
 
 
 def adapter_search(config: Config, served: Sequence[str], model: ModelSpec) -> AdapterSearch:
-    """Return where adapters are found that are not loaded at the start. Raises: PluginError;
-    ConfigError for a resolver that cannot be made"""
+    """Return how to find adapters that are not loaded at the start. Raises: PluginError;
+    ConfigError for a resolver that cannot be created"""
     lora = config.lora
     if not lora.enable_lora:
         return AdapterSearch()
@@ -172,7 +172,7 @@ def adapter_search(config: Config, served: Sequence[str], model: ModelSpec) -> A
     given = config.model.model
     base_names = tuple(dict.fromkeys((*served, *([given] if given else []))))
     facts = ResolverFacts(base_names=base_names, model_path=model.path)
-    for selection in resolvers:  # made again by the API processes; what is wrong is told here
+    for selection in resolvers:  # API processes create them too; errors show up here
         registry.make(selection, facts)
     return AdapterSearch(
         resolvers=resolvers, base_names=base_names, hub_cache=config.load.download_dir or ""
@@ -187,7 +187,7 @@ def _switches(config: Config) -> dict[str, bool]:
 
 
 def _methods(config: Config) -> tuple[Selection, ...]:
-    """Return what reads adapters. Raises: ConfigError where nothing reads prompt adapters"""
+    """Return the plugins that read adapters. Raises: ConfigError if none reads prompt adapters"""
     options = config.plugin.options_of("adapter")
     if config.prompt_adapter.enable_prompt_adapter and not _has_prompt_method():
         raise ConfigError(
@@ -212,7 +212,7 @@ def _has_prompt_method() -> bool:
 
 
 def _named(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the texts that name adapters of the start, each with its flag."""
+    """Yield (text, flag) for each adapter to load at the start."""
     for flag, given in (
         (MODULES, config.lora.lora_modules),
         (PROMPT_MODULES, config.prompt_adapter.prompt_adapters),
@@ -223,7 +223,7 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _source(text: str, flag: str) -> AdapterSource:
-    """Return the adapter that NAME=PATH, or a JSON object, names. Raises: ConfigError"""
+    """Return the adapter given as NAME=PATH or as a JSON object. Raises: ConfigError"""
     if text.lstrip().startswith("{"):
         return _from_object(text, flag)
     name, _, path = text.partition("=")

@@ -1,4 +1,4 @@
-"""What the name of a checkpoint's class says: its family, and what stands on its hidden states."""
+"""Class names of checkpoints: their model family, and the head on the hidden states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dovetail import registry
 from dovetail.interfaces.spec import CLASSES, LOGITS, NOTHING, TOKEN_CLASSES, TOKEN_VECTORS
 
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
-"""Ends of the names of classes that generate."""
+"""Suffixes of classes that generate."""
 PROCESS_REWARD, REWARD = "ForProcessRewardModel", "ForRewardModel"
 _POOLS = {
     "_ColBERT": TOKEN_VECTORS,
@@ -18,15 +18,14 @@ _POOLS = {
     "EncoderModel": NOTHING,
     "Model": NOTHING,
 }
-"""Ends of the names of classes that do not generate -> what stands on their hidden states."""
+"""Suffixes of classes that do not generate -> the head on their hidden states."""
 
 _VARIANTS = ("Text", "Bidirectional")
-"""Words behind a family's name: of its text part alone, of one whose tokens see all others."""
+"""Words after a family's name: its text part alone, or a variant with bidirectional attention."""
 
 
 def stem(architecture: str) -> tuple[str, str | None]:
-    """Return the family that a class's name begins with and the head that its end means (None:
-    its name says nothing)."""
+    """Return (family, head) of a class name; head None: the name does not say."""
     for end in GENERATES:
         if architecture.endswith(end):
             return _family(architecture, end), LOGITS
@@ -37,7 +36,7 @@ def stem(architecture: str) -> tuple[str, str | None]:
 
 
 def _family(architecture: str, end: str) -> str:
-    """Return what a class's name begins with, without words for a variant of its family."""
+    """Return the start of a class name, without words for a variant of its family."""
     name = architecture.removesuffix(end)
     for word in _VARIANTS:
         name = name.removesuffix(word)
@@ -45,11 +44,11 @@ def _family(architecture: str, end: str) -> str:
 
 
 def registered(architecture: str, wanted: str | None = None) -> str | None:
-    """Return the name of the model plugin that runs a class: its own, or its family's. `wanted` is
-    the head that it gets, where that is not what its name says.
+    """Return the name of the model plugin that runs a class: its own, or its family's.
 
-    A family's decoder serves what pools, unless it has an encoder beside it, which then does.
-    An encoder generates nothing.
+    `wanted` is the head to use if it differs from the name's. A family's decoder runs its pooling
+    classes, unless the family has an encoder plugin; then that one does. An encoder does not
+    generate.
     """
     names = set(registry.names("model"))
     family, named = stem(architecture)

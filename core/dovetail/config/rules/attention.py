@@ -1,4 +1,4 @@
-"""The attention backend: the one that was asked for, or the first that fits the model."""
+"""The attention backend: the requested one, or the first that fits the model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DTYPE = "--override-attention-dtype"
 
 
 def attention_dtype(config: Config, model: ModelSpec) -> str:
-    """Return the type in which attention is computed, "" for the model's.
+    """Return the dtype of the attention computation, "" for the model's.
 
-    Raises: ConfigError for a model whose rows are not all attended by a backend.
+    Raises: ConfigError for a model in which not all rows use an attention backend.
     """
     name = config.model.override_attention_dtype
     asked: str = (registry.value_of("dtype", name, where=DTYPE) or "") if name else ""
@@ -35,7 +35,7 @@ def attention_dtype(config: Config, model: ModelSpec) -> str:
 def select_attention(
     config: Config, model: ModelSpec, kv_dtype: str, platform: Platform
 ) -> Selection:
-    """Return the backend for a model's layers. Raises: PluginError"""
+    """Return the attention backend for the model's layers. Raises: PluginError"""
     facts, ranks = model.hf_config, config.parallel.decode_context_parallel_size
     cache = model.cache
     latent = 0 if cache is None else cache.latent_size

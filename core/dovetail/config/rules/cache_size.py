@@ -1,4 +1,4 @@
-"""How much KV cache to reserve, and whether one longest request fits into it."""
+"""The size of the KV cache, and whether one request of maximum length fits into it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dovetail.interfaces.step import KVLayer, tokens_beside_states
 log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 4 * 2**30
-"""Most cache a CPU engine takes when nobody says how much."""
+"""Maximum default cache size of a CPU engine."""
 
 CPU_MEMORY_SHARE = 0.4
 STATE_BLOCK_TOKENS = 512
-"""The tokens of a block where layers keep nothing but states: after so many a state is kept, so
-that a prompt that begins alike can go on from there."""
+"""Tokens per block if all layers cache only recurrent states. A state is saved after each block, so
+that prompts with the same prefix can continue from it."""
 LEAST_BLOCK_TOKENS = 16
 
 
@@ -35,8 +35,8 @@ def kv_bytes(
     *,
     draft_bytes: int = 0,
 ) -> int:
-    """Return the bytes one request of `num_tokens` takes on each of `context_size` ranks that
-    divide it; windowed layers forget the rest. A drafter keeps `draft_bytes` of each token."""
+    """Return the bytes of a request of `num_tokens` on each of `context_size` ranks that divide it.
+    Windowed layers free what leaves the window. A drafter caches `draft_bytes` per token."""
     per_token = token_bytes(model, kv_dtype)
     if model.cache is not None and not model.cache.sources:
         own = _own_bytes(model, model.cache, per_token, num_tokens, step_tokens, context_size)
@@ -50,8 +50,7 @@ def kv_bytes(
 
 
 def token_bytes(model: ModelSpec, kv_dtype: str) -> int:
-    """Return the bytes that a token takes in each layer that keeps something of it: where heads
-    differ, in that with the most."""
+    """Return the bytes of a token in each layer that caches it; the maximum if heads differ."""
     if model.cache is not None and model.cache.latent_size:
         return (model.cache.latent_size + model.cache.index_size) * BYTES[kv_dtype]
     heads = [(model.num_kv_heads, model.head_size)]
@@ -65,7 +64,7 @@ def token_bytes(model: ModelSpec, kv_dtype: str) -> int:
 
 
 def state_bytes(model: ModelSpec) -> int:
-    """Return about the bytes of a row's state in one recurrent layer, sums in 32 bits."""
+    """Return the approximate bytes of a row's state in one recurrent layer, with 32-bit sums."""
     if model.cache is None:
         return 0
     facts = model.cache
@@ -80,8 +79,8 @@ def _own_bytes(
     step_tokens: int,
     context_size: int,
 ) -> int:
-    """Return the bytes of a request where layers differ: a block holds a state, or the keys and
-    values of as many tokens as take the same room."""
+    """Return the bytes of a request if layers differ: a block contains a state, or the keys and
+    values of as many tokens as take the same space."""
     state = state_bytes(model)
     if not facts.num_attention_layers:
         block_tokens = STATE_BLOCK_TOKENS
@@ -97,9 +96,9 @@ def _own_bytes(
 
 
 def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
-    """Return the cache bytes of a CPU engine: never more than could ever be `useful`.
+    """Return the cache bytes of a CPU engine, never more than could be `useful`.
 
-    `share` is the user's own wish; without one a modest part of the free memory is taken.
+    `share` is the user's setting; without it a modest part of the free memory is used.
     """
     free = f"of {available / 2**30:.1f} GiB free"
     if share is not None:
@@ -119,10 +118,10 @@ def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The cache as one request sees it: `memory` bytes in blocks, one of which nobody owns.
+    """The cache as one request sees it: `memory` bytes in blocks, including a reserved one.
 
-    `num_blocks` is set where blocks and not bytes were asked for. `context_size` ranks divide each
-    request's cache, and a drafter keeps `draft_bytes` of each token.
+    `num_blocks` is set if the user gave blocks instead of bytes. `context_size` ranks divide each
+    request's cache. A drafter caches `draft_bytes` per token.
     """
 
     model: ModelSpec
@@ -136,14 +135,14 @@ class Room:
 
     @property
     def size(self) -> str:
-        """Return how large it is, in the unit that was asked for."""
+        """Return the size as text, in the unit that the user gave."""
         if self.num_blocks is not None:
             return f"{self.num_blocks} blocks of {self.block_tokens} tokens"
         return f"{self.memory / 2**20:.4g} MiB of KV cache"
 
     @property
     def flag(self) -> str:
-        """Return the flag that makes it larger."""
+        """Return the flag that increases the size."""
         asks_blocks = self.num_blocks is not None
         return "--num-gpu-blocks-override" if asks_blocks else "--kv-cache-memory-bytes"
 
@@ -158,7 +157,7 @@ class Room:
         return need <= self.memory
 
     def largest(self, wanted: int) -> int:
-        """Return the largest length up to `wanted` that fits; 0 when none does."""
+        """Return the maximum length up to `wanted` that fits; 0 if none does."""
         low, high = 0, wanted
         while low < high:
             middle = (low + high + 1) // 2
@@ -167,10 +166,10 @@ class Room:
 
 
 def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
-    """Return the context length that the cache can hold, at most `wanted`.
+    """Return the context length that fits in the cache, at most `wanted`.
 
-    A length that no flag sets is shortened, with a log line. Raises: ConfigError, with the largest
-    length that fits, when one was asked for.
+    A length that no flag sets is shortened, with a log line. Raises: ConfigError with the maximum
+    that fits, if a length was requested.
     """
     if room.holds(wanted):
         return wanted
@@ -192,7 +191,7 @@ def fit_tokens(requested: int | None, wanted: int, room: Room) -> int:
 
 
 def _num_windowed(config: Mapping[str, Any], layers: Sequence[int]) -> int:
-    """Return how many of the layers with these numbers forget what is behind a window."""
+    """Return how many of these layers have a window or chunks."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         named = [kinds[i] for i in layers if i < len(kinds)]

@@ -1,4 +1,4 @@
-"""--chat-template: a file's name or the template itself. One rule for everybody who asks."""
+"""--chat-template: a file's name or the template itself. All code that reads the flag uses this."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MARKERS = ("{{", "{%", "{#", "\n")
 
 
 def template_file(value: str) -> Path | None:
-    """Return the file that a value names, or None where it is the template itself.
+    """Return the file that a value names, or None if it is the template itself.
 
-    A file that exists comes first, whatever it is called. Raises: ConfigError for neither.
+    An existing file wins, whatever its name. Raises: ConfigError if it is neither.
     """
     if os.path.isfile(value):  # noqa: PTH113 - Path.is_file raises for texts too long for a name
         return Path(value)
@@ -25,7 +25,7 @@ def template_file(value: str) -> Path | None:
 
 
 def load_template(value: str | None) -> str | None:
-    """Return the template that a value names or is. Raises: ConfigError"""
+    """Return the template, from a file or given directly. Raises: ConfigError"""
     file = template_file(value) if value else None
     if file is None:
         return value or None

@@ -1,8 +1,8 @@
-"""Whether code that comes with a checkpoint may run: only if the user says so, and says which.
+"""Code that comes with a checkpoint: it runs only if the user allows it and pins its version.
 
---trust-remote-code allows it, a pin names it: a whole commit of the hub, or the digest of the files
-(`sha256:...`), the only pin that a folder of this machine can have. The files are read once, here;
-every process gets their text. Nothing runs here.
+--trust-remote-code allows it. A pin is a full commit hash of the hub, or the digest of the files
+(`sha256:...`); a local folder can only have a digest. The files are read once, here; every process
+gets their text. Nothing is executed here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 ALLOW = "--trust-remote-code"
 DIGEST = "sha256:"
-"""Begins a pin by the content of files."""
+"""Prefix of a pin by content."""
 OPTION = "code"
-"""The option by which a tokenizer gets the code that it may run."""
+"""The option that passes a tokenizer the code that it may run."""
 GUIDE = "docs/how_to/run_code_of_checkpoints.md"
 _USERS = {
     CONFIG: "the settings in every worker process",
@@ -44,8 +44,8 @@ _USERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where code lies: a folder, the hub's name for it (None: it is not of the hub), and the pin
-    with the flag that gives it."""
+    """The source of code: a folder, its name on the hub (None: not from the hub), and the pin with
+    the flag that sets it."""
 
     folder: Path
     name: str | None
@@ -56,13 +56,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class CodePin:
-    """The pin by --code-revision of the code of a tokenizer that a path or the hub names."""
+    """The --code-revision pin for the code of a tokenizer that is given by a path or hub id."""
 
     name: str
     pin: str | None
 
     def source(self, folder: Path) -> Source:
-        """Return where the code lies, if the tokenizer lies in this folder."""
+        """Return the source of the code if the tokenizer is in this folder."""
         name, revision = _hub_name(self.name), hub_revision(self.pin)
         return Source(
             folder=folder, name=name, flag="--code-revision", pin=self.pin, revision=revision
@@ -75,8 +75,8 @@ def hub_revision(pin: str | None) -> str | None:
 
 
 def model_code(config: Config, model: ModelSpec, hub: Hub) -> CheckpointCode | None:
-    """Return the code of a model's class where nothing else runs it, None where something does.
-    Raises: ConfigError where it may not run"""
+    """Return the code of a model's class if nothing else can run the model, else None. Raises:
+    ConfigError if it may not run"""
     if not _needs_code(config, model):
         return None
     if not config.model.trust_remote_code:
@@ -90,14 +90,14 @@ def model_code(config: Config, model: ModelSpec, hub: Hub) -> CheckpointCode | N
 
 
 def tokenizer_source(config: Config, folder: Path) -> Source:
-    """Return where a tokenizer's code lies: in the model's folder, or that of --tokenizer."""
+    """Return the source of a tokenizer's code: the model's folder, or that of --tokenizer."""
     is_models = config.model.tokenizer is None
     return _of_model(config, folder) if is_models else _of_tokenizer(config, folder)
 
 
 def with_code(tokenizer: Selection, source: Source, hub: Hub) -> Selection:
-    """Return a tokenizer that was allowed to run code, with the code that it runs, if any. Raises:
-    ConfigError where the pin is not the code's"""
+    """Return a tokenizer that may run code, with the code it runs, if any. Raises: ConfigError if
+    the pin does not match the code"""
     if not registry.load_selection(tokenizer).runs_code(str(source.folder)):
         return tokenizer
     code = msgspec.to_builtins(_allowed(source, hub, (TOKENIZER,)))
@@ -105,7 +105,7 @@ def with_code(tokenizer: Selection, source: Source, hub: Hub) -> Selection:
 
 
 def refuse_option(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for code among the options that a user gives."""
+    """Raise ConfigError if a user's options contain code."""
     if OPTION in options:
         raise ConfigError(
             "code is not given as an option.",
@@ -115,7 +115,7 @@ def refuse_option(options: Mapping[str, Any]) -> None:
 
 
 def tell_unused(config: Config, *, is_used: bool) -> None:
-    """Log what the flags about code change where they change nothing."""
+    """Log flags about code that have no effect."""
     section = config.model
     if section.trust_remote_code and not is_used:
         log.info(
@@ -126,7 +126,7 @@ def tell_unused(config: Config, *, is_used: bool) -> None:
 
 
 def _needs_code(config: Config, model: ModelSpec) -> bool:
-    """Return whether a model can only be run by a class that its checkpoint brings."""
+    """Return whether only the checkpoint's own class can run a model."""
     if CAUSAL not in (model.hf_config.get("auto_map") or {}):
         return False
     impl = wanted_impl(config)
@@ -164,7 +164,7 @@ def _hub_name(name: str | None) -> str | None:
 
 
 def _allowed(source: Source, hub: Hub, used: tuple[str, ...]) -> CheckpointCode:
-    """Return the code of a source if it is what was pinned. Raises: ConfigError"""
+    """Return a source's code if it matches the pin. Raises: ConfigError"""
     folder = _folder(source, hub)
     code = read_code(folder)
     names = ", ".join(code.files)
@@ -183,7 +183,7 @@ def _allowed(source: Source, hub: Hub, used: tuple[str, ...]) -> CheckpointCode:
 
 
 def _unpinned(source: Source, folder: Path, names: str, by_digest: str) -> ConfigError:
-    """Return the error about a pin that is missing, or that is another's."""
+    """Return the error for a pin that is missing or does not match."""
     pin = source.pin
     if pin is None:
         what = f"{ALLOW} runs code ({names}), and nothing says which version of it was meant."
@@ -206,8 +206,8 @@ def _pin_flag(source: Source) -> str:
 
 
 def _folder(source: Source, hub: Hub) -> Path:
-    """Return the folder of the commit that is pinned, with its code, fetched where it is missing.
-    Raises: ConfigError"""
+    """Return the folder of the pinned commit, with its code; it is fetched if missing. Raises:
+    ConfigError"""
     pin = source.pin if is_commit(source.pin) else None
     is_other = pin is not None and commit_of(source.folder) not in (None, pin)
     if source.name is None or not (is_other or _lacks_code(source.folder)):

@@ -1,6 +1,6 @@
-"""The checks of a config that need no checkpoint: flags, choices, plugin options and parsers.
+"""Checks of a config that need no checkpoint: flags, choices, plugin options and parsers.
 
-`checked` runs them once, by its first caller; `resolve` takes nothing that has not passed.
+The first caller of `checked` runs them once; `resolve` accepts only a checked config.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 def checked(config: Config) -> Config:
-    """Return the config, marked as checked. Raises: ConfigError for the first fault found.
+    """Return the config, marked as checked. Raises: ConfigError for the first fault.
 
-    Loads the plugin files that it names, since their classes may be among its choices.
+    Loads the plugin files that it names, since the choices may include their classes.
     """
     if config.is_checked:
         return config
@@ -45,7 +45,7 @@ def checked(config: Config) -> Config:
 
 
 def check_supported(config: Config) -> None:
-    """Raise ConfigError for the first unsupported flag whose value asks for something."""
+    """Raise ConfigError for the first unsupported flag with a value that requests something."""
     for name in config.origins:
         row = UNSUPPORTED_FLAGS.get(name)
         if row is not None and not passes(flags()[name], row, config.value(name)):
@@ -53,14 +53,14 @@ def check_supported(config: Config) -> None:
 
 
 def _where(config: Config, name: str) -> str:
-    """Return the flag with the file or variable in which it was set, for an error."""
+    """Return the flag, with the file or variable that set it, for an error."""
     origin = config.origins.get(name, "command line")
     spelling = flags()[name].spelling
     return spelling if origin in ("command line", "call") else f"{spelling} (from {origin})"
 
 
 def check_frontend_flags(config: Config) -> None:
-    """Raise ConfigError for flags of the HTTP server that contradict each other or say nothing."""
+    """Raise ConfigError for flags of the HTTP server that are contradictory or empty."""
     frontend = config.frontend
     origin = config.origins.get("enable_auto_tool_choice")
     must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
@@ -82,7 +82,7 @@ def check_frontend_flags(config: Config) -> None:
 
 
 def load_plugin_files(config: Config) -> None:
-    """Hide what --no-plugin names; import the files of the parser plugin flags."""
+    """Disable the plugins of --no-plugin, and import the files of the parser plugin flags."""
     for name in registry.block(config.plugin.no_plugin):
         log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
     for sentence in registry.lost():
@@ -93,7 +93,7 @@ def load_plugin_files(config: Config) -> None:
 
 
 def check_choices(config: Config) -> None:
-    """Look up every choice-valued flag that was given. Raises: PluginError naming the flag."""
+    """Look up the given value of every flag with choices. Raises: PluginError naming the flag."""
     for name in config.origins:
         flag = flags()[name]
         if flag.meta.kind is not None and name not in UNSUPPORTED_FLAGS:
@@ -101,7 +101,7 @@ def check_choices(config: Config) -> None:
 
 
 def check_plugin_options(config: Config) -> None:
-    """Raise ConfigError for options of no kind: they would be dropped in silence."""
+    """Raise ConfigError for options of an unknown kind, which would be silently dropped."""
     for name, options in config.plugin.plugin_options.items():
         kind = name.replace("-", "_")
         if kind not in registry.KINDS:
@@ -120,7 +120,7 @@ def check_plugin_options(config: Config) -> None:
 
 
 def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options that no plugin of the kind is ever handed."""
+    """Raise ConfigError for options that no plugin of the kind would receive."""
     if kind.is_value:
         where = f"--plugin-options.{kind.name}"
         raise ConfigError("constants have no options.", where=where, fix="leave it out.")
@@ -145,7 +145,7 @@ def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]
 def _check_choice(flag: Flag, value: Any) -> None:
     kind = registry.KINDS[str(flag.meta.kind)]
     if isinstance(value, Mapping):
-        return  # settings of which plugins' names are a part: whoever reads them looks these up
+        return  # settings that contain plugin names: checked when they are read
     specs = value if isinstance(value, tuple) else (value,)
     for spec in specs:
         is_auto = spec in NO_CHOICE and (spec != "auto" or kind.auto)
@@ -157,7 +157,7 @@ def _check_choice(flag: Flag, value: Any) -> None:
 
 
 def check_parsers(config: Config) -> None:
-    """Load the chosen parsers, so that a broken one is reported before anything starts."""
+    """Load the chosen parsers, so that a broken one is reported before the engine starts."""
     parsers = {
         "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
         "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),

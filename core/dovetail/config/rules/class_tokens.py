@@ -1,7 +1,8 @@
-"""Models that generate, run as ones that classify: their classes are tokens of the vocabulary.
+"""Generating models used as classifiers, with tokens of the vocabulary as their classes.
 
-A reranker that was trained to answer "yes" or "no" needs the logits of these two alone; a process
-reward model those of its marks for good and bad steps. Both are rows of the LM head.
+A reranker trained to answer "yes" or "no" needs only the logits of these two tokens. A process
+reward model needs the logits of its marks for good and bad steps. Both are rows of the LM head.
+
 Sources: Zhang et al., Qwen3 Embedding, 2025; Wang et al., Math-Shepherd, 2023.
 """
 
@@ -28,10 +29,10 @@ _ORIGINAL = "is_original_qwen3_reranker"
 
 
 def with_class_tokens(config: Config, model: ModelSpec, asked: PoolerConfig) -> ModelSpec:
-    """Return the model with the tokens that are its classes, where that is asked for: by
-    `classifier_from_token` of its config, or by `returned_token_ids` for one that generates.
+    """Return the model with class tokens, if they are requested.
 
-    Raises: ConfigError naming what is wrong
+    That is by `classifier_from_token` in its config, or by `returned_token_ids` for a generating
+    model. Raises: ConfigError naming what is wrong
     """
     facts = model.hf_config
     if model.head in (LOGITS, *MAKES_VECTORS):
@@ -71,7 +72,7 @@ def _with_tokens(model: ModelSpec, tokens: Sequence[int], *, is_difference: bool
 
 
 def _verify_method(method: Any) -> None:
-    """Raises: ConfigError for a method that there is not"""
+    """Raises: ConfigError for an unknown method"""
     if method not in (None, _DIFFERENCE, _ROWS):
         raise ConfigError(
             f'there is no "{method}".',
@@ -86,7 +87,7 @@ def _tokenizer_folder(config: Config, model: ModelSpec) -> Path:
 
 
 def _numbered(folder: Path, words: Any) -> tuple[int, ...]:
-    """Return the numbers of tokens. Raises: ConfigError for a word that is not a token"""
+    """Return token ids. Raises: ConfigError for a word that is not a token"""
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError("must be a list of words.", where=OVERRIDE)
     content = read_json(folder / "tokenizer.json")

@@ -1,4 +1,4 @@
-"""How steps are made fast: --compilation-config, --enforce-eager and --cuda-graph-sizes as one."""
+"""Optimization of steps: --compilation-config, --enforce-eager and --cuda-graph-sizes combined."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ PASSING: dict[str, tuple[Any, ...]] = {
     "splitting_ops": ([],),
     "use_inductor": (True,),
 }
-"""Keys that are not supported -> their values that ask for nothing, or for what always happens."""
+"""Unsupported keys -> values that request nothing, or what always happens."""
 MODES = {"none": False, "full": True, "full_decode_only": True}
 PARTS = ("piecewise", "full_and_piecewise")
 COMPILE_MODES = ("none", "stock_torch_compile", "dynamo_trace_once", "vllm_compile")
-"""vLLM's names of `mode`, whose numbers are their places."""
+"""vLLM's names of `mode`; a mode's number is its index."""
 FUSED, CAPTURED, COMPILED = "fused", "captured", "compiled"
-"""Words in the value of a level."""
+"""Features that a level enables."""
 FIRST_SIZES = (1, 2, 4)
 FINE_STEP, FINE_ROWS, COARSE_STEP, MOST_ROWS = 8, 256, 16, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMaking:
-    """`graph_sizes` are numbers of rows, rising; none when `is_eager`."""
+    """`graph_sizes` are row counts in ascending order; empty if `is_eager`."""
 
     is_eager: bool
     uses_fused_ops: bool
@@ -53,9 +53,9 @@ class StepMaking:
 
 
 def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> StepMaking:
-    """Return how steps are made fast; `recorded_rows` as in PlatformDefaults.
+    """Return how steps are optimized; `recorded_rows` as in PlatformDefaults.
 
-    Raises: ConfigError for what is not supported.
+    Raises: ConfigError for anything unsupported.
     """
     settings = config.engine.compilation_config
     for key, value in settings.items():
@@ -73,7 +73,7 @@ def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> 
 
 
 def _level(settings: Mapping[str, Any]) -> str:
-    """Return the level, or that of vLLM's `mode`. Raises: ConfigError"""
+    """Return the level, or the one that corresponds to vLLM's `mode`. Raises: ConfigError"""
     mode = settings.get("mode")
     if mode is None:
         return str(settings.get("level", registry.own("compilation_level", str(DEFAULT_LEVEL))))
@@ -90,7 +90,7 @@ def _level(settings: Mapping[str, Any]) -> str:
 
 
 def _check_key(key: str, value: Any) -> None:
-    """Raise ConfigError for an unknown key, and for one that asks for what is not supported."""
+    """Raise ConfigError for an unknown key, or one that requests an unsupported feature."""
     where = f"{FLAG}.{key}"
     if key in KEYS or (key in PASSING and (value is None or value in PASSING[key])):
         return
@@ -105,20 +105,20 @@ def _check_key(key: str, value: Any) -> None:
 
 
 def default_sizes(most: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, every 8th number up to 256, every 16th up to 512, and `most` itself if it
-    lies below that; none is above `most`."""
+    """Return 1, 2, 4, every 8th number up to 256, every 16th up to 512, and `most` if it is below
+    that. None exceeds `most`."""
     fine = range(FINE_STEP, FINE_ROWS + 1, FINE_STEP)
     coarse = range(FINE_ROWS + COARSE_STEP, MOST_ROWS + 1, COARSE_STEP)
     return _up_to((*FIRST_SIZES, *fine, *coarse), min(most, MOST_ROWS))
 
 
 def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return the sizes below `most`, and `most`."""
+    """Return the sizes below `most`, then `most`."""
     return (*(size for size in sizes if size < most), most)
 
 
 def _sizes(config: Config, recorded_rows: int | None, max_rows: int) -> tuple[int, ...]:
-    """Return the numbers of rows that are captured or recorded. Raises: ConfigError"""
+    """Return the row counts to capture or record. Raises: ConfigError"""
     given = _given_sizes(config)
     limit = config.engine.compilation_config.get(MOST_KEY)
     most = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
@@ -132,7 +132,7 @@ def _sizes(config: Config, recorded_rows: int | None, max_rows: int) -> tuple[in
 
 
 def _given_sizes(config: Config) -> tuple[int, ...]:
-    """Return the sizes that were asked for. Raises: ConfigError when two flags disagree."""
+    """Return the sizes that the user gave. Raises: ConfigError if two flags disagree."""
     by_flag = tuple(_number(size, SIZES_FLAG) for size in config.scheduler.cuda_graph_sizes)
     where = f"{FLAG}.{SIZES_KEY}"
     key = config.engine.compilation_config.get(SIZES_KEY) or ()
@@ -157,7 +157,7 @@ def _number(value: Any, where: str) -> int:
 
 
 def _captures_whole(settings: Mapping[str, Any]) -> bool:
-    """Return whether the mode lets steps be captured. Raises: ConfigError for one not built."""
+    """Return whether the mode captures steps. Raises: ConfigError for an unsupported mode."""
     mode = str(settings.get(MODE_KEY) or "full_decode_only").lower()
     if mode in MODES:
         return MODES[mode]

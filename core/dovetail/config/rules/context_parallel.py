@@ -1,6 +1,7 @@
-"""Context parallelism: over how many ranks a request's KV cache is divided, and whether it can be.
+"""Context parallelism: how many ranks divide a request's KV cache, and whether they can.
 
-Ranks divide what they would all keep: a KV head that tensor parallelism has on several of them.
+They divide what each of them would cache otherwise: a KV head that tensor parallelism repeats on
+several ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ FLAG = "--decode-context-parallel-size"
 
 
 def context_size(config: Config) -> int:
-    """Return how many ranks divide each request's cache. Raises: ConfigError unless these are some
-    of those that divide layers"""
+    """Return how many ranks divide each request's cache. Raises: ConfigError unless this number
+    divides the tensor-parallel size"""
     ranks, size = config.parallel.tensor_parallel_size, config.parallel.decode_context_parallel_size
     if ranks % size:
         raise ConfigError(

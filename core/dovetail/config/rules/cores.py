@@ -1,7 +1,7 @@
-"""--cpu-cores: a list of processors as text, and what of it this process may use.
+"""--cpu-cores: a list of processors as text, and which of them this process may use.
 
-Processors are numbered as the system does. The engine keeps itself to them (`engine.ipc.process`);
-this file sets nothing.
+Processors have the system's numbers. The engine binds itself to them (`engine.ipc.process`); this
+file sets nothing.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from dovetail.errors import ConfigError
 
 FLAG = "--cpu-cores"
 BAR, UNBOUND = "|", "nobind"
-"""What stands between the lists of several ranks, and the word for ranks that share all cores."""
+"""Separator between the lists of several ranks, and the word for ranks that share all cores."""
 WORDS = ("all", "auto", UNBOUND)
-"""What may stand in place of a list; the others mean that there is none."""
+"""Words allowed instead of a list. The first two mean that no list is given."""
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _FIX = "write numbers and ranges, as 0-3,8, with | between the lists of several ranks."
 
 
 def word_of(text: str | None) -> str:
-    """Return the word that stands in place of a list; nothing for a list and for none."""
+    """Return the word that is given instead of a list; "" for a list and for None."""
     word = (text or "").strip().lower()
     return word if word in WORDS else ""
 
 
 def is_list(text: str | None) -> TypeGuard[str]:
-    """Return whether a text lists processors."""
+    """Return whether the text is a list of processors."""
     return text is not None and not word_of(text)
 
 
 def chosen_cores(text: str | None) -> tuple[int, ...]:
-    """Return the processors of a list such as "0-3,8" in order; none for no list. Lists of several
-    ranks are taken together.
+    """Return the processors of a list such as "0-3,8" in order; empty without a list.
 
-    Raises: ConfigError for text that is not a list, and for processors that may not be used.
+    Lists of several ranks are combined. Raises: ConfigError for text that is not a list, and for
+    processors that may not be used.
     """
     if not is_list(text):
         return ()
@@ -62,7 +62,7 @@ def chosen_cores(text: str | None) -> tuple[int, ...]:
 def cores_of_ranks(text: str | None, size: int) -> tuple[tuple[int, ...], ...]:
     """Return the processors of each of `size` ranks: as listed, else whole cores divided evenly.
 
-    None where ranks are not to be bound, cannot be, or are more than the cores. Raises: ConfigError
+    Empty if ranks are not or cannot be bound, or outnumber the cores. Raises: ConfigError
     """
     if sys.platform != "linux" or word_of(text) == UNBOUND:
         return ()
@@ -74,9 +74,9 @@ def cores_of_ranks(text: str | None, size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def divided(processors: Collection[int], count: int) -> list[tuple[int, ...]]:
-    """Return `count` parts of these processors, hardware threads of a core together.
+    """Return `count` parts of these processors, with the hardware threads of a core together.
 
-    Neighbours stay together: they share caches and memory. Parts differ by one core at most.
+    Neighbours stay together, since they share caches and memory. Parts differ by at most one core.
     """
     cores: dict[str, list[int]] = {}
     for processor in sorted(processors):
@@ -90,7 +90,7 @@ def divided(processors: Collection[int], count: int) -> list[tuple[int, ...]]:
 
 
 def _listed_cores(text: str, size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the lists that stand between bars. Raises: ConfigError unless there is one a rank."""
+    """Return the lists between the separators. Raises: ConfigError unless there is one per rank."""
     lists = tuple(parse_cores(part) for part in text.split(BAR))
     if len(lists) != size:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _listed_cores(text: str, size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Return the numbers that a list such as "0-3,8" names, in order. Raises: ConfigError."""
+    """Return the numbers in a list such as "0-3,8", in order. Raises: ConfigError."""
     cores: set[int] = set()
     for part in text.replace(" ", "").split(","):
         match = _RANGE.fullmatch(part)
@@ -121,7 +121,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def _shown(cores: Collection[int]) -> str:
-    """Return numbers as text with runs joined: 0-3, 8."""
+    """Return numbers as text with ranges: 0-3, 8."""
     runs: list[list[int]] = []
     for core in cores:
         if runs and core == runs[-1][-1] + 1:

@@ -1,5 +1,5 @@
-"""What comes with the bundled demo model: settings that it was trained for, used when no model is
-named, and checkpoints of drafters, used beside it when none of theirs is named."""
+"""Settings and drafters of the bundled demo model. Its settings apply if no model is named, and its
+drafters if the demo model runs without a drafter checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEMO_FIELDS = {
 
 
 def with_demo_fields(config: Config) -> Config:
-    """Return the config with the demo model's parsers where none was chosen; else unchanged."""
+    """Return the config with the demo model's parsers unless others are chosen."""
     if config.model.model is not None or config.gateway.models is not None:
         return config
     fields = {name: v for name, v in DEMO_FIELDS.items() if not config.is_given(name)}
@@ -28,25 +28,25 @@ def with_demo_fields(config: Config) -> Config:
 
 DRAFTS_PATH = DEMO_PATH / "drafts"
 DRAFTS_PAUSE_ABOVE = 16
-"""With more requests the demo model's step is bound by arithmetic: a verified draft costs about as
-much as a drawn token (docs/benchmarks.md)."""
+"""Default limit for drafting with the demo model. With more requests its step is compute-bound: a
+verified draft token costs about as much as a decoded one (docs/benchmarks.md)."""
 DRAFTS_QUANTIZATION = {"cpu": "int8"}
-"""How the bundled drafters' weights are kept unless the flag says so, by the type of device: in 8
-bits they fit a core's own cache, and a draft takes half as long (docs/benchmarks.md)."""
+"""Default quantization of the bundled drafters, by device type. In 8 bits they fit in a core's own
+cache, and drafting takes half as long (docs/benchmarks.md)."""
 DRAFT_TOKENS = {"draft_model": 12, "eagle": 8}
-"""How long drafts may be unless the flag says so, where they often come true to the end."""
+"""Default draft lengths for methods with drafts that are often accepted completely."""
 
 
 def bundled_drafts() -> list[str]:
-    """Return the methods whose checkpoints for the demo model are bundled."""
+    """Return the methods with bundled checkpoints for the demo model."""
     return sorted(file.parent.name for file in DRAFTS_PATH.glob("*/config.json"))
 
 
 def with_bundled_draft(
     settings: Mapping[str, Any], method: str, model_path: str, device_type: str
 ) -> Mapping[str, Any]:
-    """Return a drafter's settings, naming the bundled checkpoint, and how its weights are kept,
-    where the model is the demo model and no checkpoint is named."""
+    """Return a drafter's settings. If the model is the demo model and no checkpoint is named, they
+    name the bundled one and its quantization."""
     is_demo = Path(model_path).resolve() == DEMO_PATH
     if settings.get("model") is not None or not is_demo or method not in bundled_drafts():
         return settings

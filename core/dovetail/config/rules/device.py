@@ -1,4 +1,4 @@
-"""The platform: which device an engine runs on, with its defaults and its limits."""
+"""The platform: the device that an engine runs on, with its defaults and limits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FLAG = "--device"
 
 
 def select_platform(config: Config) -> tuple[Selection, Platform]:
-    """Return the platform asked for, or the best that is there, as data and made.
+    """Return the requested or the best available platform, as data and as an instance.
 
-    Raises: UnavailablePlugin with the reason why its device is not there
+    Raises: UnavailablePlugin with the reason why its device is not available
     """
     options = config.plugin.options_of("platform")
     name = config.device.device
@@ -26,7 +26,7 @@ def select_platform(config: Config) -> tuple[Selection, Platform]:
 
 
 def block_tokens(config: Config, platform: Platform) -> int:
-    """Return the tokens of a KV cache block. Raises: ConfigError for a size it does not take."""
+    """Return the tokens per KV cache block. Raises: ConfigError for an unsupported size."""
     requested = config.cache.block_size
     sizes = platform.limits().block_tokens
     if requested is None:
@@ -37,7 +37,7 @@ def block_tokens(config: Config, platform: Platform) -> int:
 
 
 def check_dtypes(platform: Platform, *, kept: str, kv_dtype: str) -> None:
-    """Raise ConfigError for types of weights or of the KV cache that the device does not take."""
+    """Raise ConfigError for dtypes of weights or KV cache that the device does not support."""
     limits = platform.limits()
     _check_one_of(kept, limits.dtypes, platform, where="--dtype", what="weights of {}")
     cached = "a KV cache of {}"
@@ -45,7 +45,7 @@ def check_dtypes(platform: Platform, *, kept: str, kv_dtype: str) -> None:
 
 
 def check_quantization(platform: Platform, selection: Selection) -> None:
-    """Raise ConfigError for a method that the device does not take."""
+    """Raise ConfigError for a method that the device does not support."""
     methods = platform.limits().quantizations
     _check_one_of(
         selection.name, methods, platform, where="--quantization", what="weights stored as {}"
@@ -53,7 +53,7 @@ def check_quantization(platform: Platform, selection: Selection) -> None:
 
 
 def at_most(asked: int | None, usual: int, most: int | None, flag: str, platform: Platform) -> int:
-    """Return a number that was asked for, or the usual one. Raises: ConfigError above the most."""
+    """Return the requested number, or the usual one. Raises: ConfigError above the maximum."""
     if most is None:
         return asked or usual
     if asked is not None and asked > most:

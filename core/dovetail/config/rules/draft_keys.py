@@ -1,8 +1,6 @@
-"""The keys of --speculative-config, read: core's own, those of a draft model's checkpoint, those of
-the acceptance, and what is left for the drafter.
+"""The keys of --speculative-config: for core, the draft checkpoint, acceptance, and drafter.
 
-Keys of earlier generations that choose among implementations which are not here are told in a log
-line.
+Older keys that choose among implementations which do not exist here are only logged.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ _ELSEWHERE = {
     "disable_mqa_scorer": "the drafts of a request are always verified in one pass, in the "
     "request's own row",
 }
-"""Switches of implementations that are not here -> what is always done."""
+"""Switches for implementations that do not exist here -> what always happens instead."""
 _MODIFIERS = {ACCEPTANCE, *_ACCEPTANCE_OPTIONS, *_ELSEWHERE}
-"""Keys that do not ask for speculation by themselves."""
+"""Keys that do not enable speculation by themselves."""
 _CODE = "code_revision"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCheckpoint:
-    """What is said of the checkpoint of a draft model, None where nothing is: its folder or name,
-    branch or commit, quantization method, and over how many ranks it is divided."""
+    """Keys about a draft model's checkpoint, None if not given: its folder or name, branch or
+    commit, quantization method, number of ranks, and how drafts are sampled."""
 
     model: str | None = None
     revision: str | None = None
@@ -59,7 +57,7 @@ class DraftCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftKeys:
-    """Every key, each None or empty where it was not given. `options` are the drafter's own."""
+    """All keys, each None or empty if not given. `options` are the drafter's own."""
 
     method: str | None = None
     num_speculative_tokens: int | None = None
@@ -72,14 +70,14 @@ class DraftKeys:
 
 
 def draft_keys(config: Config) -> DraftKeys | None:
-    """Return the keys; None where nothing asks for speculation. Raises: ConfigError"""
+    """Return the keys; None if they do not enable speculation. Raises: ConfigError"""
     raw = config.speculative.speculative_config.items()
     given = {key.replace("-", "_"): value for key, value in raw if value is not None}
     return None if set(given) <= _MODIFIERS else _read(dict(given))
 
 
 def tell_unused(config: Config) -> None:
-    """Log the keys that change nothing here, and why. Raises: ConfigError"""
+    """Log the keys that have no effect here, and why. Raises: ConfigError"""
     raw = config.speculative.speculative_config.items()
     given = {key.replace("-", "_"): value for key, value in raw if value is not None}
     for key, why in _ELSEWHERE.items():
@@ -121,7 +119,7 @@ def _read(settings: dict[str, Any]) -> DraftKeys:
 
 
 def _text(settings: dict[str, Any], key: str) -> str | None:
-    """Return a word and take it from `settings`. Raises: ConfigError."""
+    """Return a text and remove it from `settings`. Raises: ConfigError."""
     value = settings.pop(key, None)
     if value is None or isinstance(value, str):
         return value
@@ -129,7 +127,7 @@ def _text(settings: dict[str, Any], key: str) -> str | None:
 
 
 def _count(settings: dict[str, Any], key: str) -> int | None:
-    """Return a count of at least 1 and take it from `settings`. Raises: ConfigError."""
+    """Return a count of at least 1 and remove it from `settings`. Raises: ConfigError."""
     value = settings.pop(key, None)
     if value is None:
         return None

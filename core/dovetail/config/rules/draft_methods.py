@@ -1,6 +1,6 @@
-"""Which drafter a draft model's checkpoint is for, where --speculative-config names none.
+"""The drafter for a draft model's checkpoint, if --speculative-config names none.
 
-By what the published checkpoints say of themselves in config.json; knows no plugin.
+Decided by config.json of published checkpoints; knows no plugin.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LOOKUP_WORDS = ("[ngram]", "ngram")
-"""In place of a draft model: drafts come from the request's own tokens."""
+"""Given instead of a draft model: drafts come from the request's own tokens."""
 LOOKUP, WHOLE_MODEL, HEADS_OF_TARGET = "ngram", "draft_model", "mtp"
 _BY_MODEL_TYPE = {
     "medusa": "medusa",
@@ -25,17 +25,16 @@ _BY_CLASS = (
     ("MTP", HEADS_OF_TARGET),
     ("NextN", HEADS_OF_TARGET),
 )
-"""Part of a class in `architectures` -> method; the first that is found."""
+"""Part of a class name in `architectures` -> method; the first match wins."""
 _BY_KEY = (("medusa_num_heads", "medusa"), ("draft_vocab_size", "eagle3"))
-"""Keys that configs of one method alone have."""
+"""Keys that only the configs of one method have."""
 
 
 def method_for(config: Mapping[str, Any], name: str = "") -> str:
-    """Return the method that drafts with a checkpoint of this config.json, draft_model where it is
-    a model like any other.
+    """Return the method that drafts with a checkpoint of this config.json.
 
-    `name` is the folder's or the repository's: the first EAGLE heads are told from a whole model of
-    one layer by nothing else.
+    It is draft_model for an ordinary model. `name` is the folder or repository: only it
+    distinguishes the first EAGLE heads from a whole model of one layer.
     """
     model_type = str(config.get("speculators_model_type") or config.get("model_type") or "")
     if model_type in _BY_MODEL_TYPE:

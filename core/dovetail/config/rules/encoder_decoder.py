@@ -1,4 +1,4 @@
-"""What a model with an encoder beside its decoder cannot be combined with."""
+"""Features that cannot be combined with an encoder-decoder model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dovetail.interfaces.spec import ModelSpec, RankSpec
 
 
 def check_encoder(config: Config, model: ModelSpec, rank: RankSpec) -> None:
-    """Raise ConfigError for flags that do not go together with an encoder, if the model has one."""
+    """Raise ConfigError for flags that do not support an encoder, if the model has one."""
     if model.encoder is None:
         return
     refused = {

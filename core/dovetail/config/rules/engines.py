@@ -1,9 +1,8 @@
-"""Several engines of one model: the numbers of those that run here, and what each gets of this
-machine.
+"""Data parallelism: the numbers of the engines on this machine, and each one's share of it.
 
-An engine's number is its data-parallel rank. Engines of a model that is whole in each of them never
-talk to each other; those of other machines may stand behind this server (`joining`). Experts are
-divided over the engines of one machine (`rules.experts`).
+An engine's number is its data-parallel rank. Engines that each have a whole model never communicate
+with each other; engines of other machines may join this server (`joining`). Experts are divided
+over the engines of one machine (`rules.experts`).
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ RANK = "--data-parallel-rank"
 START = "--data-parallel-start-rank"
 HYBRID = "--data-parallel-hybrid-lb"
 HOST_CORES = "host_cores"
-"""The capability of a platform that computes on this machine's processors."""
+"""Capability of a platform that computes on this machine's processors."""
 
 
 def engine_numbers(config: Config) -> range:
     """Return the numbers of the engines that run on this machine. Raises: ConfigError
 
-    All of them, or as many of the first as the local size says (without it none where another
-    starts them); with a rank that one alone, behind a balancer of the user's; with the hybrid
-    balancing, and headless, those from the start rank on.
+    By default all, or the first ones up to the local size (without it none, if a starter starts
+    them). With a rank only that one, for the user's own load balancer. With hybrid balancing or
+    headless, those from the start rank on.
     """
     parallel = config.parallel
     if parallel.data_parallel_rank is not None:
@@ -50,7 +49,7 @@ def engine_numbers(config: Config) -> range:
 
 
 def engines_elsewhere(config: Config) -> range:
-    """Return the numbers of the engines that other machines run behind this server."""
+    """Return the numbers of this server's engines that run on other machines."""
     parallel = config.parallel
     is_apart = parallel.data_parallel_rank is not None or parallel.data_parallel_hybrid_lb
     if is_apart or parallel.headless:
@@ -59,7 +58,7 @@ def engines_elsewhere(config: Config) -> range:
 
 
 def with_engines(spec: EngineSpec, config: Config, platform: Platform) -> EngineSpec:
-    """Return the spec with the engines behind its server, or behind the one that a headless process
+    """Return the spec with the engines of its server, or of the server that a headless process
     joins. Raises: ConfigError"""
     numbers, others = engine_numbers(config), engines_elsewhere(config)
     count = len(numbers) + len(others)
@@ -78,7 +77,7 @@ def with_engines(spec: EngineSpec, config: Config, platform: Platform) -> Engine
 
 
 def check_engines(config: Config) -> None:
-    """Raise ConfigError for numbers of engines that do not fit together. Logs flags of no use."""
+    """Raise ConfigError for engine numbers that do not fit together. Logs flags without effect."""
     numbers, others = engine_numbers(config), engines_elsewhere(config)
     count = len(numbers) + len(others)
     if (count > 1 or others) and config.frontend.disable_frontend_multiprocessing:
@@ -98,7 +97,7 @@ def check_engines(config: Config) -> None:
 
 
 def _check_starter(config: Config) -> None:
-    """Raise ConfigError for flags that do not fit with engines that another starts."""
+    """Raise ConfigError for flags that do not fit with an engine starter."""
     if starter_of(config) is None:
         return
     parallel, backend = config.parallel, f"{BACKEND} {config.parallel.data_parallel_backend}"
@@ -183,10 +182,9 @@ def _first_ones(config: Config) -> range:
 
 
 def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[EngineShare, ...]:
-    """Return what each of several engines of so many ranks gets; none for one engine, which has
-    everything.
+    """Return each engine's share of this machine; empty for one engine, which has everything.
 
-    Raises: ConfigError when there are more ranks than cores or devices.
+    Raises: ConfigError if there are more ranks than cores or devices.
     """
     numbers = engine_numbers(config)
     count = len(numbers)
@@ -215,8 +213,8 @@ def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[E
 def _divided_cores(
     config: Config, count: int, num_ranks: int
 ) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], ...]]]:
-    """Return the processors of each engine, and of each of its ranks where there are several: as
-    listed, else whole cores divided evenly; none where they are not to be bound."""
+    """Return the processors of each engine, and of each of its ranks if it has several. They are as
+    listed, else whole cores divided evenly; empty if they are not bound."""
     text = config.device.cpu_cores
     if word_of(text) == UNBOUND:
         return [()] * count, [()] * count
@@ -231,8 +229,8 @@ def _divided_cores(
 
 
 def _enough_cores(config: Config, processors: Collection[int], count: int, num_ranks: int) -> int:
-    """Return how many cores may be used. Raises: ConfigError unless each rank has one, or none is
-    to be bound to cores."""
+    """Return the number of usable cores. Raises: ConfigError if ranks are bound and there are fewer
+    cores than ranks."""
     usable = usable_cores(processors)
     if word_of(config.device.cpu_cores) != UNBOUND and count * num_ranks > usable:
         needs = "a core each" if num_ranks == 1 else f"{num_ranks} cores each, one for each rank"

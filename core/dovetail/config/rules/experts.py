@@ -1,5 +1,7 @@
-"""Experts over ranks: whole experts on each, or a part of every expert; whether they are divided
-over engines too, and whether they move."""
+"""Expert parallelism: whole experts on each rank, or a part of every expert.
+
+Also whether experts are divided over engines, and whether they move.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ _KEYS = {
     "step_interval": ("interval_steps", 1),
     "num_redundant_experts": ("num_redundant", 0),
 }
-"""Keys of --eplb-config that are counts -> the field of ExpertBalanceSpec, and the least."""
+"""Keys of --eplb-config that are counts -> the field of ExpertBalanceSpec, and the minimum."""
 
 
 def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
-    """Return the rank with the number of engines over which experts are divided: all that this
-    server runs, where whole experts are on each rank. Raises: ConfigError"""
+    """Return the rank with the number of engines over which experts are divided: all engines of
+    this server, if each rank has whole experts. Raises: ConfigError"""
     num_engines = len(engine_numbers(config))
     if not config.parallel.enable_expert_parallel or not experts_of(model.hf_config)[0]:
         return rank
@@ -66,7 +68,7 @@ def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
 
 
 def select_all2all(config: Config, rank: RankSpec) -> Selection | None:
-    """Return how engines exchange tokens; None where no two share experts. Raises: PluginError"""
+    """Return how engines exchange tokens; None if they share no experts. Raises: PluginError"""
     if rank.data_size == 1:
         if config.is_given("all2all_backend"):
             why = "the ranks of one engine have the same tokens"
@@ -80,10 +82,10 @@ def select_all2all(config: Config, rank: RankSpec) -> Selection | None:
 def expert_settings(
     config: Config, model: ModelSpec, rank: RankSpec, source: Selection
 ) -> tuple[str, ExpertBalanceSpec | None]:
-    """Return the "module:function" that says which rank holds which experts ("" where a rank holds
-    a part of every expert, or nothing is divided), and how experts move (None: not at all).
+    """Return the expert placement, and how experts move (None: not at all).
 
-    `source` is the load format. Raises: ConfigError where the experts cannot be divided
+    The placement is a "module:function", or "" if each rank has a part of every expert or nothing
+    is divided. `source` is the load format. Raises: ConfigError if experts cannot be divided
     """
     section = config.parallel
     if section.enable_eplb and not section.enable_expert_parallel:
@@ -128,7 +130,7 @@ def _tell_idle(config: Config, num_experts: int, rank: RankSpec) -> None:
 
 
 def _check_division(num_experts: int, num_redundant: int, size: int) -> None:
-    """Raise ConfigError unless each rank gets as many experts, copies included."""
+    """Raise ConfigError unless all ranks get the same number of experts, copies included."""
     missing = -(num_experts + num_redundant) % size
     if not missing:
         return
@@ -148,7 +150,7 @@ def _check_division(num_experts: int, num_redundant: int, size: int) -> None:
 
 
 def _balance(config: Config) -> ExpertBalanceSpec:
-    """Return --eplb-config as a spec. Raises: ConfigError for keys and values that cannot be"""
+    """Return --eplb-config as a spec. Raises: ConfigError for invalid keys and values"""
     fields = {}
     for word, value in config.parallel.eplb_config.items():
         key, where = word.replace("-", "_"), f"{SETTINGS}.{word}"

@@ -1,4 +1,4 @@
-"""Half batches: which steps are divided in two, and what that is good for with these ranks."""
+"""Dual batch overlap: which steps are divided into two half batches, and whether that helps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DECODE, PREFILL = "dbo_decode_token_threshold", "dbo_prefill_token_threshold"
 def halves_spec(
     config: Config, rank: RankSpec, communicator: Selection | None
 ) -> HalvesSpec | None:
-    """Return which steps are divided into two half batches; None where none is, and log why that
-    is not what was asked for, or what it costs."""
+    """Return which steps are divided into two half batches, or None. If the flag has no effect or
+    costs time, the reason is logged."""
     section = config.parallel
     if not section.enable_dbo:
         for name in (DECODE, PREFILL):

@@ -1,4 +1,4 @@
-"""Host memory beside the device's: swapped caches, offloaded weights, and who may sleep."""
+"""Host memory in addition to the device's: swapped caches, offloaded weights, and sleep mode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dovetail.interfaces.spec import Selection
 log = logging.getLogger(__name__)
 
 HOST_MEMORY = "host_memory"
-"""The capability of a platform that computes on main memory."""
+"""Capability of a platform that computes in main memory."""
 
 
 def swap_bytes(config: Config, platform: Platform, scheduler: Selection, worker: Selection) -> int:
     """Return the host memory for the caches of preempted requests.
 
-    Unasked there is none on a CPU, where the cache itself lies in host memory, or with plugins that
-    do not swap. Raises: ConfigError where they were asked to.
+    By default 0 on a CPU, whose cache is in host memory anyway, and with plugins that do not
+    support swapping. Raises: ConfigError if it is requested with such plugins.
     """
     requested = int(config.cache.swap_space * 2**30)
     unable = [one for one in (scheduler, worker) if not _has(one, "swap")]
@@ -36,7 +36,7 @@ def swap_bytes(config: Config, platform: Platform, scheduler: Selection, worker:
 
 
 def offload_bytes(config: Config, platform: Platform) -> int:
-    """Return the bytes of weights that stay in host memory; none on a CPU, which has no other."""
+    """Return the bytes of weights that stay in host memory; 0 on a CPU, which has no other."""
     requested = int(config.cache.cpu_offload_gb * 2**30)
     if not requested:
         return 0
@@ -51,7 +51,7 @@ def offload_bytes(config: Config, platform: Platform) -> int:
 
 
 def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
-    """Return whether sleep mode is on. Raises: ConfigError where it could not."""
+    """Return whether sleep mode is on. Raises: ConfigError if it is not supported."""
     if not config.model.enable_sleep_mode:
         return False
     for one in (executor, worker):

@@ -1,4 +1,4 @@
-"""The plugin that makes prompts of other data, where --io-processor-plugin names one."""
+"""The plugin that turns other data into prompts, if --io-processor-plugin names one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLAG, KIND = "--io-processor-plugin", "io_processor"
 
 
 def select_io_processor(config: Config, pooling: PoolingSpec | None) -> Selection | None:
-    """Return the plugin, None where none is named. Raises: ConfigError, PluginError"""
+    """Return the plugin, None if none is named. Raises: ConfigError, PluginError"""
     name = config.model.io_processor_plugin
     if not name:
         return None

@@ -1,6 +1,6 @@
-"""Engines of several machines behind one server: where they meet, and what opens the way.
+"""Engines of several machines behind one server: their meeting address, and how they start.
 
-The server's machine is the head; the processes that run engines elsewhere are headless.
+The server's machine is the head; processes that run engines elsewhere are headless.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIN_SECRET_CHARS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where engines of other machines come to the server, and for how long each side waits."""
+    """The address at which engines of other machines join, and how long each side waits."""
 
     host: str
     port: int
@@ -36,12 +36,12 @@ class Meeting:
 
     @property
     def name(self) -> str:
-        """Return the address as people write it."""
+        """Return the address as users write it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def meeting_of(config: Config) -> Meeting:
-    """Return where the engines meet. Raises: ConfigError"""
+    """Return the meeting address. Raises: ConfigError"""
     parallel = config.parallel
     host = parallel.data_parallel_address
     if not host:
@@ -54,8 +54,8 @@ def meeting_of(config: Config) -> Meeting:
 
 
 def meeting_at(config: Config, host: str) -> Meeting:
-    """Return where engines meet that another starts: at this address, unless flags say otherwise,
-    at any free port (0), with a secret of this start. Raises: ConfigError"""
+    """Return the meeting for engines from an EngineStarter: at this host unless flags say
+    otherwise, at any free port (0), with a secret for this start. Raises: ConfigError"""
     parallel = config.parallel
     if parallel.data_parallel_secret is None:
         config = config.with_fields({"data_parallel_secret": secrets.token_hex(32)})
@@ -82,8 +82,8 @@ def _meeting(config: Config, host: str, port: int) -> Meeting:
 
 
 def starter_of(config: Config) -> str | None:
-    """Return the "module:class" of the EngineStarter that starts engines elsewhere; None where
-    people do, or all are here. Raises: PluginError"""
+    """Return the "module:class" of the EngineStarter for other machines. It is None if users start
+    them, or all engines are here. Raises: PluginError"""
     if not config.is_given("data_parallel_backend"):
         return None
     name = config.parallel.data_parallel_backend
@@ -93,12 +93,12 @@ def starter_of(config: Config) -> str | None:
 
 def check_joining(config: Config, *, joins: bool) -> None:
     """Raise ConfigError for flags that do not fit with how machines are joined. `joins`: engines of
-    other machines stand behind this server. Logs flags of no use."""
+    other machines join this server. Logs flags without effect."""
     parallel = config.parallel
     if parallel.headless:
         _check_headless(config)
     if starter_of(config) is not None:
-        return  # it says where, and the secret is made
+        return  # it provides the address; the secret is generated
     if parallel.headless or joins:
         meeting_of(config)
         return
@@ -109,7 +109,7 @@ def check_joining(config: Config, *, joins: bool) -> None:
 
 
 def check_serves(config: Config) -> None:
-    """Raise ConfigError for --headless where a command answers requests itself."""
+    """Raise ConfigError for --headless with a command that answers requests itself."""
     if config.parallel.headless:
         raise ConfigError(
             "engines without a server are for `dovetail serve`.",
@@ -119,7 +119,7 @@ def check_serves(config: Config) -> None:
 
 
 def _check_headless(config: Config) -> None:
-    """Raise ConfigError for flags that mean a server."""
+    """Raise ConfigError for flags that only a server can have."""
     parallel, frontend = config.parallel, config.frontend
     meant = {
         "--data-parallel-rank": parallel.data_parallel_rank is not None,

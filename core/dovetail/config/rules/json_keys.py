@@ -1,4 +1,4 @@
-"""The keys of a flag that is a JSON object, read into a dataclass."""
+"""Read the keys of a JSON flag into a dataclass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.registry.options import convert
 
 
 def read_keys(cls: type[Any], raw: Mapping[str, Any], flag: str) -> Any:
-    """Return the keys of a flag; null is a key's default. Raises: ConfigError"""
+    """Return the keys of a flag; null means a key's default. Raises: ConfigError"""
     given = {name.replace("-", "_"): value for name, value in raw.items() if value is not None}
     types = typing.get_type_hints(cls)
     for name in given:

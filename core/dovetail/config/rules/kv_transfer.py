@@ -1,8 +1,7 @@
-"""--kv-transfer-config and --kv-events-config resolved: where KV blocks are kept beside the device,
-and where changes of the prefix cache are told.
+"""--kv-transfer-config and --kv-events-config: KV blocks outside the device, prefix-cache events.
 
-Every key is honoured, refused, or logged where it changes nothing. What blocks depend on beside
-tokens and layout becomes one digest.
+Every key is applied, refused, or logged as having no effect. Everything that a block's content
+depends on, except tokens and layout, becomes one digest.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FLAG, EVENTS_FLAG = "--kv-transfer-config", "--kv-events-config"
 CONNECTOR = "kv_connector"
 PRODUCER, CONSUMER, BOTH = "kv_producer", "kv_consumer", "kv_both"
 FORMAT = 1
-"""Goes up when blocks of another version of dovetail must not be read."""
+"""Incremented when blocks of another version of dovetail must not be read."""
 
 _APART = frozenset(
     {
@@ -47,7 +46,7 @@ _APART = frozenset(
         "profile",
     }
 )
-"""Facts of a run on which the content of blocks does not depend, or that are counted apart."""
+"""Facts of a run that do not affect the content of blocks, or that are hashed separately."""
 
 OTHER_NAMES = {
     "OffloadingConnector": "offloading",
@@ -60,18 +59,18 @@ OTHER_NAMES = {
     "MooncakeStoreConnector": "mooncake",
     "NixlConnector": "nixl",
 }
-"""How vLLM spells connectors -> dovetail's names; the last three are packages of their own."""
+"""vLLM's names of connectors -> dovetail's; the last three are separate packages."""
 _OTHER_OPTIONS = {"cpu_bytes_to_use": "host_bytes", "shared_storage_path": "folder"}
 _NESTED = "connectors"
 PORTS = ("kv_ip", "kv_port", "kv_rank", "kv_parallel_size")
-"""The keys that say where an engine is met; a connector that has ports takes them as options."""
+"""Keys for the address of an engine; a connector with ports takes them as options."""
 UNIT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferKeys:
-    """The keys of --kv-transfer-config. `kv_rank` and the three behind it are for connectors that
-    talk to other engines by ports."""
+    """The keys of --kv-transfer-config. `kv_rank` and the next three are for connectors that reach
+    other engines through ports."""
 
     kv_connector: str | None = None
     kv_role: str | None = None
@@ -92,14 +91,14 @@ class TransferKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKeys:
-    """The keys of --kv-events-config that are not the publisher's own."""
+    """The keys of --kv-events-config, except the publisher's own."""
 
     enable_kv_cache_events: bool = False
     publisher: str | None = None
 
 
 def transfer_spec(config: Config, run: RunSpec) -> TransferSpec | None:
-    """Return where blocks are kept beside the device, None where nowhere. Raises: ConfigError"""
+    """Return how blocks are stored outside the device, or None. Raises: ConfigError"""
     raw = config.engine.kv_transfer_config
     if not raw:
         return None
@@ -125,7 +124,7 @@ def transfer_spec(config: Config, run: RunSpec) -> TransferSpec | None:
 
 
 def events_spec(config: Config) -> EventsSpec | None:
-    """Return who tells of the prefix cache, None where nobody does. Raises: ConfigError"""
+    """Return the publisher of prefix-cache events, or None. Raises: ConfigError"""
     raw = dict(config.engine.kv_events_config)
     if not raw:
         return None
@@ -146,7 +145,7 @@ def events_spec(config: Config) -> EventsSpec | None:
 def check_parts(
     transfer: TransferSpec | None, scheduler: Selection, executor: Selection, worker: Selection
 ) -> None:
-    """Raise ConfigError unless scheduler, executor and worker can do their part of a transfer."""
+    """Raise ConfigError unless scheduler, executor and worker support a transfer."""
     if transfer is None:
         return
     for part, word in ((scheduler, "swap"), (worker, CONNECTOR)):
@@ -166,7 +165,7 @@ def check_parts(
 
 
 def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
-    """Raise ConfigError for keys that do not fit each other or the other flags."""
+    """Raise ConfigError for keys that do not fit with each other or with other flags."""
     if keys.kv_role not in (PRODUCER, CONSUMER, BOTH):
         what = f'"{keys.kv_role}" is not a role.' if keys.kv_role else "no role is given."
         raise ConfigError(
@@ -237,7 +236,7 @@ def _connector(keys: TransferKeys) -> Selection:
 
 
 def own_name(name: str) -> str:
-    """Return dovetail's name of a connector, where there is one of that name here."""
+    """Return dovetail's name of a connector, if it is registered here."""
     own = OTHER_NAMES.get(name, name)
     return own if own in registry.names(CONNECTOR) else name
 
@@ -267,7 +266,7 @@ def _nested(raw: Any) -> dict[str, Any]:
 
 
 def _with_ports(keys: TransferKeys, connector: Selection) -> Selection:
-    """Return a connector with the keys that say where its engine is met. Raises: ConfigError"""
+    """Return a connector with the keys for its engine's address. Raises: ConfigError"""
     given = {name: getattr(keys, name) for name in PORTS if getattr(keys, name) is not None}
     cls = registry.load_selection(connector)
     if "has_ports" in cls.capabilities:
@@ -281,7 +280,7 @@ def _with_ports(keys: TransferKeys, connector: Selection) -> Selection:
 
 
 def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
-    """Return the tokens of a piece where blocks travel in pieces, else 0. Raises: ConfigError"""
+    """Return the tokens per piece if blocks travel in pieces, else 0. Raises: ConfigError"""
     given, place = keys.kv_unit_tokens, f"{FLAG}.kv_unit_tokens"
     can_divide = "pieces" in registry.load_selection(connector).capabilities
     backend = registry.load_selection(run.attention)
@@ -315,9 +314,11 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
 
 
 def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:
-    """Return the digest of all that the content of a block depends on beside tokens and layout: the
-    weights, and every fact of a run but those that are known to change nothing. Pieces are
-    exchanged by engines of all block sizes and ranks (what their layout adds, see building)."""
+    """Return the digest of everything that a block's content depends on, except tokens and layout.
+
+    It covers the weights, and all facts of a run except those known to change nothing. Engines with
+    any block size and number of ranks can exchange pieces (their layout: engine.building).
+    """
     facts = {name: getattr(run, name) for name in run.__struct_fields__ if name not in _APART}
     facts["model"] = msgspec.structs.replace(run.model, path="")
     facts["rank"] = msgspec.structs.replace(run.rank, rank=0, tensor_rank=0, local_rank=0, stage=0)

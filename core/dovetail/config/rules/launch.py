@@ -1,4 +1,4 @@
-"""Launch: what a launcher such as torchrun tells each process that it starts, by variables.
+"""Launch: the variables that a launcher such as torchrun sets for each process that it starts.
 
 Source: PyTorch's documentation of torchrun, "Environment Variables".
 """
@@ -26,8 +26,8 @@ SEED_BITS = 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """This process among those that were launched together. All meet at `host` and `port`, where
-    the launcher has opened a store, or the first rank is to open one."""
+    """This process within a launch. All ranks meet at `host` and `port`, where the launcher has
+    opened a store or else the first rank opens one."""
 
     rank: int
     size: int
@@ -46,15 +46,15 @@ class Launch:
 
     @property
     def seed(self) -> int:
-        """Return a number that is the same on every rank, and another at another launch's port or
-        id."""
+        """Return a number that is the same on every rank, and differs between launches with another
+        port or id."""
         named = f"{self.host} {self.port} {self.attempt} {self.run_id}"
         digest = hashlib.sha256(named.encode()).digest()
         return int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
 
 
 def launch_of(variables: Mapping[str, str] = os.environ) -> Launch:
-    """Return what the launcher told. Raises: ConfigError for a variable that is missing or wrong"""
+    """Return the launcher's settings. Raises: ConfigError for a missing or wrong variable"""
     rank, size, local_rank, local_size = (_number(variables, name) for name in NUMBERS)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         told = ", ".join(f"{name}={variables[name]}" for name in NUMBERS)

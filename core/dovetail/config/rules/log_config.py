@@ -1,8 +1,7 @@
-"""How every process logs, and the file of --log-config-file: a logging setup in the form of
-Python's dictConfig, as JSON.
+"""Logging settings of every process, and --log-config-file: Python's dictConfig as JSON.
 
-Read once, in the parent; every process gets its content. What it means is decided in
-`observability.logging`. Source of the form: the Python documentation, logging.config.
+The parent reads the file once; every process gets its content. `observability.logging` applies it.
+Source of the format: the Python documentation, logging.config.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FLAG = "--log-config-file"
 
 
 def log_fields(config: ObservabilityConfig) -> dict[str, Any]:
-    """Return the fields of an EngineSpec that say how its processes log. Raises: ConfigError"""
+    """Return the fields of an EngineSpec for its processes' logging. Raises: ConfigError"""
     return {
         "log_level": registry.value_of("log_level", config.log_level),
         "log_config": read_log_config(config.log_config_file),

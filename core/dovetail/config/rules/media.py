@@ -1,4 +1,4 @@
-"""What is done with media in prompts: whether the model takes any, and how they are read."""
+"""Media in prompts: whether the model takes any, and how they are processed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 USUAL_IMAGE_ROWS = 256
-"""Vectors of an image of Gemma 3 where config.json leaves them out."""
+"""Vectors of a Gemma 3 image if config.json does not say."""
 SPEECH_RATE_HZ = 16_000
-"""What models of speech were trained on."""
+"""The sampling rate that speech models are trained on."""
 VALUE_BYTES = 4
 SHARED = Path("/dev/shm")
 CACHE_FLAG, PRUNING_FLAG = "--mm-processor-cache-type", "--video-pruning-rate"
@@ -38,14 +38,14 @@ VECTORS_FLAG, VECTORS_WORD = "--enable-prompt-embeds", "vectors"
 
 
 def _shared_folder() -> str:
-    """Return the path of a folder in shared memory that is nobody else's; it is not made yet."""
+    """Return the path of a private folder in shared memory, which is not created yet."""
     base = SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
     return str(base / f"dovetail-media-{os.getuid()}" / secrets.token_hex(8))
 
 
 def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
-    """Return how media are read, None where a model takes none, or is to take none, or, and that
-    is logged, the checkpoint does not say how. Raises: ConfigError"""
+    """Return how media are processed, None if the model takes none or none are allowed. It is also
+    None, with a warning, if the checkpoint has no processor settings. Raises: ConfigError"""
     given, settings = config.multimodal, media_settings(config)
     kinds = allowed_kinds(config, model)
     if kinds and not has_processor(model):
@@ -79,7 +79,7 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
 
 
 def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
-    """Return the share of a video's vectors that is left out. Raises: ConfigError"""
+    """Return the share of a video's vectors to leave out. Raises: ConfigError"""
     rate = config.multimodal.video_pruning_rate or 0.0
     if rate == 1.0:
         raise ConfigError(
@@ -91,7 +91,7 @@ def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
 
 
 def _verify_seen_whole(config: Config, model: ModelSpec) -> None:
-    """Raise ConfigError where not all tokens of an image can see each other."""
+    """Raise ConfigError if not all tokens of an image can see each other."""
     alone = """serve the text part alone with `--limit-mm-per-prompt '{"image": 0}'`."""
     if divides_cache(config):
         raise ConfigError(
@@ -123,8 +123,8 @@ def encoder_mode(config: Config) -> str:
 
 
 def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) -> int:
-    """Return the memory of all encodings that are kept, and of those that a step makes besides;
-    0 where none is made, or --skip-mm-profiling says not to count it."""
+    """Return the memory of all cached encodings, and of those computed in a step. It is 0 if there
+    are none, or --skip-mm-profiling excludes them."""
     if config.multimodal.skip_mm_profiling or not has_processor(model):
         return 0
     if not allowed_kinds(config, model):
@@ -136,8 +136,8 @@ def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) ->
 
 
 def takes_vectors(config: Config, run: RunSpec) -> bool:
-    """Return whether requests may send vectors in place of a prompt. Raises: ConfigError where the
-    model cannot read them"""
+    """Return whether requests may send vectors instead of a prompt. Raises: ConfigError if the
+    model does not support them"""
     if not config.model.enable_prompt_embeds:
         return False
     if run.pooling is not None or run.model.encoder is not None:
@@ -153,8 +153,8 @@ def takes_vectors(config: Config, run: RunSpec) -> bool:
 
 
 def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
-    """Return the adapters of prompts with media of a kind, which are named as the kind. Raises:
-    ConfigError for a kind that the model does not take"""
+    """Return media kind -> the adapter for prompts with such media, which has the kind's name.
+    Raises: ConfigError for a kind that the model does not take"""
     given = config.lora.default_mm_loras
     for kind, path in given.items():
         if kind not in kinds:
@@ -174,7 +174,7 @@ def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _tell_adapters(model: ModelSpec, kinds: Sequence[str], used: Mapping[str, str]) -> None:
-    """Log which adapters of a checkpoint its media need that are not used."""
+    """Log the checkpoint's adapters that its media need but that are not used."""
     folders = facts_of(model.whole_config).media_adapters
     wanted = {kind: Path(model.path, name) for kind, name in folders.items() if kind in kinds}
     unused = {kind: str(p) for kind, p in wanted.items() if kind not in used and p.is_dir()}
@@ -188,8 +188,8 @@ def _tell_adapters(model: ModelSpec, kinds: Sequence[str], used: Mapping[str, st
 
 
 def sound_settings(config: Config, model: ModelSpec) -> MediaSettings | None:
-    """Return how the sounds are read that a model writes down, None where it is none of speech.
-    Raises: ConfigError"""
+    """Return how sounds are read for transcription, None if it is not a speech model. Raises:
+    ConfigError"""
     if model.encoder is None or model.encoder.kind != AUDIO:
         return None
     settings = media_settings(config)

@@ -1,4 +1,4 @@
-"""Which kinds of media a model takes by the plugin that runs it, and whether it is to take any."""
+"""The kinds of media that a model takes, which depend on its plugin, and the allowed ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dovetail.interfaces.media_settings import MediaLimit
 from dovetail.interfaces.spec import LOGITS, ModelSpec
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-"""What a checkpoint says of how its media are read."""
+"""Files of processor settings for a checkpoint's media."""
 TRANSFORMERS = "transformers"
-"""The value of --model-impl that means transformers' code."""
+"""The value of --model-impl for transformers' code."""
 
 
 def kinds_of(config: Config, model: ModelSpec) -> tuple[str, ...]:
-    """Return the kinds of media that a model takes: what its own plugin declares, or, of a class
-    that transformers knows with media, those whose tokens config.json names."""
+    """Return the kinds of media that a model takes. Its own plugin declares them. For a media class
+    of transformers they are the kinds with a token in config.json."""
     if not model.whole_config:
         return ()
     if not _is_backed(config, model):
@@ -32,25 +32,25 @@ def kinds_of(config: Config, model: ModelSpec) -> tuple[str, ...]:
 
 
 def allowed_kinds(config: Config, model: ModelSpec) -> tuple[str, ...]:
-    """Return the kinds of media that a model takes and the limits allow."""
+    """Return the kinds of media that the model takes and the limits allow."""
     limits = media_settings(config).limits
     found = kinds_of(config, model)
     return tuple(k for k in found if limits.get(k, MediaLimit()).count != 0)
 
 
 def has_processor(model: ModelSpec) -> bool:
-    """Return whether a checkpoint says how its media are read."""
+    """Return whether a checkpoint has processor settings for its media."""
     return any((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
 
 
 def is_backed_with_media(config: Config, model: ModelSpec) -> bool:
-    """Return whether transformers' code runs a model, media and all."""
+    """Return whether transformers' code runs a model including its media."""
     is_backed = _is_backed(config, model)
     return is_backed and bool(allowed_kinds(config, model)) and has_processor(model)
 
 
 def _is_backed(config: Config, model: ModelSpec) -> bool:
-    """Return whether transformers' code runs a model, and none of the checkpoint's own."""
+    """Return whether transformers' code runs a model without the checkpoint's own code."""
     impl = wanted_impl(config)
     is_own = registered(model.architecture, model.head) is not None
     return model.code is None and (impl == TRANSFORMERS or (impl is None and not is_own))

@@ -1,4 +1,4 @@
-"""MediaSettings out of the flags for media, every key and number checked."""
+"""MediaSettings from the flags for media, with every key and number checked."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ LIMIT_KEYS = {
     VIDEO: ("count", "width", "height", "num_frames"),
     AUDIO: ("count", "length"),
 }
-"""Modality -> what may be limited of it."""
+"""Modality -> what can be limited."""
 
 MAX_FRAMES = 4096
-"""More frames of a video nobody may ask for."""
+"""Maximum number of frames that can be requested of a video."""
 
 MAX_RATE_HZ = 192_000
 
@@ -65,7 +65,7 @@ def media_settings(config: Config) -> MediaSettings:
 def media_options(
     given: Mapping[str, Any], *, where: str, base: MediaOptions | None = None
 ) -> MediaOptions:
-    """Return decoding options, those of `base` where nothing else is given. Raises: ConfigError"""
+    """Return decoding options; `base` provides those that are not given. Raises: ConfigError"""
     base = base or MediaOptions()
     changed = {}
     for modality, options in _by_modality(where, given):
@@ -76,7 +76,7 @@ def media_options(
 
 
 def _by_modality(where: str, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the items with their modalities' names; the plurals of older flags are taken."""
+    """Return the items with their modalities' names; the plurals of older flags are accepted."""
     found: dict[str, Any] = {}
     for word, value in given.items():
         singular = word.removesuffix("s")
@@ -116,7 +116,7 @@ Options = ImageOptions | VideoOptions | AudioOptions
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The least and the largest number of an option."""
+    """The minimum and maximum of an option."""
 
     least: float
     most: float
@@ -172,7 +172,7 @@ def _folder(path: str | None) -> str | None:
 
 
 def _host(name: str) -> str:
-    """Return a host as URLs are compared with it. Raises: ConfigError"""
+    """Return a host in the form that URLs are compared with. Raises: ConfigError"""
     host = name.strip().rstrip(".").lower()
     bare = host.removeprefix("[").removesuffix("]")
     if not bare or any(char in bare for char in "/@?#* ") or (":" in bare and bare.count(":") < 2):

@@ -1,4 +1,4 @@
-"""--model-impl: a word for whose implementation runs the model, or one model plugin by its name."""
+"""--model-impl: a word for an implementation of models, or the name of one model plugin."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dovetail.config.config import Config
 
 
 def wanted_impl(config: Config) -> str | None:
-    """Return what --model-impl asks for: None for no wish, "dovetail", "transformers", or the
-    spelling of a model plugin: NAME@DISTRIBUTION, package.module:Class, file.py:Class.
+    """Return what --model-impl requests: None, "dovetail", "transformers" or a model plugin.
 
-    Raises: UnknownPlugin
+    None is no preference. A model plugin is NAME@DISTRIBUTION, package.module:Class or
+    file.py:Class. Raises: UnknownPlugin
     """
     given = config.model.model_impl
     if names_model(given):
@@ -20,5 +20,5 @@ def wanted_impl(config: Config) -> str | None:
 
 
 def names_model(given: str) -> bool:
-    """Return whether a value of --model-impl is the spelling of one model plugin."""
+    """Return whether a value of --model-impl names one model plugin."""
     return "@" in given or ":" in given

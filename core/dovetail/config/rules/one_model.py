@@ -1,4 +1,4 @@
-"""One model: the flags of a gateway mean nothing where a single model is served or used."""
+"""One model: flags of a gateway are refused if a single model is served or used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.errors import ConfigError
 
 
 def check_one_model(config: Config) -> None:
-    """Raise ConfigError for a flag that only several models can have."""
+    """Raise ConfigError for a flag that applies only to several models."""
     for flag in flags_of(GatewayConfig):
         if config.is_given(flag.name):
             raise ConfigError(

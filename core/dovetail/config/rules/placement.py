@@ -1,4 +1,4 @@
-"""Placement: on which machine a rank is, as far as the executor lets the config know."""
+"""Placement: the machine of each rank, as far as it is known before the executor starts them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LAUNCHED, PLACES_RANKS = "launched_ranks", "places_ranks"
 
 
 def placed(config: Config, rank: RankSpec) -> RankSpec:
-    """Return this process's place among all ranks. `rank` is the first of as many on this machine.
+    """Return this process's position among all ranks. `rank` is the first one on this machine.
 
-    Raises: ConfigError when a launcher has started another number of ranks
+    Raises: ConfigError if a launcher has started another number of ranks
     """
     claimed = _capabilities(config)
     if PLACES_RANKS in claimed and rank.world_size > 1:
@@ -40,12 +40,12 @@ def placed(config: Config, rank: RankSpec) -> RankSpec:
 
 
 def places_ranks(config: Config) -> bool:
-    """Return whether the executor chooses the machines of its ranks only when it starts them."""
+    """Return whether the executor chooses its ranks' machines only when it starts them."""
     return PLACES_RANKS in _capabilities(config)
 
 
 def launched(config: Config) -> Launch | None:
-    """Return what the launcher told this process, None where the executor starts its ranks itself.
+    """Return the launcher's settings, None if the executor starts its ranks itself.
 
     Raises: ConfigError
     """

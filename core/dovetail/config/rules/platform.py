@@ -1,6 +1,6 @@
-"""What this machine offers, read from device nodes and files; imports no torch.
+"""Hardware of this machine, read from device nodes and files; imports no torch.
 
-A guess good enough for defaults: the worker makes the final check with torch itself.
+An estimate that is good enough for defaults: the worker makes the final check with torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def no_cuda_reason() -> str | None:
-    """Return why no NVIDIA GPU can be used, or None when one seems usable."""
+    """Return why no NVIDIA GPU can be used, or None if one seems usable."""
     if os.environ.get(VISIBLE_DEVICES) in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides all GPUs"
     nodes = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
@@ -30,7 +30,7 @@ def no_cuda_reason() -> str | None:
 
 
 def cuda_devices() -> list[str]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that this process may use, named as in CUDA_VISIBLE_DEVICES."""
     named = os.environ.get(VISIBLE_DEVICES)
     if named is not None:
         return [name for name in named.replace(" ", "").split(",") if name]
@@ -39,7 +39,7 @@ def cuda_devices() -> list[str]:
 
 
 def torch_cuda_version() -> str | None:
-    """Return the CUDA version torch was built for, read from its version file, or None."""
+    """Return the CUDA version that torch was built for, read from its version file, or None."""
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -52,12 +52,12 @@ def torch_cuda_version() -> str | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Return the memory the container may take; None: no such limit."""
+    """Return the memory limit of the container; None: no limit."""
     return _number(_CGROUP / "memory.max")
 
 
 def available_bytes() -> int:
-    """Return the main memory this process may still take, container limits included."""
+    """Return the main memory that this process may still allocate, container limits included."""
     import psutil  # in the parent only, and only while resolving
 
     free = int(psutil.virtual_memory().available)
@@ -66,28 +66,28 @@ def available_bytes() -> int:
 
 
 def usable_cores(processors: Iterable[int] = ()) -> int:
-    """Return the physical cores this process may use, container quotas included; at least 1.
+    """Return the number of usable physical cores, container quotas included; at least 1.
 
-    `processors` are those it will be kept to, where that is less.
+    `processors` are those that the process will be bound to, if it is bound.
     """
     cores = {core_of(cpu) for cpu in processors or usable_processors()}
     return max(1, min(len(cores), quota_cores() or len(cores)))
 
 
 def usable_processors() -> set[int]:
-    """Return the processors (hardware threads) this process may use, by number."""
+    """Return the processors (hardware threads) that this process may use, by number."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
 
 
 def default_threads(processors: Iterable[int] = ()) -> int:
-    """Return the default threads of a worker on these cores; 0 leaves OMP_NUM_THREADS."""
+    """Return the default threads of a worker on these cores; 0 leaves it to OMP_NUM_THREADS."""
     if os.environ.get("OMP_NUM_THREADS"):
         return 0
     return usable_cores(processors)
 
 
 def core_of(cpu: int) -> str:
-    """Return a name of the physical core that a processor belongs to."""
+    """Return an identifier of the physical core that a processor belongs to."""
     try:
         path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
         return path.read_text(encoding="utf-8").strip()
@@ -96,7 +96,7 @@ def core_of(cpu: int) -> str:
 
 
 def quota_cores() -> int | None:
-    """Return how many cores' time the container may take, rounded down; None: no such limit."""
+    """Return the container's CPU quota in cores, rounded down; None: no limit."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):

@@ -1,5 +1,4 @@
-"""Flags about drawn tokens, of a model that draws none, and ways to divide a cache that there is
-not."""
+"""Flags that do not apply to pooling models: those about sampling, drafts, or a cache they lack."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ _ABOUT_DRAWS = (
 
 
 def check_pooled_flags(config: Config, model: ModelSpec) -> None:
-    """Log flags that have no effect, since nothing is drawn. Raises: ConfigError for a drafter, and
-    for a cache that is to be divided, where there is none"""
+    """Log flags without effect, because nothing is sampled. Raises: ConfigError for a drafter, and
+    for dividing a cache that does not exist"""
     for name in _ABOUT_DRAWS:
         flag = flags()[name]
         if config.is_given(name) and config.value(name) != flag.default:

@@ -1,4 +1,4 @@
-"""--pooler-config: its keys, and the checks of them that need the model's facts alone."""
+"""--pooler-config: its keys, and the checks of them that need only the model's facts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _OF_CLASSES = ("softmax", "activation", "use_activation", "returned_token_ids")
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of --pooler-config; those that are not set are the checkpoint's.
+    """The keys of --pooler-config; for keys that are not set the checkpoint decides.
 
-    `softmax`, `use_activation` and `activation` are three ways to say whether numbers of classes
-    become probabilities; `activation` may also say by what. With `enable_chunked_processing` a
-    prompt longer than the context is embedded in pieces, one of up to `max_embed_len` tokens (None:
-    of any length).
+    `softmax`, `use_activation` and `activation` are three ways to choose whether class scores
+    become probabilities; `activation` can also choose the function. With
+    `enable_chunked_processing` a prompt longer than the context is embedded in pieces, up to a
+    length of `max_embed_len` tokens (None: no limit).
     """
 
     pooling_type: str | None = None
@@ -40,7 +40,7 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def activates(self) -> bool | None:
-        """Return whether numbers of classes become probabilities; None: the checkpoint decides."""
+        """Return whether class scores become probabilities; None: the checkpoint decides."""
         given = (self.use_activation, self.activation, self.softmax)
         return next((bool(one) for one in given if one is not None), None)
 
@@ -58,8 +58,8 @@ def pooler_config(config: Config) -> PoolerConfig:
 
 
 def verify_fits(asked: PoolerConfig, model: ModelSpec, *, size: int, num_classes: int) -> None:
-    """Check the keys against a model whose vectors have `size` numbers, or that tells so many
-    classes apart. Raises: ConfigError naming the key"""
+    """Check the keys against a model with vectors of `size` numbers, or with `num_classes` classes.
+    Raises: ConfigError naming the key"""
     makes_vectors = model.head in MAKES_VECTORS
     for key in _OF_CLASSES if makes_vectors else _OF_VECTORS:
         if getattr(asked, key) != _default(key):
@@ -74,7 +74,7 @@ def verify_fits(asked: PoolerConfig, model: ModelSpec, *, size: int, num_classes
 
 
 def _verify(asked: PoolerConfig) -> None:
-    """Check what needs no model. Raises: ConfigError naming the key"""
+    """Check the keys as far as possible without a model. Raises: ConfigError naming the key"""
     if isinstance(asked.activation, str) and asked.activation not in ACTIVATIONS:
         raise _fault("activation", f"must be true, false or one of {', '.join(ACTIVATIONS)}.")
     given = {

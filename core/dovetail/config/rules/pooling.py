@@ -1,7 +1,7 @@
-"""What a model is run for: it generates, or it pools its prompts and how.
+"""The purpose of a model: it generates, or it pools its prompts in some way.
 
-A class that is saved for something else than generating says so by its name; a folder of
-sentence-transformers pools. --runner, --convert and --pooler-config decide otherwise.
+A class for another purpose than generating has a name that says so; a sentence-transformers folder
+pools. --runner, --convert and --pooler-config override that.
 """
 
 from __future__ import annotations
@@ -60,21 +60,20 @@ _WITH_WHOLE: dict[tuple[str, ...], tuple[str, ...]] = {
     (TOKEN_CLASSIFY,): (CLASSIFY, TOKEN_CLASSIFY),
     (TOKEN_EMBED,): (EMBED, TOKEN_EMBED),
 }
-"""The tasks of models that answer for tokens, where a pooler of whole prompts is asked for."""
+"""Tasks of per-token models if a pooler of whole prompts is chosen."""
 _PER_TOKEN, _LAST_TOKEN, _IN_PIECES = "per_token", "last_token", "in_pieces"
 _OTHER_NAMES = {"avg": "mean", "first": "cls"}
 """Words for poolers in config.json -> their names."""
 _NUM_CLASSES = {PROCESS_REWARD: 2, REWARD: 1}
-"""Ends of the names of classes -> how many classes they have whatever config.json says."""
+"""Suffix of a class name -> its number of classes, whatever config.json says."""
 STEP_END = "<extra_0>"
 """The token at the end of a step. Source: the model card of Qwen2.5-Math-PRM"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
-    """What a model is run for: its spec with the head that it gets, and how it pools (None: it
-    generates). `max_tokens` is the longest prompt that its folder asks for. `drafts` is the drafter
-    beside it."""
+    """The purpose of a model: its spec with the head to use, and how it pools (None: it generates).
+    `max_tokens` is the prompt limit of its folder. `drafts` is its drafter."""
 
     model: ModelSpec
     pooling: PoolingSpec | None = None
@@ -83,7 +82,7 @@ class Purpose:
 
 
 def purpose(config: Config, model: ModelSpec) -> Purpose:
-    """Return what the model is run for. Raises: ConfigError where flags and checkpoint disagree"""
+    """Return the model's purpose. Raises: ConfigError if flags and checkpoint disagree"""
     sentences = sentence_settings(Path(model.path))
     head = _head(config, model, sentences)
     if head == LOGITS:
@@ -94,7 +93,7 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
         return Purpose(model=_of_decoder(model))
     facts = facts_of(model.hf_config)
     is_causal = not (facts.is_encoder or _sees_all(model.hf_config))
-    if model.encoder is not None:  # of which nothing but the encoder is run, or nothing at all
+    if model.encoder is not None:  # only its encoder is used, or not even that
         model = msgspec.structs.replace(model, encoder=None, cache=None)
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
     check_pooled_flags(config, model)
@@ -106,15 +105,15 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
 
 
 def _of_decoder(model: ModelSpec) -> ModelSpec:
-    """Return a model that generates with the layers of its decoder counted, where an encoder beside
-    it may have others."""
+    """Return a generating model with its decoder's number of layers, which may differ from its
+    encoder's."""
     if model.encoder is None or model.cache is None:
         return model
     return msgspec.structs.replace(model, num_layers=model.cache.num_attention_layers)
 
 
 def _with_labels(model: ModelSpec) -> ModelSpec:
-    """Return the model with as many classes as its class has, where its config need not say so."""
+    """Return the model with its class's number of classes, if config.json need not state it."""
     end = next((end for end in _NUM_CLASSES if model.architecture.endswith(end)), None)
     if end is None:
         return model
@@ -124,12 +123,12 @@ def _with_labels(model: ModelSpec) -> ModelSpec:
 
 
 def _sees_all(facts: Mapping[str, Any]) -> bool:
-    """Return whether a decoder's config says that every token sees all others."""
+    """Return whether a decoder's config enables bidirectional attention."""
     return bool(facts.get("use_bidirectional_attention")) or facts.get("is_causal") is False
 
 
 def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) -> str:
-    """Return what stands on the hidden states. Raises: ConfigError"""
+    """Return the head on the hidden states. Raises: ConfigError"""
     runner = registry.value_of("runner", config.model.runner)
     convert = registry.value_of("convert", config.model.convert)
     _, head = stem(model.architecture)
@@ -189,7 +188,7 @@ def _pooling_spec(
 
 
 def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
-    """Return the number of a vector's dimensions."""
+    """Return the size of a vector."""
     if model.head == TOKEN_VECTORS:
         return vector_size(model.hf_config, Path(model.path))
     own = model.hf_config.get(facts_of(model.hf_config).output_size) or model.hidden_size
@@ -204,8 +203,8 @@ def _poolers(
     sentences: SentenceSettings,
     step_token: int | None,
 ) -> tuple[tuple[str, ...], Selection, Selection]:
-    """Return the tasks, the usual one first, what makes one vector of a prompt, and what makes one
-    for each token."""
+    """Return the tasks, the usual one first, the pooler for whole prompts, and the pooler for
+    tokens."""
     tasks = _TASKS[model.head]
     facts = facts_of(model.hf_config)
     named = _registered(asked.pooling_type) if asked.pooling_type else None
@@ -222,19 +221,19 @@ def _poolers(
 
 
 def _registered(name: str) -> str:
-    """Return a pooler's name as it is registered; a class or a file stays as it is written."""
+    """Return a pooler's registered name; class and file paths stay unchanged."""
     return name if ":" in name else name.lower()
 
 
 def _by_config(name: str, facts: Mapping[str, Any]) -> str:
-    """Return a pooler's name, out of the field of config.json where it stands there."""
+    """Return a pooler's name, read from a field of config.json if `name` refers to one."""
     where, _, field = name.partition(".")
     found = str(facts.get(field, "")) if where == "config" else name
     return _OTHER_NAMES.get(found, found)
 
 
 def _pooler(config: Config | None, name: str) -> Selection:
-    """Return a pooler, with the options of its kind if it is the one that was chosen."""
+    """Return a pooler, with the user's options if the user chose it (`config` given)."""
     options = config.plugin.options_of("pooler") if config is not None else {}
     return select("pooler", name, where=POOLER_CONFIG, options=options)
 
@@ -244,7 +243,7 @@ def _is_per_token(name: str) -> bool:
 
 
 def _verify_pieces(whole: Selection) -> None:
-    """Raises: ConfigError for a pooler whose vectors of pieces mean nothing together"""
+    """Raises: ConfigError for a pooler whose vectors of pieces cannot be averaged"""
     if _IN_PIECES not in registry.load_selection(whole).capabilities:
         raise ConfigError(
             f"the vectors that the pooler {whole.name} makes of the pieces of a long prompt cannot "
@@ -255,21 +254,21 @@ def _verify_pieces(whole: Selection) -> None:
 
 
 def _prefix_tasks(model: ModelSpec, tasks: tuple[str, ...], whole: Selection) -> tuple[str, ...]:
-    """Return the tasks that need nothing of a prompt's prefix but its cache."""
+    """Return the tasks that need only the cache of a prompt's prefix."""
     if not model.is_causal or _LAST_TOKEN not in registry.load_selection(whole).capabilities:
         return ()
     return tuple(task for task in tasks if task in (EMBED, CLASSIFY))
 
 
 def _step_token(model: ModelSpec, asked: PoolerConfig) -> int | None:
-    """Return the token that ends the steps which a process reward model judges."""
+    """Return the token that ends a step for a process reward model."""
     if asked.step_tag_id is not None or not model.architecture.endswith(PROCESS_REWARD):
         return asked.step_tag_id
     return added_token(Path(model.path), STEP_END)
 
 
 def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
-    """Return what makes probabilities of the numbers of classes. Raises: ConfigError"""
+    """Return the function from class scores to probabilities. Raises: ConfigError"""
     if model.head in MAKES_VECTORS or asked.activates is False:
         return "identity"
     if isinstance(asked.activation, str):
@@ -286,7 +285,7 @@ def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
 
 
 def _is_reward(config: Config, model: ModelSpec) -> bool:
-    """Return whether the numbers of classes are rewards, which are not probabilities."""
+    """Return whether the class scores are rewards, which are not probabilities."""
     if model.architecture.endswith(PROCESS_REWARD):
         return False
     converted = registry.value_of("convert", config.model.convert)

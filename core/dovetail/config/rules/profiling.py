@@ -1,6 +1,6 @@
-"""--profiler-config resolved: what torch's profiler notes and the folder of its traces.
+"""--profiler-config: what torch's profiler records, and the folder of its traces.
 
-The keys are vLLM's. Every key is honoured or refused.
+The keys are vLLM's. Every key is applied or refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TORCH = "torch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerKeys:
-    """The keys of --profiler-config. The last three are those of vLLM that have one value here."""
+    """The keys of --profiler-config. The last four have one supported value (see ONE_VALUE)."""
 
     profiler: str | None = None
     torch_profiler_dir: str | None = None
@@ -41,11 +41,11 @@ ONE_VALUE = {
     "delay_iterations": (0, "send POST /start_profile when the steps come that are of interest"),
     "max_iterations": (0, "send POST /stop_profile when there are enough steps"),
 }
-"""Keys that are refused but with this value -> what to do instead."""
+"""Keys that are refused except with this value -> what to do instead."""
 
 
 def profile_spec(config: Config, executor: Selection) -> ProfileSpec | None:
-    """Return how ranks are profiled, None where they are not. Raises: ConfigError"""
+    """Return how ranks are profiled, None if they are not. Raises: ConfigError"""
     raw = config.observability.profiler_config
     keys = read_keys(ProfilerKeys, raw, FLAG)
     if not raw or (keys.profiler is None and keys.torch_profiler_dir is None):
@@ -68,7 +68,7 @@ def profile_spec(config: Config, executor: Selection) -> ProfileSpec | None:
 
 
 def _check(keys: ProfilerKeys) -> None:
-    """Raise ConfigError for keys that ask for what is not here."""
+    """Raise ConfigError for keys that request unsupported features."""
     if keys.profiler not in (None, TORCH):
         raise ConfigError(
             f'there is no profiler "{keys.profiler}".',

@@ -1,4 +1,4 @@
-"""Ranks: how many there are, whether the model divides over them, what drives and joins them."""
+"""Ranks: their number, whether the model divides over them, their executor and communicator."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 TENSOR = "--tensor-parallel-size"
 SEVERAL_RANKS, DIVISIBLE = "several_ranks", "tensor_parallel"
-"""Capabilities: of an executor, and of a model."""
+"""Capabilities of an executor and of a model."""
 
 
 def rank_spec(config: Config) -> RankSpec:
-    """Return the first rank, which says how many there are; under a launcher this process's own."""
+    """Return the first rank, with the number of ranks; under a launcher this process's own rank."""
     parallel = config.parallel
     tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     size = tensor_size * num_stages
@@ -55,7 +55,7 @@ def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
             fix="use 1, or an architecture whose plugin claims tensor_parallel.",
         )
     if model.cache is not None and not model.cache.num_attention_layers:
-        return  # the layers say what of theirs cannot be divided
+        return  # the layers check their own division
     if model.num_heads % size:
         raise ConfigError(
             f"{model.num_heads} attention heads cannot be divided evenly over {size} ranks.",
@@ -72,7 +72,7 @@ def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
 
 
 def _kv_heads(model: ModelSpec) -> list[int]:
-    """Return the numbers of KV heads that layers have."""
+    """Return the numbers of KV heads in the layers."""
     second = None if model.cache is None else model.cache.second_heads
     return [model.num_kv_heads, *(() if second is None else second[:1])]
 
@@ -103,9 +103,9 @@ def cached_model(model: ModelSpec, rank: RankSpec) -> ModelSpec:
 def rank_processors(
     config: Config, rank: RankSpec, *, on_cores: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the processors of each rank; none for one rank, and where they are not bound.
+    """Return the processors of each rank; empty for one rank, and if they are not bound.
 
-    `on_cores`: the ranks compute there. Raises: ConfigError for more ranks than cores
+    `on_cores`: the ranks compute on processors. Raises: ConfigError for more ranks than cores
     """
     text = config.device.cpu_cores
     if not on_cores or (rank.local_size == 1 and BAR not in (text or "")):
@@ -123,7 +123,7 @@ def rank_processors(
 
 
 def select_communicator(config: Config, platform: Platform, rank: RankSpec) -> Selection | None:
-    """Return how the ranks exchange tensors; None for one alone. Raises: PluginError"""
+    """Return how the ranks exchange tensors; None for a single rank. Raises: PluginError"""
     if rank.world_size * rank.data_size == 1:
         return None
     query = CommunicatorQuery(

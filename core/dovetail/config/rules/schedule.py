@@ -1,4 +1,4 @@
-"""The limits of a step: how many tokens and requests it takes, and in which parts prompts come."""
+"""The limits of a step: its tokens and requests, and how prompts are divided into parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 STEP_TOKENS = "--max-num-batched-tokens"
 KEPT_ENCODER_ROWS = 8192
-"""The least number of vectors of media that are kept for other requests."""
+"""Minimum number of media vectors that are cached for other requests."""
 SEEN_WHOLE = "taking images in prompts that see themselves both ways"
 
 
@@ -34,7 +34,7 @@ def schedule_spec(
 ) -> ScheduleSpec:
     """Return the limits of a step. A context length that no flag sets is at most `most_tokens`.
 
-    Raises: ConfigError when they exclude each other.
+    Raises: ConfigError if they are contradictory.
     """
     scheduler = config.scheduler
     may_exceed = config.model.allow_long_max_model_len or _is_for_adapters(config, model)
@@ -83,15 +83,15 @@ def schedule_spec(
 
 
 def finds_prefixes(config: Config, model: ModelSpec) -> bool:
-    """Return whether what is kept of a prompt's begin is that of any prompt that begins so: not
-    where all of a prompt with media sees itself, which is computed in one step for that."""
+    """Return whether the cache of a prompt's prefix is valid for all prompts with that prefix. It
+    is not if prompts with media use full attention and are therefore computed in one step."""
     takes_media = has_processor(model) and bool(allowed_kinds(config, model))
     return not (takes_media and facts_of(model.whole_config).prompts_see_all)
 
 
 def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
-    """Return whether a step is planned while the one before it runs. Where nobody says so, it is
-    only where nothing has to wait for that one's tokens: neither a draft nor a stage."""
+    """Return whether a step is planned while the previous one runs. By default only if nothing has
+    to wait for that step's tokens: no draft and no stage."""
     asked = config.scheduler.async_scheduling
     if asked is not None:
         return asked
@@ -100,14 +100,14 @@ def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
 
 
 def _is_for_adapters(config: Config, model: ModelSpec) -> bool:
-    """Return whether a context length is one that adapters with a rope scaling can have."""
+    """Return whether the context length is reachable for adapters with a RoPE scaling."""
     asked, largest = config.model.max_model_len, max(long_factors(config), default=1.0)
     return isinstance(asked, int) and 0 < asked <= model.max_position_tokens * largest
 
 
 def _max_partial(scheduler: SchedulerConfig) -> int | None:
-    """Return how many prompts may be in parts, None for any number. Raises: ConfigError for limits
-    that clash."""
+    """Return the maximum number of partial prefills, None for no limit. Raises: ConfigError for
+    contradictory limits."""
     most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
     if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
         log.warning(

@@ -1,7 +1,7 @@
-"""Names to Selections: every plugin an engine uses, found and checked once, in the parent.
+"""Names to Selections: the parent process finds and checks every plugin of an engine once.
 
-Built-in plugins whose modules import torch are taken from their entry alone: this process must
-not load torch, and their classes are checked again where they are loaded.
+Built-in plugins with modules that import torch are selected by their entry alone: this process must
+not load torch. Their classes are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ TAKEN_OVER = {
     "vllm.core.scheduler.Scheduler": "continuous",
     "vllm.v1.core.sched.scheduler.Scheduler": "continuous",
 }
-"""Class paths in taken-over command lines and dovetail's own names for them."""
+"""vLLM's class paths in existing command lines -> dovetail's own names."""
 
 STRATEGY = "--safetensors-load-strategy"
 _READER_FLAGS = {
     "safetensors_load_strategy": ("reading", "safetensors"),
     "pt_load_map_location": ("map_location", "torch.save"),
 }
-"""Flags that are an option of some load formats: the option, and the files it is about."""
+"""Flags that set an option of some load formats -> the option, and the files it concerns."""
 LOADER_OPTIONS = "--model-loader-extra-config"
 OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
 """Values of --model-impl; any other is the name of a model plugin."""
 TRANSFORMERS_MEDIA = "transformers_media"
-"""The model plugin that runs transformers' code of models that take media."""
+"""The model plugin that runs transformers' code of models with media."""
 BITSANDBYTES = "bitsandbytes"
-"""A quantization whose name is a load format too."""
+"""A quantization method with a load format of the same name."""
 AUTO = "auto"
 PROCESSES = "mp"
 NSIGHT_OPTION = "uses_nsight"
-"""What --ray-workers-use-nsight is among the options of an executor."""
+"""The executor option that --ray-workers-use-nsight sets."""
 NO_CHOICE = (None, "", AUTO)
 
 
@@ -83,7 +83,7 @@ def _is_built_in(kind: str, spec: str) -> bool:
 
 
 def no_tokenizer(config: Config) -> Selection:
-    """Return the placeholder of a tokenizer. Raises: ConfigError for flags that need one."""
+    """Return a placeholder for the tokenizer. Raises: ConfigError for flags that need one."""
     for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
         if config.value(name) and config.origins.get(name) != demo.ORIGIN:
             raise ConfigError(
@@ -98,8 +98,8 @@ def no_tokenizer(config: Config) -> Selection:
 
 
 def select_scheduler(config: Config, defaults: PlatformDefaults) -> Selection:
-    """Return the scheduler that is named, or the platform's; class paths of another server's
-    scheduler mean dovetail's own."""
+    """Return the scheduler that is named, or the platform's. Class paths of vLLM's scheduler mean
+    dovetail's own."""
     spec = TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
     if not config.is_given("scheduler_cls"):
         spec = defaults.scheduler or spec
@@ -108,10 +108,10 @@ def select_scheduler(config: Config, defaults: PlatformDefaults) -> Selection:
 
 
 def select_model(config: Config, model: ModelSpec) -> Selection:
-    """Return the model plugin: dovetail's own, else transformers' where it generates text.
+    """Return the model plugin: dovetail's own, else transformers' if it generates text.
 
-    Raises: UnknownPlugin with the nearest names when neither knows the class, ConfigError when
-    transformers has it for something else.
+    Raises: UnknownPlugin with the nearest names if neither knows the class, ConfigError if
+    transformers has it for another task.
     """
     own = registered(model.architecture, model.head)
     architecture = own or model.architecture
@@ -150,10 +150,10 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
 
 
 def select_quantization(config: Config, model: ModelSpec) -> Selection:
-    """Return the quantization: the checkpoint's own, the one asked for, or none. The load format
-    of a method's name asks for it as well.
+    """Return the quantization: the checkpoint's own, the requested one, or none.
 
-    Raises: ConfigError when the two differ, UnknownPlugin when there is no such method.
+    A load format with the name of a method requests that method. Raises: ConfigError if the two
+    differ, UnknownPlugin if there is no such method.
     """
     requested = config.model.quantization
     if requested in NO_CHOICE:
@@ -165,8 +165,8 @@ def select_quantization(config: Config, model: ModelSpec) -> Selection:
 def quantization_of(
     model: ModelSpec, requested: str | None, options: Mapping[str, Any], *, where: str
 ) -> Selection:
-    """Return the quantization that was requested at `where`, or the checkpoint's own, or none.
-    Raises: ConfigError, UnknownPlugin"""
+    """Return the quantization requested at `where`, or the checkpoint's own, or none. Raises:
+    ConfigError, UnknownPlugin"""
     stored = stored_quantization(model)
     if requested in NO_CHOICE:
         requested = None
@@ -185,7 +185,7 @@ def quantization_of(
 
 
 def _reads(requested: str, stored: str) -> bool:
-    """Return whether a method reads checkpoints that are stored as another, or as itself."""
+    """Return whether a method reads checkpoints that are stored by `stored`."""
     if requested.partition("@")[0] == stored:
         return True
     plugin: type[QuantMethod] = registry.load("quantization", requested, where="--quantization")
@@ -214,7 +214,7 @@ def reads_tokenizer(mode: str, path: Path) -> bool:
 
 
 def _fitting(kind: str, entries: Iterable[registry.Entry], query: Any) -> list[registry.Entry]:
-    """Return the entries whose plugins can be used and fit, the highest rank first."""
+    """Return the entries with plugins that are usable and fit, highest rank first."""
     found: list[tuple[int, registry.Entry]] = []
     for entry in entries:
         try:
@@ -228,9 +228,9 @@ def _fitting(kind: str, entries: Iterable[registry.Entry], query: Any) -> list[r
 
 
 def _load_format(config: Config, path: str) -> str:
-    """Return the load format's name; where "auto" does not know the files, a package's that does.
+    """Return the load format's name. If "auto" does not know the files, another package may.
 
-    Packages are asked last, and "auto" stays where none fits: it says what is missing.
+    Other packages are tried last. If none fits, "auto" stays and reports what is missing.
     """
     asked = config.load.load_format
     if asked not in NO_CHOICE:
@@ -249,10 +249,9 @@ def _load_format(config: Config, path: str) -> str:
 
 
 def select_load_format(config: Config, path: str) -> Selection:
-    """Return the load format for the weights at `path`, with the options of the flags that can give
-    them.
+    """Return the load format for the weights at `path`, with options from flags.
 
-    Raises: ConfigError for an option that the format does not have, naming the flag.
+    Raises: ConfigError naming the flag, for an option that the format does not have.
     """
     given = config.load.model_loader_extra_config
     options = {**config.plugin.options_of("load_format"), **given}
@@ -276,9 +275,9 @@ def select_load_format(config: Config, path: str) -> Selection:
 
 
 def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -> None:
-    """Lay a flag's value over the options of the load format, unless it is the default.
+    """Set a load-format option from a flag, unless the flag has its default.
 
-    Mutates: options. Raises: ConfigError when the option is given as well and says otherwise.
+    Mutates: options. Raises: ConfigError if the option is given too, with another value.
     """
     option, _ = _READER_FLAGS[field]
     if not config.is_given(field):
@@ -299,7 +298,8 @@ def _told(value: Any) -> str:
 
 
 def _places(config: Config) -> dict[str, str]:
-    """Return where torch.save files are read to. Raises: ConfigError for what is not a device."""
+    """Return the devices that torch.save files are loaded to. Raises: ConfigError for an invalid
+    one."""
     places = dict(config.load.pt_load_map_location)
     for stored, device in places.items():
         if not isinstance(device, str):
@@ -313,7 +313,7 @@ def _places(config: Config) -> dict[str, str]:
 
 @contextmanager
 def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]:
-    """Let errors about these options name the flag that gave them."""
+    """Make errors about these options name the flag that gave them."""
     try:
         yield
     except ConfigError as error:
@@ -331,15 +331,15 @@ def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
 
 
 def select_router(config: Config) -> Selection:
-    """Return the router of several engines."""
+    """Return the router that distributes requests over several engines."""
     options = config.plugin.options_of("router")
     name = config.parallel.data_parallel_router
     return select("router", name, where="--data-parallel-router", options=options)
 
 
 def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int = 1) -> Selection:
-    """Return the executor that is named; else the platform's or the kind's default for one rank,
-    and a process for each of several."""
+    """Return the executor that is named. By default, one rank uses the platform's or the kind's
+    executor, and several ranks use one process each."""
     spec = config.parallel.distributed_executor_backend
     usual = defaults.executor or registry.KINDS["executor"].default
     if num_ranks > 1:
@@ -361,7 +361,7 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
 
 
 def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
-    """Return the platform's worker, or the one asked for."""
+    """Return the requested worker, or the platform's."""
     spec = config.parallel.worker_cls
     options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
     name = defaults.worker if spec in NO_CHOICE else spec
@@ -370,9 +370,9 @@ def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
 
 
 def select_logits_processors(config: Config) -> tuple[Selection, ...]:
-    """Return dovetail's own processors, all installed ones, and those named by the flag.
+    """Return dovetail's own processors, all installed ones, and those that the flag names.
 
-    An installed one that is broken is left out with a warning, since it was not asked for.
+    A broken installed one is left out with a warning, since the user did not request it.
     """
     options = config.plugin.options_of("logits_processor")
     chosen: dict[str, Selection] = {}
@@ -390,7 +390,7 @@ def select_logits_processors(config: Config) -> tuple[Selection, ...]:
 
 
 def select_stat_loggers(config: Config) -> tuple[Selection, ...]:
-    """Return the receivers of statistics and traces. Raises: ConfigError, PluginError"""
+    """Return the stat loggers, including those for traces. Raises: ConfigError, PluginError"""
     flags_about = {stat_loggers.TRACES: stat_loggers.TRACES_FLAG}
     return tuple(
         select("stat_logger", name, where=flags_about.get(name, "--stat-loggers"), options=options)

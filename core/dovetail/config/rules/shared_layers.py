@@ -1,4 +1,4 @@
-"""Layers that read another layer's KV cache: whether tokens that nobody draws after pass them."""
+"""Layers that reuse another layer's KV cache: whether prompt tokens skip them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CAPABILITY = "leaves_out_tokens"
 
 
 def leaves_out_tokens(config: Config, model: ModelSpec, plugin: Selection) -> bool:
-    """Return whether prompt tokens are left out of such layers, as the flag asks; a log line says
-    why it changes nothing."""
+    """Return whether prompt tokens skip such layers, as the flag requests. If it has no effect, the
+    reason is logged."""
     if not config.cache.kv_sharing_fast_prefill:
         return False
     if model.cache is None or not model.cache.has_shared:

@@ -1,4 +1,4 @@
-"""Speculation resolved: --speculative-config becomes a DraftSpec and an acceptance."""
+"""Speculative decoding: --speculative-config becomes a DraftSpec and an acceptance."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from dovetail.registry.options import option_types
 log = logging.getLogger(__name__)
 DEFAULT_DRAFT_TOKENS = 4
 DRAFTS_BESIDE_STATES = 16
-"""With more requests nothing is drafted for a model that keeps states, unless the flag says so."""
+"""Default limit of requests for drafting with a model that has recurrent states."""
 _RANKS = "draft_tensor_parallel_size"
 
 
 def draft_spec(
     config: Config, model: ModelSpec, schedule: ScheduleSpec, scheduler: Selection
 ) -> DraftSpec | None:
-    """Return the drafter and how many tokens it drafts, or None without speculation. Raises:
-    ConfigError."""
+    """Return the drafter and its draft length, or None without speculation. Raises: ConfigError."""
     tell_unused(config)
     keys = draft_keys(config)
     if keys is None:
@@ -72,8 +71,8 @@ def draft_spec(
 
 
 def check_states(config: Config, model: ModelSpec) -> None:
-    """Raise ConfigError where drafts were asked for of a model that keeps states in a pipeline: its
-    first stages do not see in time which drafts came true."""
+    """Raise ConfigError for drafts with recurrent states in a pipeline: its first stages do not
+    learn in time which drafts were accepted."""
     num_stages = config.parallel.pipeline_parallel_size
     if draft_keys(config) is None or not _keeps_states(model) or num_stages == 1:
         return
@@ -90,8 +89,8 @@ def _keeps_states(model: ModelSpec) -> bool:
 
 
 def _pause_above(config: Config, model: ModelSpec, asked: Asked, keys: DraftKeys) -> int | None:
-    """Return with how many requests drafting pauses: there are defaults for the demo model's own
-    drafters, and for states, of which there must be room for one a draft."""
+    """Return the number of requests above which drafting pauses. The demo model's own drafters have
+    a default, and so have recurrent states, which need room for one state per draft."""
     if keys.disable_by_batch_size is None and _keeps_states(model):
         return DRAFTS_BESIDE_STATES
     if keys.disable_by_batch_size is None and _is_bundled(config, keys, asked.drafter.name):
@@ -100,21 +99,21 @@ def _pause_above(config: Config, model: ModelSpec, asked: Asked, keys: DraftKeys
 
 
 def _is_bundled(config: Config, keys: DraftKeys, method: str) -> bool:
-    """Return whether the drafter is one that the demo model brings along."""
+    """Return whether the drafter is one that comes with the demo model."""
     is_demo = config.model.model in (None, str(DEMO_PATH))
     return is_demo and keys.checkpoint.model is None and method in bundled_drafts()
 
 
 def _usual_tokens(config: Config, keys: DraftKeys, method: str) -> int:
-    """Return how long drafts may be where the flag does not say."""
+    """Return the default draft length."""
     if _is_bundled(config, keys, method):
         return DRAFT_TOKENS.get(method, DEFAULT_DRAFT_TOKENS)
     return DEFAULT_DRAFT_TOKENS
 
 
 def asked_drafter(config: Config) -> Asked | None:
-    """Return the drafter that was asked for, every key of the flag checked; None without one.
-    Raises: ConfigError."""
+    """Return the requested drafter, with every key of the flag checked; None without one. Raises:
+    ConfigError."""
     keys = draft_keys(config)
     if keys is None:
         return None
@@ -134,7 +133,7 @@ def asked_drafter(config: Config) -> Asked | None:
 
 
 def acceptance_of(config: Config) -> Selection | None:
-    """Return what decides on drafts, or None without speculation. Raises: ConfigError"""
+    """Return what accepts drafts, or None without speculation. Raises: ConfigError"""
     keys = draft_keys(config)
     if keys is None:
         return None
@@ -155,8 +154,8 @@ def acceptance_of(config: Config) -> Selection | None:
 
 
 def _method(config: Config, keys: DraftKeys) -> str:
-    """Return the drafter's name: the one given, or the one that the draft model's checkpoint is
-    for. Raises: ConfigError"""
+    """Return the drafter's name: the given one, or the one for the draft model's checkpoint.
+    Raises: ConfigError"""
     model = keys.checkpoint.model
     if keys.method is not None:
         return keys.method
@@ -177,7 +176,7 @@ def _method(config: Config, keys: DraftKeys) -> str:
 def draft_folder(
     config: Config, checkpoint: DraftCheckpoint, *, needs_weights: bool = False
 ) -> Path:
-    """Return the folder of the draft model, fetched where it is not here. Raises: ConfigError"""
+    """Return the folder of the draft model, fetched if it is missing. Raises: ConfigError"""
     load = config.load
     hub = Hub(
         cache=load.download_dir, token=config.model.hf_token, is_modelscope=load.use_modelscope

@@ -1,4 +1,4 @@
-"""Stages: how many layers each stage of a pipeline has, and whether all plugins know stages."""
+"""Pipeline stages: the number of layers in each, and whether all plugins support stages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dovetail.interfaces.spec import ModelSpec, RankSpec, Selection
 
 FLAG, SPLIT = "--pipeline-parallel-size", "--pipeline-layer-split"
 MODEL_WORD, TENSOR_WORD = "pipeline_parallel", "tensor_parallel"
-"""Capabilities of a model: it can be divided into stages, and each of its layers over ranks."""
+"""Capabilities of a model: it can be divided into stages, and each layer over ranks."""
 WORDS = {"scheduler": "pipeline", "executor": "stages", "worker": "stages"}
-"""The same of other plugins, by kind."""
+"""The corresponding capability of other plugins, by kind."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -38,14 +38,14 @@ def staged(rank: RankSpec, config: Config, model: ModelSpec) -> RankSpec:
 
 
 def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage. What is over goes to the first ones: the last has the head,
-    too."""
+    """Return the layers of each stage. The first ones get the remainder, since the last also has
+    the head."""
     each, over = divmod(num_layers, num_stages)
     return tuple(each + (stage < over) for stage in range(num_stages))
 
 
 def _split(text: str, num_stages: int, num_layers: int) -> tuple[int, ...]:
-    """Return the split that was written down. Raises: ConfigError"""
+    """Return the split given as text. Raises: ConfigError"""
     words = text.replace(" ", "").split(",")
     counts = tuple(int(word) if word.isdecimal() and len(word) < 7 else 0 for word in words)
     usual = ",".join(map(str, even_split(num_layers, min(num_stages, num_layers))))
@@ -77,7 +77,7 @@ def check_model(plugin: Selection, rank: RankSpec) -> None:
 
 
 def check_sources(model: ModelSpec, rank: RankSpec) -> None:
-    """Raise ConfigError where a layer reads the keys and values of one on another stage."""
+    """Raise ConfigError if a layer reads the keys and values of a layer on another stage."""
     sources = () if model.cache is None else model.cache.sources
     for stage in range(rank.num_stages if sources else 0):
         own = msgspec.structs.replace(rank, stage=stage).layers(model.num_layers)
@@ -93,7 +93,7 @@ def check_sources(model: ModelSpec, rank: RankSpec) -> None:
 
 
 def check_parts(rank: RankSpec, *plugins: Selection) -> None:
-    """Raise ConfigError for a scheduler, executor or worker that knows no stages."""
+    """Raise ConfigError for a scheduler, executor or worker that does not support stages."""
     for plugin in plugins if rank.num_stages > 1 else ():
         word = WORDS[plugin.kind]
         if word not in registry.load_selection(plugin).capabilities:
@@ -105,8 +105,8 @@ def check_parts(rank: RankSpec, *plugins: Selection) -> None:
 
 
 def largest_stage(model: ModelSpec, rank: RankSpec) -> ModelSpec:
-    """Return the model as the KV cache of a stage sees it: of each kind of attention as many layers
-    as the stage with the most of them has."""
+    """Return the model as a stage's KV cache sees it: for each type of attention, the maximum
+    number of layers in any stage."""
     if rank.num_stages == 1:
         return model
     kinds, num_layers, cache = _kinds(model), model.num_layers, model.cache
@@ -122,7 +122,7 @@ def largest_stage(model: ModelSpec, rank: RankSpec) -> ModelSpec:
 
 
 def _kinds(model: ModelSpec) -> list[str]:
-    """Return each layer's kind of attention, full where config.json does not say."""
+    """Return each layer's type of attention; full if config.json does not say."""
     kinds, pattern = (model.hf_config.get(k) for k in ("layer_types", "sliding_window_pattern"))
     if isinstance(kinds, list) and len(kinds) == model.num_layers:
         return [str(kind) for kind in kinds]

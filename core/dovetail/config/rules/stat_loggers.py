@@ -1,6 +1,6 @@
-"""Who receives the engine's numbers, with which options: log line, metrics, traces.
+"""Stat loggers that receive the engine's statistics, with options: log line, metrics, traces.
 
-Knows the names of dovetail's own stat loggers, since flags of their own are about them.
+Knows the names of dovetail's own stat loggers, since some flags concern only them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 
 
 def stat_loggers(config: Config) -> dict[str, dict[str, Any]]:
-    """Return name -> options of every receiver. Raises: ConfigError"""
+    """Return name -> options of every stat logger. Raises: ConfigError"""
     section = config.observability
     names = [n for n in section.stat_loggers if not (n == LOG and section.disable_log_stats)]
     if section.otlp_traces_endpoint:
@@ -42,14 +42,14 @@ def stat_loggers(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def trace_parts(config: Config) -> set[str]:
-    """Return the parts whose time is added up for every request: "model", "worker"."""
+    """Return the parts that are timed for every request: "model", "worker"."""
     names = config.observability.collect_detailed_traces
     values = (registry.value_of("trace_module", name) for name in names)
     return {part for parts in values for part in parts}
 
 
 def traces_url(endpoint: str) -> str:
-    """Return where spans are sent, for "host:port" or a URL. Raises: ConfigError"""
+    """Return the URL to send spans to, for "host:port" or a URL. Raises: ConfigError"""
     _check_protocol()
     text = endpoint if "://" in endpoint else f"http://{endpoint}"
     try:
@@ -83,7 +83,7 @@ def _check_protocol() -> None:
 
 
 def _receiver(options: dict[str, dict[str, Any]], name: str, where: str) -> dict[str, Any]:
-    """Return the options of a receiver that a flag is about. Raises: ConfigError without it."""
+    """Return the options of a stat logger that a flag concerns. Raises: ConfigError without it."""
     if name in options:
         return options[name]
     fix = f"add {TRACES_FLAG}." if name == TRACES else f"add {name} to --stat-loggers."
@@ -93,7 +93,7 @@ def _receiver(options: dict[str, dict[str, Any]], name: str, where: str) -> dict
 def _check_version(text: str) -> None:
     """Raise ConfigError unless the text is a version.
 
-    All metrics that are hidden were hidden at once, so every version shows them all.
+    All hidden metrics were hidden in the same version, so any version shows all of them.
     """
     if _VERSION.fullmatch(text) is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""--structured-outputs-config resolved: which backends there are, and the bounds of compiling."""
+"""--structured-outputs-config: the backends to use, and the limits of compiling."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ KEYS: dict[str, type[Any]] = {
 def structured_output_spec(
     config: Config, model: ModelSpec, tokenizer: Selection, tokenizer_path: str
 ) -> StructuredOutputSpec | None:
-    """Return how answers are constrained, or None where no backend is installed.
+    """Return how answers are constrained, or None if no backend is installed.
 
-    Raises: ConfigError for an unknown key, PluginError for a backend named in vain.
+    Raises: ConfigError for an unknown key, PluginError for a backend that is not available.
     """
     settings = {
         k.replace("-", "_"): v for k, v in config.structured.structured_outputs_config.items()
@@ -67,8 +67,8 @@ def structured_output_spec(
 def _backends(
     words: str, chosen: Selection | None, options: Mapping[str, Any]
 ) -> tuple[Selection, ...]:
-    """Return the backends that requests may use: those named, else all that work here, and the one
-    that is chosen for all."""
+    """Return the backends that requests may use: the named ones, else all that work here, and the
+    one that is chosen for all."""
     allowed = [name.strip() for name in words.split(",") if name.strip()]
     where = f"{FLAG}.backends"
     found = [select(KIND, name, where=where, options=options) for name in dict.fromkeys(allowed)]
@@ -79,10 +79,10 @@ def _backends(
 
 
 def _working(options: Mapping[str, Any]) -> Iterator[Selection]:
-    """Yield the registered backends that can be used on this machine."""
+    """Yield the registered backends that work on this machine."""
     for name in registry.names(KIND):
         try:
             registry.load(KIND, name)
         except PluginError:
-            continue  # its package is not installed; `dovetail plugins list` says so
+            continue  # its package is not installed, as `dovetail plugins list` says
         yield select(KIND, name, options=options)

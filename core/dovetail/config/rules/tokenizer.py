@@ -1,4 +1,4 @@
-"""The tokenizer: where its files lie, the plugin that reads them, the code that it may run."""
+"""The tokenizer: its files, the plugin that reads them, and the code that it may run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dovetail.interfaces.spec import Selection
 
 
 def tokenizer_path(config: Config, model_path: Path, hub: Hub) -> Path:
-    """Return the folder of the tokenizer, or a file that holds the whole model. Raises: ConfigError
-    where there is none"""
+    """Return the folder of the tokenizer, or a file that contains the whole model. Raises:
+    ConfigError if there is none"""
     section = config.model
     if section.skip_tokenizer_init:
         return model_path
@@ -28,7 +28,7 @@ def tokenizer_path(config: Config, model_path: Path, hub: Hub) -> Path:
 
 
 def select_tokenizer(config: Config, path: Path, hub: Hub) -> Selection:
-    """Return the plugin that reads a path, with the code that it may run. Raises: ConfigError"""
+    """Return the tokenizer plugin for a path, with the code that it may run. Raises: ConfigError"""
     if config.model.skip_tokenizer_init:
         return selections.no_tokenizer(config)
     options = config.plugin.options_of("tokenizer")

@@ -1,4 +1,4 @@
-"""Which classes of checkpoints transformers knows, read from its source without importing it."""
+"""Model classes that transformers knows, read from its source without importing it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MEDIA = (
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 )
-"""Mappings with classes that take images or sound beside text; some of theirs take text alone."""
+"""Mappings with classes that take images or sound in addition to text; some take only text."""
 WIDER = "ForConditionalGeneration"
-"""End of the names of classes that take more than text, or another text."""
+"""Suffix of classes that take more than text, or an additional text."""
 PAGE = "docs/reference/architectures.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownClasses:
-    """`causal` generate text from text, by the model types `causal_types`; `every` holds those of
-    all other tasks too. Models of the `masked_types` see tokens that come later, those of `media`
+    """`causal` classes generate text from text; `causal_types` are their model types. `every`
+    contains the classes of all tasks. Models of `masked_types` see later tokens. Classes in `media`
     may take images or sound."""
 
     causal: frozenset[str] = frozenset()
@@ -34,20 +34,20 @@ class KnownClasses:
     every: frozenset[str] = frozenset()
 
     def has_text_part(self, architecture: str, text_type: str, model_type: str = "") -> bool:
-        """Return whether a class takes images or sound beside text, and its text part (of the model
-        type that its text settings name, or of its own) is one that generates text."""
+        """Return whether a class takes images or sound in addition to text, and its text part
+        generates text. That part's type is the one in its text settings, or the model's own."""
         is_wider = architecture in self.every and architecture.endswith(WIDER)
         return is_wider and bool({text_type, model_type} & self.causal_types)
 
     def has_decoder(self, architecture: str, model_type: str) -> bool:
-        """Return whether a class is a decoder's for something else than generating."""
+        """Return whether a class is a decoder for another task than generating."""
         is_causal = model_type in self.causal_types - self.masked_types
         return is_causal and architecture in self.every
 
 
 @cache
 def known_classes() -> KnownClasses:
-    """Return the classes of the installed transformers, none without it."""
+    """Return the classes of the installed transformers; empty without it."""
     spec = util.find_spec("transformers")
     if spec is None or spec.origin is None:
         return KnownClasses()
@@ -76,7 +76,7 @@ def known_classes() -> KnownClasses:
 
 
 def _pairs(mapping: ast.expr) -> list[tuple[str, str]]:
-    """Return types and classes of a mapping that stands in the source as pairs of texts."""
+    """Return (type, class) pairs of a mapping that the source writes as pairs of strings."""
     pairs: list[tuple[str, str]] = []
     for pair in ast.walk(mapping):
         if not isinstance(pair, ast.Tuple) or len(pair.elts) != 2:

@@ -1,7 +1,7 @@
-"""Drafters beside the model: which checkpoint they are of, and whether it fits the model's.
+"""Drafters on the worker: their checkpoint, and whether it fits the model.
 
-Reads the keys of --speculative-config that say where the drafter's checkpoint lies and how it is
-loaded. Imports no torch; knows no drafter by name.
+Reads the keys of --speculative-config about the drafter's checkpoint and its loading. Imports no
+torch; knows no drafter by name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SAMPLE_METHODS = ("greedy", "probabilistic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A drafter that was asked for, and what else the flag says."""
+    """A requested drafter, with the other settings of the flag."""
 
     drafter: Selection
     max_tokens: int
@@ -51,7 +51,7 @@ class Asked:
 
 
 def runs_on_worker(plugin: type[Any]) -> bool:
-    """Return whether a drafter plugin runs beside the model."""
+    """Return whether a drafter plugin runs on the worker."""
     return issubclass(plugin, WorkerDrafter)
 
 
@@ -94,7 +94,7 @@ def worker_drafts(
 
 
 def draft_bytes(drafts: WorkerDraftSpec | None, kv_dtype: str, tensor_size: int) -> int:
-    """Return the bytes that a drafter's layers keep of one token on each rank."""
+    """Return the bytes that a drafter's layers cache per token on each rank."""
     if drafts is None:
         return 0
     model = drafts.model
@@ -109,8 +109,8 @@ def draft_bytes(drafts: WorkerDraftSpec | None, kv_dtype: str, tensor_size: int)
 def _model_plugin(
     config: Config, plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec
 ) -> Selection | None:
-    """Return the model plugin of the class that a drafter's settings name, if there is one.
-    Raises: UnknownPlugin for a whole model of a class that is not known"""
+    """Return the model plugin for the class in a drafter's settings, if they name one. Raises:
+    UnknownPlugin for a whole model of an unknown class"""
     if "own_weights" in plugin.capabilities:
         return selections.select_model(config, target)
     name = registered(model.architecture)
@@ -121,7 +121,7 @@ def _model_plugin(
 
 
 def _check_place(config: Config) -> None:
-    """Raise ConfigError for engines in which no rank sees all of a step."""
+    """Raise ConfigError for engines in which no rank sees a whole step."""
     parallel = config.parallel
     for size, flag in (
         (parallel.pipeline_parallel_size, "--pipeline-parallel-size"),
@@ -146,7 +146,7 @@ def _model(
     """Return the facts of the drafter's checkpoint. Raises: ConfigError"""
     folder = _folder(config, plugin, settings, target, hub)
     raw = read_settings(folder)
-    if "own_weights" in plugin.capabilities:  # with what the flags have changed
+    if "own_weights" in plugin.capabilities:  # includes changes by flags
         raw = {**raw, **target.hf_config}
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
     requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
@@ -164,7 +164,7 @@ def _folder(
     target: ModelSpec,
     hub: Hub,
 ) -> Path:
-    """Return where the drafter's checkpoint lies. Raises: ConfigError"""
+    """Return the folder of the drafter's checkpoint. Raises: ConfigError"""
     where, name = f"{FLAG}.model", settings.get("model")
     if "own_weights" in plugin.capabilities:
         if name is not None:
@@ -198,7 +198,7 @@ def _folder(
 
 
 def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec) -> None:
-    """Raise ConfigError unless the drafter's tokens and hidden states are the model's."""
+    """Raise ConfigError unless the drafter's vocabulary and hidden size fit the model's."""
     if model.vocab_size != target.vocab_size:
         raise ConfigError(
             f"the drafter has a vocabulary of {model.vocab_size} tokens, and the model one of "
@@ -218,13 +218,13 @@ def _check_fit(plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec)
 
 
 def _check_tokens(draft: Path, target: Path) -> None:
-    """Raise ConfigError where both have a tokenizer.json and a number means another token in it."""
+    """Raise ConfigError if both have a tokenizer.json and an id means another token in it."""
     files = draft / "tokenizer.json", target / "tokenizer.json"
     if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
         return
     ours, theirs = (read_json(file).get("model", {}).get("vocab") for file in files)
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
-        return  # pieces with scores, which the sizes speak for
+        return  # pieces with scores: only their number is compared
     differing = next((token for token, number in theirs.items() if ours.get(token) != number), None)
     if differing is not None:
         raise ConfigError(
@@ -254,7 +254,7 @@ def _is_divided(config: Config, settings: Mapping[str, Any], plugin: type[Worker
 
 
 def _is_sampled(settings: Mapping[str, Any]) -> bool:
-    """Return whether drafts are sampled, not the drafter's most likely tokens. Raises:
+    """Return whether drafts are sampled instead of taking the most likely tokens. Raises:
     ConfigError"""
     asked = settings.get("draft_sample_method")
     if asked not in (None, *SAMPLE_METHODS):
@@ -267,7 +267,7 @@ def _is_sampled(settings: Mapping[str, Any]) -> bool:
 
 
 def _load_format(config: Config, path: str, *, is_own: bool) -> Selection:
-    """Return what reads the drafter's weights: the flags' choice is about the model's."""
+    """Return the load format for the drafter's weights; the flags concern the model's weights."""
     if is_own or config.load.load_format == "dummy":
         return selections.select_load_format(config, path)
     load = replace(config.load, load_format="auto", model_loader_extra_config={})
@@ -280,12 +280,12 @@ def _longest(
     model: ModelSpec,
     schedule: ScheduleSpec,
 ) -> int:
-    """Return the most tokens that a row may have to be drafted. Raises: ConfigError"""
+    """Return the maximum number of tokens of a row that is drafted. Raises: ConfigError"""
     key = f"{FLAG}.max_model_len"
     asked = settings.get("max_model_len")
     length: int = schedule.max_model_tokens if asked is None else convert(asked, int, key)
     if length < 1:
         raise ConfigError(f"{length} is out of range.", where=key, fix="give at least 1.")
-    if "whole_model" in plugin.capabilities:  # heads go wherever the model goes
+    if "whole_model" in plugin.capabilities:  # heads have no limit of their own
         length = min(length, checkpoint_tokens(model))
     return min(length, schedule.max_model_tokens)

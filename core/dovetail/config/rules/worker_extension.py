@@ -1,4 +1,4 @@
-"""The class whose methods are added to every rank's worker. Ranks import it, not this process."""
+"""The class with methods to add to every rank's worker. Ranks import it, not this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLAG = "--worker-extension-cls"
 def worker_extension(config: Config) -> str:
     """Return the class as "package.module:Class" or "/path/file.py:Class"; "" without one.
 
-    Raises: ConfigError for what names no class
+    Raises: ConfigError for text that names no class
     """
     given = config.parallel.worker_extension_cls
     if not given:

@@ -1,1 +1,1 @@
-"""What can be asked for: one dataclass per section of flags, and what a flag is."""
+"""Settings: one dataclass per section of flags, and the definition of a flag."""

@@ -1,4 +1,4 @@
-"""AttentionConfig: which code attends over the paged cache."""
+"""AttentionConfig: the attention backend."""
 
 from __future__ import annotations
 

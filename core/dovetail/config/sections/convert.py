@@ -1,7 +1,7 @@
-"""Text, YAML values and Python values become the value of a flag, or an error that names it.
+"""Convert text, YAML values and Python values to the value of a flag, or raise an error naming it.
 
-Knows the value types of flags and their bounds; whether a plugin of that name exists is the
-registry's question and asked later.
+Knows the value types of flags and their bounds. Whether a plugin of that name exists is checked
+later, by the registry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SUFFIXES: dict[str, int] = {
 _HUMAN = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
 _PAIRS = re.compile(r"[\w-]+=[^=,{}\[\]\"]+(,[\w-]+=[^=,{}\[\]\"]+)*")
 _WORD = re.compile(r"(?!(true|false)$)[A-Za-z][\w:-]*|[.~]{0,2}/.*", re.IGNORECASE)
-"""What stands for itself where a JSON flag takes the value of its `key`: a word, a path."""
+"""Words and paths that a JSON flag with a `key` takes as plain text rather than JSON."""
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
@@ -53,7 +53,7 @@ def human_int(text: str) -> int:
 
 
 def from_value(flag: Flag, value: Any) -> Any:
-    """Return text, a YAML value or a Python value in the flag's own type, bounds checked.
+    """Return text, a YAML value or a Python value as the flag's own type, bounds checked.
 
     Raises: ConfigError naming the flag, what it takes and what it got.
     """
@@ -69,7 +69,7 @@ def from_value(flag: Flag, value: Any) -> Any:
 
 
 def _is_null(flag: Flag, value: Any) -> bool:
-    """Return whether a word means null: free text may well be "none", and so may a plugin."""
+    """Return whether a word means null. For free text and plugins, "none" may be a real value."""
     if not isinstance(value, str):
         return False
     if flag.value_type == "list":
@@ -80,7 +80,7 @@ def _is_null(flag: Flag, value: Any) -> bool:
 
 
 def _nothing(flag: Flag, value: Any) -> Any:
-    """Return the value that null stands for: None, or no items where that is the default. Raises:
+    """Return the value for null: None, or an empty list or object if that is the default. Raises:
     ConfigError."""
     if flag.is_optional:
         return None
@@ -173,7 +173,7 @@ def _dict(flag: Flag, value: Any) -> dict[str, Any]:
 
 
 def _json(flag: Flag, text: str) -> Any:
-    """Return a JSON value, or the object that "image=16,video=2" stands for."""
+    """Return a JSON value, or the object for pairs such as "image=16,video=2"."""
     if _PAIRS.fullmatch(text):
         return {key: scalar(item) for key, item in (p.split("=", 1) for p in text.split(","))}
     try:
@@ -207,7 +207,7 @@ _WANTED = {
 
 
 def wanted(flag: Flag) -> str:
-    """Return in words what the flag takes."""
+    """Return a description of the values that the flag takes."""
     words = [_WANTED[flag.value_type], *flag.meta.words]
     return " or ".join(words)
 
@@ -226,7 +226,7 @@ def _wrong(flag: Flag, value: Any) -> ConfigError:
 
 
 def bounds_text(flag: Flag) -> str:
-    """Return "from 0 to 1", "at least 1", "at most 9" or nothing."""
+    """Return "from 0 to 1", "at least 1", "at most 9" or ""."""
     low, high = (None if bound is None else f"{bound}" for bound in (flag.meta.ge, flag.meta.le))
     if low is not None and high is not None:
         return f"from {low} to {high}"
@@ -248,8 +248,7 @@ def _check_bounds(flag: Flag, value: Any) -> None:
 
 
 def scalar(text: str) -> Any:
-    """Return a value on the command line as it stands within JSON: parsed as JSON, else the text
-    itself."""
+    """Return a command-line value as JSON if it is valid JSON, else as text."""
     try:
         return json_value(text)
     except InvalidJson:
@@ -259,7 +258,7 @@ def scalar(text: str) -> Any:
 def set_path(into: dict[str, Any], path: str, value: Any) -> None:
     """Set a dotted key; a trailing + appends to a list (text is split at commas).
 
-    Mutates: into. Raises: ValueError when a key on the way holds no object.
+    Mutates: into. Raises: ValueError if a key on the path contains no object.
     """
     *parents, last = path.split(".")
     for key in parents:
@@ -277,7 +276,7 @@ def set_path(into: dict[str, Any], path: str, value: Any) -> None:
 
 
 def merge_deep(into: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Lay `more` over `into`, objects key by key. Mutates: into."""
+    """Merge `more` into `into`, objects key by key. Mutates: into."""
     for key, value in more.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             merge_deep(into[key], value)

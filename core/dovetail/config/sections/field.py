@@ -23,12 +23,12 @@ VALUE_TYPES = ("bool", "int", "float", "str", "list", "json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """The metadata of a field, beside its type and default.
+    """The metadata of a field, in addition to its type and default.
 
-    `kind` is the plugin kind whose entries are the choices. `words` maps a spelling such as
-    "auto" to the value it stands for. `default_note` replaces the default in help texts. `key` is
-    the entry of a JSON flag that a bare value sets. `bare` is the value of a flag that stands alone
-    (None: it cannot).
+    `kind` is the plugin kind whose entries are the choices. `words` maps a spelling such as "auto"
+    to the value that it means. `default_note` replaces the default in help texts. `key` is the
+    entry of a JSON flag that a bare value sets. `bare` is the value of a flag given without one
+    (None: a value is required).
     """
 
     help: str

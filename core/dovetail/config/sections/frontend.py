@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.config.sections.field import flag
 
 NO_PARSER = "none"
-"""The word that switches a parser off: without one, it is found in the chat template."""
+"""The word that disables a parser. By default, the chat template decides which one is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

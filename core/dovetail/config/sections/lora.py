@@ -1,4 +1,4 @@
-"""LoRAConfig: low-rank adapters beside the model."""
+"""LoRAConfig: low-rank adapters of the model."""
 
 from __future__ import annotations
 

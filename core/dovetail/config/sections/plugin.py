@@ -1,4 +1,4 @@
-"""PluginConfig: options handed to plugins."""
+"""PluginConfig: options that are passed to plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PluginConfig:
     )
 
     def options_of(self, kind: str) -> dict[str, Any]:
-        """Return the options given for one kind. Underscores and dashes in it are the same."""
+        """Return the options given for one kind, whether spelled with underscores or dashes."""
         for name, options in self.plugin_options.items():
             if name.replace("-", "_") == kind:
                 return dict(options) if isinstance(options, dict) else {}

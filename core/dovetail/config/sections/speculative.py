@@ -1,4 +1,4 @@
-"""SpeculativeConfig: whether and how tokens are guessed ahead of the model."""
+"""SpeculativeConfig: speculative decoding, which verifies several draft tokens in one step."""
 
 from __future__ import annotations
 

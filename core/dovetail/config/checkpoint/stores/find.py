@@ -1,6 +1,6 @@
-"""Every model on this machine, and the one of a name.
+"""Find all models on this machine, or one by name.
 
-Where two stores have a name, the first of them counts: the folders of --model-dir, the hub's cache,
+If two stores have a name, the first one wins: the folders of --model-dir, the hub's cache,
 ModelScope's, LM Studio, Ollama.
 """
 
@@ -23,7 +23,7 @@ from dovetail.config.checkpoint.weights_check import missing_files, weights_byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """Where models are looked for."""
+    """The places to search for models."""
 
     folders: tuple[Path, ...] = ()
     cache: Path = field(default_factory=hub_cache.cache_folder)
@@ -33,14 +33,14 @@ class Stores:
 
     @classmethod
     def of(cls, model_dirs: Sequence[str] = (), cache: str | None = None) -> Stores:
-        """Return the stores of --model-dir and --download-dir, and those of this machine."""
+        """Return the stores of --model-dir and --download-dir, and the usual stores."""
         return cls(
             folders=tuple(Path(folder).expanduser().absolute() for folder in model_dirs),
             cache=hub_cache.cache_folder(cache),
         )
 
     def all_models(self) -> Iterator[StoredModel]:
-        """Yield every model; a name that an earlier store has is not told again."""
+        """Yield every model; names that an earlier store has are skipped."""
         told: set[str] = set()
         for model in self._all():
             if model.name not in told:
@@ -60,18 +60,18 @@ class Stores:
             yield from ollama.models(self.ollama)
 
     def in_folders(self, name: str) -> StoredModel | None:
-        """Return the model of a name below a folder of --model-dir. Raises: ConfigError"""
+        """Return the model of this name in a folder of --model-dir. Raises: ConfigError"""
         return _first_in(self.folders, name, FOLDER)
 
     def in_cache(self, name: str, revision: str | None = None) -> StoredModel | None:
-        """Return the cached GGUF model that NAME:QUANT means. Raises: ConfigError"""
+        """Return the cached GGUF model for NAME:QUANT. Raises: ConfigError"""
         repo, _, quant = name.partition(":")
         folder = hub_cache.snapshot(self.cache, repo, revision) if quant else None
         path = hub_cache.find_quant(folder, name, quant) if folder is not None else None
         return None if path is None else _entry(name, path, HUB)
 
     def of_others(self, name: str) -> StoredModel | None:
-        """Return the model of a name that another program keeps. Raises: ConfigError"""
+        """Return the model of this name in another program's store. Raises: ConfigError"""
         repo, colon, quant = name.partition(":")
         kept = folders.modelscope_name(repo) + colon + quant
         found = _first_in([self.modelscope / "models"], kept, MODELSCOPE)

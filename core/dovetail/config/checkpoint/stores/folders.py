@@ -1,7 +1,7 @@
-"""Models in folders: those of --model-dir, and the stores of LM Studio and ModelScope, which are
-ordinary folders too.
+"""Models in ordinary folders: --model-dir, and the stores of LM Studio and ModelScope.
 
-A model is a folder with a config.json and weights, or GGUF files. Its name is its path inside.
+A model is a folder with a config.json and weights, or GGUF files. Its name is its relative path.
+
 Source of LM Studio's layout (models/PUBLISHER/MODEL/FILE): its documentation, "Import models"; of
 ModelScope's (models/ORG/MODEL, a dot written as three underscores): its client.
 """
@@ -26,13 +26,13 @@ from dovetail.config.checkpoint.weights_check import (
 )
 
 MAX_DEPTH = 3
-"""How many folders deep a model may lie."""
+"""Maximum depth of a model in folders."""
 _DOT = "___"
 _HOME_POINTER = ".lmstudio-home-pointer"
 
 
 def lm_studio_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the folders where LM Studio may keep its models; they need not exist."""
+    """Return the folders in which LM Studio may store models; they need not exist."""
     home = Path((os.environ if environ is None else environ).get("HOME") or "~").expanduser()
     pointer = home / _HOME_POINTER
     told = []
@@ -42,7 +42,7 @@ def lm_studio_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
 
 
 def modelscope_cache(given: str | None = None, environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of ModelScope's cache: one given, MODELSCOPE_CACHE, or the usual one."""
+    """Return ModelScope's cache folder: the given one, MODELSCOPE_CACHE, or the default."""
     environ = os.environ if environ is None else environ
     told = given or environ.get("MODELSCOPE_CACHE")
     if told:
@@ -52,13 +52,13 @@ def modelscope_cache(given: str | None = None, environ: Mapping[str, str] | None
 
 
 def modelscope_folder(name: str, revision: str | None = None, cache: str | None = None) -> Path:
-    """Return where a model of ModelScope lies, if it does; revisions have places of their own."""
+    """Return a ModelScope model's folder, which need not exist; each revision has its own."""
     place = "models" if revision is None else f"revisions/{quote(revision, safe='')}"
     return modelscope_cache(cache) / place / modelscope_name(name)
 
 
 def modelscope_name(name: str) -> str:
-    """Return a model's name as the folders of ModelScope's cache have it."""
+    """Return a model's name as written in ModelScope's cache folders."""
     return name.replace(".", _DOT)
 
 
@@ -69,7 +69,7 @@ def modelscope_models(cache: Path) -> Iterator[StoredModel]:
 
 
 def models(root: Path, store: str = FOLDER) -> Iterator[StoredModel]:
-    """Yield the models below a folder, by their paths inside it."""
+    """Yield the models in a folder and its subfolders, named by relative path."""
     yield from _models(root, root, store, MAX_DEPTH)
 
 
@@ -100,7 +100,7 @@ def _models(root: Path, folder: Path, store: str, depth: int) -> Iterator[Stored
 def _folders(folder: Path) -> Iterator[Path]:
     try:
         found = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    except OSError:  # another user's: nothing there can be served
+    except OSError:  # another user's folder: it cannot be served
         return
     yield from (entry for entry in found if entry.is_dir())
 
@@ -111,8 +111,8 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def find(root: Path, name: str) -> Path | None:
-    """Return the model of a name below a folder, None where there is none. Raises: ConfigError
-    where several could be meant"""
+    """Return the model of this name in a folder, None if there is none. Raises: ConfigError if
+    several match"""
     bare, _, quant = name.partition(":")
     if not bare or Path(bare).is_absolute() or ".." in Path(bare).parts:
         return None

@@ -1,8 +1,8 @@
-"""What the names of GGUF files say: which belong together, and how they are quantized.
+"""Names of GGUF files: which files form one model, and how it is quantized.
 
 Format: NAME-QUANT.gguf, divided ones NAME-QUANT-00001-of-00003.gguf; mmproj files turn images into
-vectors and are not models. Source: the naming convention in docs/gguf.md of ggml-org/ggml. Knows
-nothing of what is in them.
+vectors and are not models. Source: the naming convention in docs/gguf.md of ggml-org/ggml. Does not
+look into the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFiles:
-    """The files of one model, in their order; `stem` is their name without part and ending."""
+    """The files of one model, in order; `stem` is their name without part number and suffix."""
 
     stem: str
     label: str
@@ -31,13 +31,13 @@ class GgufFiles:
 
 
 def label_of(stem: str) -> str:
-    """Return the quantization in a file's name without ending, in capitals; "" for none."""
+    """Return the quantization in a file name without suffix, in capitals; "" if there is none."""
     found = _LABEL.search(stem)
     return found[1].upper() if found else ""
 
 
 def grouped(names: Iterable[str]) -> list[GgufFiles]:
-    """Return the models among files, by their names or paths; other files are passed over."""
+    """Return the models among these names or paths; other files are skipped."""
     parts: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePath(name)
@@ -53,7 +53,7 @@ def grouped(names: Iterable[str]) -> list[GgufFiles]:
 
 
 def models_below(folder: Path) -> list[GgufFiles]:
-    """Return the models in a folder and the folders below it, with paths relative to it."""
+    """Return the models in a folder and its subfolders, with relative paths."""
     found = (file.relative_to(folder).as_posix() for file in folder.rglob(f"*{ENDING}"))
     return grouped(found)
 
@@ -64,7 +64,7 @@ def bytes_of(folder: Path, model: GgufFiles) -> int:
 
 
 def named(models: Iterable[GgufFiles], quant: str) -> list[GgufFiles]:
-    """Return the models that a quantization or a file's name means, whatever its case."""
+    """Return the models with this quantization or file name, ignoring case."""
     wanted = quant.casefold().removesuffix(ENDING)
     return [
         one

@@ -1,7 +1,7 @@
-"""The cache of the Hugging Face hub, read as huggingface_hub lays it out.
+"""The cache of the Hugging Face hub, in huggingface_hub's layout.
 
-Format: models--ORG--NAME with refs (a branch's commit), snapshots (a folder for each commit, its
-files links) and blobs. Source: the guide "Understand caching" of huggingface_hub.
+Format: models--ORG--NAME with refs (a branch's commit), snapshots (a folder for each commit, with
+links as files) and blobs. Source: the guide "Understand caching" of huggingface_hub.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cache_folder(given: str | None = None, environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of the cache: the one given, or what HF_HUB_CACHE and HF_HOME say."""
+    """Return the cache folder: the given one, or that of HF_HUB_CACHE or HF_HOME."""
     environ = os.environ if environ is None else environ
     home = environ.get("HF_HOME") or str(
         Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
@@ -37,7 +37,7 @@ def cache_folder(given: str | None = None, environ: Mapping[str, str] | None = N
 
 
 def repo_folder(cache: Path, name: str) -> Path:
-    """Return where a model of the hub lies in the cache, if it does."""
+    """Return the cache folder of a hub model, which need not exist."""
     return cache / f"{_PREFIX}{name.replace('/', '--')}"
 
 
@@ -53,30 +53,30 @@ def snapshot(cache: Path, name: str, revision: str | None = None) -> Path | None
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit of which a folder is the snapshot, None unless it is one."""
+    """Return the commit of a snapshot folder, None if it is not one."""
     is_one = folder.parent.name == "snapshots" and is_commit(folder.name)
     return folder.name if is_one else None
 
 
 def blobs_of(folder: Path) -> Path | None:
-    """Return the folder that the links of a snapshot lead to, None where it is none."""
+    """Return the folder that a snapshot's links point to, None if it is not a snapshot."""
     return None if commit_of(folder) is None else folder.parent.parent / "blobs"
 
 
 def is_commit(revision: str | None) -> bool:
-    """Return whether a revision is the whole hash of a commit."""
+    """Return whether a revision is a full commit hash."""
     return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
 def names(cache: Path) -> Iterator[str]:
-    """Yield the names of the cached models, whole or not."""
+    """Yield the names of the cached models, complete or not."""
     for repo in sorted(cache.glob(f"{_PREFIX}*")):
         if repo.is_dir():
             yield repo.name.removeprefix(_PREFIX).replace("--", "/")
 
 
 def models(cache: Path) -> Iterator[StoredModel]:
-    """Yield the cached models: of one with GGUF files each quantization, by NAME:QUANT."""
+    """Yield the cached models; with GGUF files, one per quantization, as NAME:QUANT."""
     for name in names(cache):
         folder = snapshot(cache, name) or _any_snapshot(cache, name)
         if folder is None:
@@ -95,7 +95,7 @@ def models(cache: Path) -> Iterator[StoredModel]:
 
 
 def gguf_entries(name: str, folder: Path, store: str) -> Iterator[StoredModel]:
-    """Yield a folder's GGUF models, by NAME:QUANT, or NAME:FILE where no name says it alone."""
+    """Yield a folder's GGUF models as NAME:QUANT, or NAME:FILE if the quantization is ambiguous."""
     ggufs = models_below(folder)
     for one in ggufs:
         is_clear = bool(one.label) and len(named(ggufs, one.label)) == 1
@@ -110,9 +110,9 @@ def gguf_entries(name: str, folder: Path, store: str) -> Iterator[StoredModel]:
 
 
 def find_quant(folder: Path, name: str, quant: str) -> Path | None:
-    """Return the (first) GGUF file of a folder that a quantization means, None where there is none.
+    """Return a folder's (first) GGUF file of this quantization, None if there is none.
 
-    Raises: ConfigError where several could be meant
+    Raises: ConfigError if several match
     """
     found = named(models_below(folder), quant)
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Ollama's store, read as it is: manifests by name, and blobs by digest.
+"""Ollama's store, read in its own layout: manifests by name, and blobs by digest.
 
 Format: models/manifests/HOST/NAMESPACE/MODEL/TAG is JSON with `layers`, each with a `mediaType`, a
 `digest` and a `size`; the layer application/vnd.ollama.image.model is a GGUF file,
@@ -22,7 +22,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 def store_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder of the store, None for none: OLLAMA_MODELS, or the usual ones."""
+    """Return the store's folder: OLLAMA_MODELS, or the usual ones; None if there is none."""
     environ = os.environ if environ is None else environ
     told = environ.get("OLLAMA_MODELS")
     home = Path(environ.get("HOME") or "~").expanduser()
@@ -41,7 +41,7 @@ def models(store: Path) -> Iterator[StoredModel]:
 
 
 def find(store: Path, name: str) -> StoredModel | None:
-    """Return the model of a name, whose tag, namespace and host may be left out; or None."""
+    """Return the model of this name, or None. Tag, namespace and host may be left out."""
     bare, _, tag = name.partition(":")
     parts = bare.split("/")
     if not all(parts) or ".." in parts or "/" in tag or tag == ".." or len(parts) > 3:
@@ -59,7 +59,7 @@ def _name(place: tuple[str, ...]) -> str:
 
 
 def _stored(store: Path, manifest: Path, name: str) -> StoredModel | None:
-    """Return the model of a manifest, None where it is none or cannot be read."""
+    """Return the model of a manifest, None if it has no model or cannot be read."""
     content = _read(manifest)
     layers = _by_kind(content)
     weights = layers.get("model", [])
@@ -97,13 +97,13 @@ def _by_kind(manifest: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _blob(store: Path, layer: Mapping[str, Any]) -> Path:
-    """Return the file of a layer; what is not a digest names a file that is not there."""
+    """Return the file of a layer. For an invalid digest it is a path that does not exist."""
     digest = str(layer.get("digest", "")).replace(":", "-", 1)
     return store / "blobs" / (digest if digest.replace("-", "").isalnum() else "none")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a JSON object; {} for a file that is none."""
+    """Return a JSON object; {} if the file contains none."""
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             return {}

@@ -1,4 +1,4 @@
-"""StoredModel: one model that lies on this machine, and the name by which it is asked for."""
+"""StoredModel: one model on this machine, and the name that requests it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OLLAMA = "Ollama"
 class StoredModel:
     """`path` is what is served: a folder, or the (first) file that is a model.
 
-    `label` is how a GGUF file's name says that it is quantized. What another program tells of its
-    model stands in `family` and `label`. `fault` says why it cannot be served, if it cannot.
+    `label` is the quantization in a GGUF file's name. Another program's store states its models'
+    `family` and `label`. `fault` is the reason why the model cannot be served, if any.
     """
 
     name: str
