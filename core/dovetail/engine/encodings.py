@@ -134,7 +134,7 @@ class Encodings:
                     users.discard(request)
                 else:
                     users.add(request)
-                self._kept[place.key] = self._kept.pop(place.key)  # move to the end: most recently used
+                self._kept[place.key] = self._kept.pop(place.key)  # most recently used last
         self._go_on(encode)
         if not encode and not self._dropped:
             return plan
