@@ -321,7 +321,7 @@ class Adapters:
             self._forget(key)
 
     def _forget(self, key: str) -> None:
-        """Mutates: self"""
+        """Forget an adapter, its host copy and its slot. Mutates: self"""
         del self._known[key]
         self._content_keys.pop(key, None)
         self._num_virtual.pop(key, None)

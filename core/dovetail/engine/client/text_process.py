@@ -242,8 +242,8 @@ class _Lane:
     async def _read(
         self, worker: ChildChannel, job: TextJob, data: bytes, future: asyncio.Future[Answer]
     ) -> None:
-        """Run a job in the process, deliver its result, and rest. Mutates: future Raises:
-        IncompleteReadError, TimeoutError, OSError when the process ends"""
+        """Run a job in the process, deliver its result, and rest. Mutates: future
+        Raises: IncompleteReadError, TimeoutError, OSError if the process ends"""
         await worker.send(job, data)
         while (report := await self._report(worker)).result is None:
             await self._rest(report.worked_s)
