@@ -72,12 +72,12 @@ class StepOutput:
 
 
 class EngineCore:
-    """One engine. `num_steps` counts the results recorded."""
+    """One engine. `num_steps` counts the steps recorded so far."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
 
-        Raises: ConfigError when the spec asks for something that is not possible.
+        Raises: ConfigError if the spec asks for something impossible.
         """
         self.spec = spec
         self.num_steps = 0
@@ -427,7 +427,7 @@ class EngineCore:
         return self._encodings.take(plan, [requests[row.row] for row in plan.rows])
 
     def _participants(self, plan: StepPlan) -> tuple[Live, ...]:
-        """Return the requests in a step just planned."""
+        """Return the live requests in a step that was just planned."""
         rows = {row.row for row in plan.rows}
         return tuple(live for live in self._live.values() if live.request.row in rows)
 

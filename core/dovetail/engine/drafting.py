@@ -1,4 +1,4 @@
-"""Drafting: asks the drafter for draft tokens, as often as they are accepted.
+"""Drafting: when to request drafts and how long, depending on how many are accepted.
 
 Sets `draft_ids` of requests between two steps; the scheduler plans them and the runner verifies
 them. A drafter on the worker runs as part of the previous step, and `num_wanted_drafts` requests
@@ -39,7 +39,7 @@ FOREIGN = "an id outside the vocabulary"
 
 
 class _AdaptiveDraftLength:
-    """Adapts the maximum draft length of a request to how many draft tokens were accepted.
+    """Adapts a request's maximum draft length to how many draft tokens are accepted.
 
     Starts at the maximum. A draft without an accepted token is a miss and halves the length (at
     least 1). After the fourth miss in a row drafting pauses for one token, after the fifth for two,

@@ -167,7 +167,7 @@ class WakeUp(Operation[None], frozen=True, tag="wake_up"):
 
 
 class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"):
-    """Ask for the sleep status."""
+    """Return the sleep status."""
 
 
 class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
@@ -253,7 +253,7 @@ ToEngine = Hello | AddRequests | Abort | Call | Goodbye | Shutdown
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
-    """A part of the start-up is done."""
+    """A phase of the start-up has finished."""
 
     name: str
     duration_s: float
@@ -270,7 +270,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Start-up ended with an error."""
+    """The start-up has failed."""
 
     fault: Fault
 

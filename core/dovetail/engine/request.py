@@ -187,7 +187,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the request has its finish reason."""
+        """Return whether the request has finished."""
         return self.finish_reason is not None
 
     @property

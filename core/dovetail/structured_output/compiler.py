@@ -301,7 +301,7 @@ class ConstraintCompiler:
         return self._process
 
     async def _until_ready(self, pending: Coroutine[Any, Any, CompileResult]) -> None:
-        """Wait for a result that precedes the first constraint. Raises: RequestError"""
+        """Wait for the result of the start-up or of loading a backend. Raises: RequestError"""
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 result = await pending

@@ -32,7 +32,7 @@ from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
 
-# Extra time for an engine's answer after its workers' timeout, since it names those that hang.
+# Extra time for an engine's answer after its workers' timeout, to name the hanging ones.
 ANSWER_WAIT_S = 1.0
 
 

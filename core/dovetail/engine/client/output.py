@@ -92,7 +92,7 @@ class LiveRequest:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether every completion has its finish reason."""
+        """Return whether every completion has finished."""
         return all(child.finish_reason is not None for child in self.children)
 
     def unfinished_ids(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """BlockPool: owners of KV blocks, and the prefix index of used and free blocks.
 
-Contains only numbers: block ids, reference counts, and an index from (group, prefix hash) to block.
-Knows no requests or tokens. Block 0 is the null block: it is never allocated, and fills block-table
+Contains only numbers: block ids, reference counts, and an index from (group, prefix hash) to block;
+no requests or tokens. Block 0 is the null block: it is never allocated, and fills block-table
 entries without a block. Free blocks form an intrusive doubly linked list (`_next`, `_prev` over
 block ids, with 0 as the sentinel); blocks are taken from its head. A block with a hash is freed to
 the tail, so the least recently used prefix is evicted first. A block without one goes to the head,
@@ -37,7 +37,7 @@ class BlockPool:
         return self.num_blocks - 1
 
     def find(self, group: int, prefix_hash: bytes) -> int:
-        """Return the block that holds this prefix in this group, or the null block."""
+        """Return the block with this prefix in this group, or the null block."""
         return self._index[group].get(prefix_hash, NULL_BLOCK)
 
     def refs(self, block: int) -> int:

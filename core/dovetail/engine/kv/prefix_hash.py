@@ -81,7 +81,7 @@ class PrefixHasher:
         return parent if len(units) == 1 else b"".join(reversed(units))
 
     def extend(self, request: Hashable, num_blocks: int) -> list[bytes]:
-        """Return the request's hashes, at least `num_blocks` of them; its tokens are known.
+        """Return the request's hashes, at least `num_blocks` of them; their tokens must be known.
 
         Mutates: request.block_hashes
         """

@@ -1,7 +1,7 @@
 """Answer: parses an answer by its constraint, to find the JSON within it.
 
 An answer of several parts (a tag, then arguments) may have several parses at once, each called a
-reading. An item that is a duplicate in any reading counts as one, which is at most too strict.
+reading. An item counts as a duplicate if any reading says so, which may be too strict.
 """
 
 from __future__ import annotations
