@@ -1,7 +1,7 @@
 """EngineCore: runs the engine's steps. Each step plans, executes and records the results.
 
-Owns the executor, the KV block accounting, the scheduler and all requests. Knows nothing of
-sockets, text or tensors. Used by one thread only.
+Owns the executor, the KV block accounting, the scheduler and all requests. It handles no sockets,
+text or tensors, and is used by one thread only.
 """
 
 from __future__ import annotations

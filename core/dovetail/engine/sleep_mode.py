@@ -2,7 +2,7 @@
 
 Weights and KV cache go to sleep together and may be woken one by one; requests are accepted while
 both are awake. An engine that is about to sleep accepts no new requests, and sleeps once the last
-has ended. Knows nothing of messages or clients.
+has ended. It handles no messages.
 """
 
 from __future__ import annotations

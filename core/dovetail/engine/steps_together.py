@@ -1,8 +1,7 @@
 """StepsTogether: keeps engines that share experts at the same step count, through shared memory.
 
 Each engine counts the steps it has started. An engine with fewer than another must run a step
-without requests, since the other's tokens need its experts. No messages are needed. Knows nothing
-of models.
+without requests, since the other's tokens need its experts. No messages are needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detokenizer: converts one completion's tokens to text that is safe to show.
 
 Combines incremental detokenization with the search for stop strings, token by token. So the result
-does not depend on how many tokens arrive together. Knows no engine, and no finish reason other than
-a stop string.
+does not depend on how many tokens arrive together. Of all finish reasons, it only decides on stop
+strings.
 """
 
 from __future__ import annotations
