@@ -195,8 +195,7 @@ class Adapters:
             done.set_result(None)
 
     def _count_virtual(self, source: AdapterSource) -> Exception | None:
-        """Record an adapter's number of virtual tokens; return the error if that fails. Mutates:
-        self"""
+        """Record an adapter's virtual tokens; return the error if that fails. Mutates: self"""
         try:
             self._num_virtual[source.key] = self._count(source)
         except Exception as error:  # the method is a plugin
@@ -263,8 +262,7 @@ class Adapters:
         return msgspec.structs.replace(plan, adapters=moves, dropped_adapters=dropped)
 
     def empty_slots(self) -> None:
-        """Mark every slot as empty, since the ranks' contents are lost. No request may be running.
-        Mutates: self"""
+        """Mark all slots as empty: the ranks' contents are lost, no request runs. Mutates: self"""
         assert not any(self._holders.values()), "an adapter in use cannot be taken away"
         self._slots.clear()
         self._moves.clear()

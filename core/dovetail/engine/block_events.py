@@ -23,8 +23,7 @@ TOLD_GROUP = 0
 
 
 class BlockEvents:
-    """The events of engine number `engine`; `medium` is the memory of its cache. Used by one
-    thread."""
+    """The events of engine number `engine`; `medium` holds its cache. Used by one thread."""
 
     def __init__(
         self, publisher: KVEventPublisher, block_tokens: int, engine: int, medium: str = GPU

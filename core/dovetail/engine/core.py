@@ -63,8 +63,7 @@ STEP_ALONG, ORDERS_ALONE = -2, -3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """The results of a step. `is_stalled`: nothing could run, so an immediate second call is
-    useless."""
+    """The results of a step. `is_stalled`: nothing could run, so do not step again immediately."""
 
     updates: list[RequestUpdate]
     stats: StepStats | None = None

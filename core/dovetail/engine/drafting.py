@@ -269,8 +269,7 @@ class Drafting:
             self._rests_until = self._next_chance(requests, is_crowded)
 
     def _next_chance(self, requests: Sequence[RequestState], is_crowded: bool) -> int:
-        """Return the first step after which drafts may be requested again, unless a request starts
-        or ends."""
+        """Return the first step with new drafts, unless a request starts or ends before."""
         if is_crowded:
             return self._num_steps + PLAIN_EVERY
         if self._is_steady or not all(self._lengths[one.request_id].is_trying for one in requests):
@@ -360,8 +359,7 @@ class Drafting:
 
 
 def drafting_of(spec: EngineSpec, drafter: Drafter | None, counter: StepCounter) -> Drafting | None:
-    """Return the Drafting of an engine, None if drafting is off. `drafter` None: it runs on the
-    worker."""
+    """Return the engine's Drafting, or None. `drafter` None: it runs on the worker."""
     if spec.drafting is None:
         return None
     drafts = spec.run.drafts

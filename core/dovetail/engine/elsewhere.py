@@ -152,8 +152,7 @@ class Elsewhere:
         return True
 
     def ticket(self, request: RequestState, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the params with which another engine continues a request; None if not
-        requested."""
+        """Return params with which another engine continues a request, None if not requested."""
         if not params.get(FOR_PEER) or not self._spec.saves:
             return None
         size = self._block_tokens

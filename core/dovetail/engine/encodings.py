@@ -238,8 +238,7 @@ class Encodings:
 
     @property
     def _begun_rows(self) -> int:
-        """Return the rows that the pass in progress will occupy, unless this step already counts
-        them."""
+        """Return the rows that the pass in progress will need, unless this step counts them."""
         place = None if self._begun is None else self._begun.part.place
         return 0 if place is None or place.key in self._reserved else place.num_rows
 

@@ -154,8 +154,7 @@ def _reason(error: Exception) -> str:
 
 
 def _return(call: _PendingCall) -> Return:
-    """Return the message for a client whose call is done. Raises: errors that are not the caller's
-    fault."""
+    """Return the reply to a finished call. Raises: errors that are not the caller's fault"""
     error = call.done.exception()
     if error is None:
         return Return(call.call_id, call.done.result())

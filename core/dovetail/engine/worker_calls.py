@@ -148,8 +148,7 @@ def _callable(worker: Worker, method: str) -> Callable[..., Any]:
 
 
 def callable_names(worker: Worker) -> set[str]:
-    """Return the methods that may be called by name: public ones, except those of the worker's
-    lifecycle."""
+    """Return the methods callable by name: public ones that are not part of Worker itself."""
     kind = type(worker)
     names = set(dir(kind)) - set(dir(Worker))
     return {n for n in names if not n.startswith("_") and callable(getattr(kind, n))}

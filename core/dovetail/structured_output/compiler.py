@@ -264,8 +264,7 @@ class ConstraintCompiler:
             self._num_bytes -= len(gone[1]) + len(old)
 
     async def _compiled(self, job: Job, where: str) -> CompileResult:
-        """Return the result. Raises: RequestError, also for a constraint that takes too long;
-        Overloaded"""
+        """Return the result. Raises: RequestError, also if it takes too long; Overloaded"""
         process = await self._started(job.backend)
         try:
             limit_s = WALL_FACTOR * self.spec.compile_limit_s + SLACK_S
@@ -347,8 +346,7 @@ def _refusal(result: CompileResult, where: str) -> RequestError:
 
 
 def _written(constraint: Constraint, where: str) -> bytes:
-    """Return a constraint as bytes. Raises: RequestError if it is too long, too deep, or not
-    Unicode"""
+    """Return a constraint as bytes. Raises: RequestError if too long, too deep, or not Unicode"""
     try:
         data = encode_constraint(constraint)
     except UnicodeEncodeError as error:

@@ -47,8 +47,7 @@ class TooSlow(Exception):
 
 
 class FirstTokenProbe:
-    """Starts answers for one vocabulary, with the last allowed tokens, random ones, or the
-    longest."""
+    """Starts answers for one vocabulary, with the last, random or longest allowed tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

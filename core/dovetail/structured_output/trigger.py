@@ -23,8 +23,7 @@ class Trigger:
         self._extending_ids = self._extending(may_be_blank)
 
     def _extending(self, may_be_blank: bool) -> dict[int, np.ndarray]:
-        """Return the ids of tokens that extend beyond the trigger's end, by the number of trigger
-        bytes in them."""
+        """Return the tokens that extend beyond the trigger's end, by their trigger bytes."""
         tokens: dict[int, list[int]] = {}
         for size in range(1, len(self.text) + 1):
             tail = self.text[-size:]

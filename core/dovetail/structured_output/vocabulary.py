@@ -1,5 +1,4 @@
-"""vocabulary_of(tokenizer): the bytes of a model's tokens for backends, and the tokenization of
-texts."""
+"""vocabulary_of(tokenizer): a model's tokens as bytes, and the tokenization of texts."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer, end_token_ids
 
 LEADS = ("", "\x02", "\n", ".")
-"""Prefixes for tokenizing a text as a continuation, since some tokenizers add a space before the
-first word."""
+"""Prefixes for tokenizing a continuation: some tokenizers add a space before a first word."""
 SAMPLES = ("a", "{", '"', " a", "1")
 
 

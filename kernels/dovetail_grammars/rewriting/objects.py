@@ -321,8 +321,7 @@ def without_counts(node: Schema, context: Context) -> Any:
 
 
 def _sizes(count: int, least: int, most: int | None) -> list[int]:
-    """Return the possible numbers of optional names; without a maximum only the minimum, which is
-    sufficient."""
+    """Return the possible numbers of optional names; without a maximum just the minimum."""
     first = max(0, least)
     if most is None:
         return [first] if first <= count else []

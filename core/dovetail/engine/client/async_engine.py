@@ -472,8 +472,7 @@ class AsyncEngine(EngineOperations):
             await self.constraint_compiler.close()
 
     async def shutdown(self) -> None:
-        """Shut down the engines (or disconnect, if another process started them). May be called
-        twice."""
+        """Shut down the engines, or disconnect from another process's. May be called twice."""
         if self._is_shut_down:
             return
         self._is_shut_down = True

@@ -81,8 +81,8 @@ class EngineState:
 
 class EngineConnection:
     """The connection to the engine of `spec`. `number` is its index among the engines, from 0;
-    `host` is None if another process started it. With `is_elsewhere` it is on another machine, with
-    another clock."""
+    `host` is None if another process started it. `is_elsewhere`: on another machine, with its own
+    clock."""
 
     def __init__(
         self,

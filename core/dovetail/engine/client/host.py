@@ -45,8 +45,7 @@ class EngineHost(Protocol):
     end: ClientEnd
 
     def address_for(self, process: int) -> str | None:
-        """Return the address for API process number `process`, from 0; None if no other process can
-        connect."""
+        """Return the address for API process number `process`, from 0; None if there is none."""
 
     def hand_over(self) -> None:
         """Leave their connections to the other API processes once all have started."""
@@ -179,8 +178,7 @@ class EngineThread:
 def started(
     spec: EngineSpec, elsewhere: Sequence[EngineHost] = (), *, in_process: bool
 ) -> list[tuple[EngineSpec, EngineHost]]:
-    """Start all engines or none, in processes or threads; return them, followed by those that run
-    elsewhere."""
+    """Start all engines or none, in processes or threads; return them and then `elsewhere`."""
     hosts: list[EngineHost] = []
     specs = _meeting(spec.each())
     try:

@@ -169,8 +169,7 @@ class InputProcessor:
     def _read(
         self, prompt: Prompt, params: SamplingParams, vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[PromptPart, ...]]:
-        """Return the token ids to compute, those counted as the prompt, and the media. Raises:
-        RequestError"""
+        """Return the token ids to compute, the prompt's, and the media. Raises: RequestError"""
         encoder = self._encoder
         if encoder is None and isinstance(prompt, EncoderPrompt):
             raise RequestError(
@@ -325,8 +324,7 @@ class InputProcessor:
 
 
 def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
-    """Return the model's tokenizer or that of an adapter's folder. Raises: ConfigError naming the
-    file at fault."""
+    """Return the model's or an adapter folder's tokenizer. Raises: ConfigError naming the file"""
     tokenizer_class = registry.load_selection(spec.tokenizer)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")

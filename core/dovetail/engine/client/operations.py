@@ -44,8 +44,7 @@ class EngineOperations(ABC):
 
     @cached_property
     def _ended(self) -> asyncio.Event:
-        """Return the event that is set once no engine is alive, or the client has been shut
-        down."""
+        """Return the event that is set when all engines are dead or the client is shut down."""
         return asyncio.Event()
 
     async def wait_end(self) -> None:

@@ -55,8 +55,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingResult:
-    """One whole request. `error` is its error text, else None; with an error there are no
-    `outputs`."""
+    """One whole request. If `error` is not None, it failed with this text and has no outputs."""
 
     request_id: str
     prompt: str | None

@@ -152,8 +152,7 @@ class TextProcess:
 
 
 class _Lane:
-    """One process and its queue, shortest text first. It starts with the first job and stops after
-    an idle time."""
+    """One process and its queue, shortest text first. Started by a job, stopped when idle."""
 
     def __init__(self, boot: TextBoot, is_busy: Callable[[], bool]) -> None:
         self._boot = boot

@@ -42,8 +42,7 @@ PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instruction
 
 
 class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message. `is_patient`: the process works only while the processor is otherwise
-    idle."""
+    """The boot message. `is_patient`: the process only works while the processor is idle."""
 
     spec: EngineSpec
     is_patient: bool
@@ -107,8 +106,7 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A progress report: the processor time since the last report, and the job's result once it is
-    done."""
+    """A progress report: processor time since the last one, and the result once it is done."""
 
     worked_s: float
     result: TextResult | None = None

@@ -182,8 +182,7 @@ class KVCacheManager:
         return Found(num_cached=num_cached, num_blocks=num_found, starts=starts, hashes=hashes)
 
     def adopt(self, request: RequestState, found: Found, first: int) -> None:
-        """Register loaded blocks, numbered from `first` in the order of `found.blocks`. Mutates:
-        self"""
+        """Register blocks loaded in the order of `found.blocks`, from `first`. Mutates: self"""
         size = self._block_tokens
         tables: list[list[int | None]] = [[None] * found.num_blocks for _ in self._windows]
         for number, (group, index) in enumerate(found.blocks(), first):

@@ -64,8 +64,7 @@ _Part = _Json | _Text | _Loose | _Several | _Again
 
 
 class Reading(NamedTuple):
-    """The part being read (the rest of a text, a place in JSON, or loose text), and the parts after
-    it."""
+    """What is being read (rest of a text, place in JSON, or loose text), and the parts after it."""
 
     now: bytes | Place | _Loose
     rest: tuple[_Part, ...]
