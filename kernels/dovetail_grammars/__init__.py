@@ -1,6 +1,6 @@
-"""Regular expressions, JSON schemas and GBNF, read, rewritten and put into grammars.
+"""Reads and rewrites regular expressions, JSON schemas and GBNF, and makes grammars of them.
 
-A library beside the kernels: it knows nothing of dovetail, and needs nothing but Python.
-`rewriting.pipeline.rewritten` puts a JSON schema in few keywords, `json_grammar.JsonGrammar` makes
-rules of it, `regex.parse` reads a regular expression, `gbnf_reader.read_gbnf` a GBNF grammar.
+A library next to the kernels: it knows nothing of dovetail, and needs only Python.
+`rewriting.pipeline.rewritten` reduces a JSON schema to few keywords, `json_grammar.JsonGrammar`
+makes rules of it, `regex.parse` reads a regular expression, `gbnf_reader.read_gbnf` a GBNF grammar.
 """

@@ -1,8 +1,7 @@
-"""within_doubles(schema): a schema for a library that counts in doubles, which would take numbers
-beyond 2^53 for others.
+"""within_doubles(schema): a schema for libraries that use doubles, which are inexact beyond 2^53.
 
-Bounds are drawn in to numbers that are exact, so what is valid under the new schema is valid under
-the given one. Source: RFC 8259 (6), RFC 7493 (2.2).
+Bounds are narrowed to exact numbers, so what is valid under the new schema is valid under the given
+one. Source: RFC 8259 (6), RFC 7493 (2.2).
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from dovetail_grammars.schema import nodes
 
 EXACT = 2**53
 END = 2**63
-"""Bounds from here on are the ends of a type of integers, which generators write as bounds."""
+"""Bounds beyond this are the limits of an integer type, which generators write as bounds."""
 LEAST_WHOLE = 1024 - END
-"""The double next to the least integer of 64 bits."""
+"""The double next to the smallest 64-bit integer."""
 REACH = 10**18
-"""Bounds of decimals that are the ends of a type are drawn in to it."""
+"""Bounds of decimals that are the limits of a type are narrowed to this."""
 MAX_PLACES = 20
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def within_doubles(schema: Mapping[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
-    """Return a schema whose numbers are exact as doubles.
+    """Return a schema with numbers that are exact as doubles.
 
-    The ends of 64 bits are drawn in as bounds; with `is_drawn` all bounds beyond 2^53 are. Raises:
-    InvalidConstraint, with the pointer of a number for which that does not do
+    Bounds at 64-bit limits are narrowed; with `is_drawn` all bounds beyond 2^53 are. Raises:
+    InvalidConstraint, with the pointer of a number that cannot be narrowed
     """
     made: dict[str, Any] = copy.deepcopy(dict(schema))
     for pointer, node in list(nodes(made)):
@@ -64,10 +63,10 @@ def _beyond(pointer: str) -> InvalidConstraint:
 def _drawn(
     node: Mapping[str, Any], words: tuple[str, str], *, is_low: bool, is_drawn: bool
 ) -> int | None:
-    """Return an exact bound, not wider than one of a node beyond 2^53; None if there is none."""
+    """Return an exact bound, not wider than a node's beyond 2^53; None if there is none."""
     sign = -1 if is_low else 1
     is_whole = _is_whole(node)
-    most = math.inf  # of the numbers, their sign changed for a lower bound
+    most = math.inf  # of the numbers, negated for a lower bound
     for word in words:
         if word in node:
             value = sign * node[word]

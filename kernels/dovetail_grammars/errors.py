@@ -1,4 +1,4 @@
-"""What the library says of a schema, an expression or a grammar that it cannot take."""
+"""Errors for schemas, expressions and grammars that the library cannot handle."""
 
 from __future__ import annotations
 

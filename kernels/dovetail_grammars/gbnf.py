@@ -9,15 +9,15 @@ from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
 
 
 def as_gbnf(rules: Mapping[str, Node]) -> str:
-    """Return the text of a grammar, one rule a line. Raises: InvalidConstraint"""
+    """Return the text of a grammar, one rule per line. Raises: InvalidConstraint"""
     writer = _Writer()
     lines = [f"{name} ::= {writer.text(node)}" for name, node in rules.items()]
     return "\n".join(lines + writer.lines)
 
 
 class _Writer:
-    """Writes trees. A repetition without limit becomes a rule that ends in itself: libraries
-    precompute masks for such rules, but not for groups with a star."""
+    """Writes trees. An unlimited repetition becomes a tail-recursive rule, since libraries
+    precompute masks for such rules but not for starred groups."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -41,8 +41,8 @@ class _Writer:
         raise InvalidConstraint("a grammar has no anchors")
 
     def _in_order(self, parts: list[Node]) -> str:
-        """Return parts one after the other. What follows a repetition without limit becomes part
-        of its rule, so that its masks can be precomputed too."""
+        """Return parts in sequence. What follows an unlimited repetition becomes part of its rule,
+        so that its masks can be precomputed too."""
         texts: list[str] = []
         for part in reversed(parts):
             match part:
@@ -63,14 +63,14 @@ class _Writer:
         return " ".join([*first, self._tail(inner)])
 
     def _rule(self, inner: str) -> str:
-        """Return a rule for a part that is repeated, the same for the same part."""
+        """Return a rule for a repeated part, the same for equal parts."""
         if inner not in self._names:
             self._names[inner] = f"r{len(self._names)}"
             self.lines.append(f"{self._names[inner]} ::= {inner}")
         return self._names[inner]
 
     def _tail(self, inner: str, out: str = '""') -> str:
-        """Return a rule for a part any number of times, then what follows."""
+        """Return a rule for any number of a part, followed by `out`."""
         key = f"{inner}* {out}"
         if key not in self._names:
             name = self._names[key] = f"r{len(self._names)}"
@@ -81,7 +81,7 @@ class _Writer:
 
 
 def _is_flat_choice(text: str) -> bool:
-    """Return whether a text is one group of alternatives without groups in it."""
+    """Return whether a text is one group of alternatives without nested groups."""
     return text.startswith("(") and text.endswith(")") and "(" not in text[1:]
 
 
@@ -104,7 +104,7 @@ def _flat(parts: tuple[Node, ...]) -> list[Node]:
 
 
 def _joined(texts: list[str]) -> list[str]:
-    """Return texts of which those in quotation marks that follow each other are one."""
+    """Return texts with adjacent quoted ones joined."""
     written: list[str] = []
     for text in texts:
         is_both = _is_quoted(text) and written and _is_quoted(written[-1])
@@ -123,5 +123,5 @@ def _character(code: int) -> str:
     letter = chr(code)
     if letter.isascii() and (letter.isalnum() or letter == " "):
         return letter
-    # With four or eight digits: behind \x some readers take as many as there are.
+    # With four or eight digits, since after \x some readers take as many digits as there are.
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,9 +1,8 @@
-"""read_gbnf(text): a GBNF or EBNF grammar as rules over characters, with one meaning for every
+"""read_gbnf(text): parses a GBNF or EBNF grammar into rules over characters, the same for every
 backend.
 
-The common part of what llama.cpp and xgrammar read: rules by "::=", quoted texts, sets, ".",
-groups, counts and comments; line ends are white space. Tokens by number, lookahead and macros are
-refused.
+Supports the common subset of llama.cpp and xgrammar: rules with "::=", quoted texts, sets, ".",
+groups, counts and comments; line ends are white space. Token ids, lookahead and macros are refused.
 Source: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
 
@@ -50,10 +49,9 @@ _NUM_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def read_gbnf(text: str) -> dict[str, Node]:
-    """Return the rules of a grammar; `rules[ROOT]` is the whole. Raises: InvalidConstraint
+    """Return the rules of a grammar; `rules[ROOT]` is the start rule. Raises: InvalidConstraint
 
-    A rule that ends in itself is a repetition: the same language, which every backend follows with
-    less effort.
+    A tail-recursive rule becomes a repetition: the same language, but cheaper for every backend.
     """
     rules = _Reader(text).rules()
     if ROOT not in rules:
@@ -72,7 +70,7 @@ def read_gbnf(text: str) -> dict[str, Node]:
 
 
 def _able_to_end(rules: Mapping[str, Node]) -> set[str]:
-    """Return the rules that some finite text meets."""
+    """Return the rules that match some finite text."""
     able: set[str] = set()
 
     def ends(node: Node) -> bool:
@@ -93,7 +91,7 @@ def _able_to_end(rules: Mapping[str, Node]) -> set[str]:
 
 
 def _within(node: Node, able: set[str]) -> Node:
-    """Return the tree with nothing in the place of every other rule."""
+    """Return the tree with all other rules replaced by a part that matches nothing."""
     match node:
         case Rule(name):
             return node if name in able else Or(())
@@ -203,7 +201,7 @@ class _Reader:
         return least, most
 
     def _letters(self, body: str, at: int) -> Iterator[str]:
-        """Yield the characters that a text or a set writes, escapes read."""
+        """Yield the characters of a text or a set, with escapes resolved."""
         letters = iter(body)
         for letter in letters:
             if letter != "\\":
@@ -224,7 +222,7 @@ class _Reader:
 
     def _set(self, body: str, at: int) -> Node:
         is_negative = body.startswith("^")
-        # A "-" between two characters is a range; an escaped one stands for itself.
+        # A "-" between two characters is a range; an escaped one is literal.
         pieces = re.findall(r"\\U.{8}|\\u.{4}|\\x..|\\.|.", body[is_negative:], re.DOTALL)
         letters = ["".join(self._letters(piece, at)) for piece in pieces]
         ranges, n = [], 0
@@ -253,7 +251,7 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def _without_tail_call(name: str, node: Node) -> Node:
-    """Return `a ::= x a | y` as `x* y`, where the rule occurs nowhere else in itself."""
+    """Return `a ::= x a | y` as `x* y`, if the rule is not used elsewhere in itself."""
     branches = node.parts if isinstance(node, Or) else (node,)
     heads, ends = [], []
     for branch in branches:
@@ -272,14 +270,12 @@ def _one_of(parts: Sequence[Node]) -> Node:
 
 
 def inlined(rules: Mapping[str, Node]) -> Node | None:
-    """Return the whole as one regular expression, None where a rule is recursive or it gets too
-    long."""
+    """Return the start rule as one regular expression, None if it is recursive or too long."""
     return regular(rules, Rule(ROOT))
 
 
 def regular(rules: Mapping[str, Node], node: Node) -> Node | None:
-    """Return a part of a grammar as one regular expression, None where it is recursive or too
-    long."""
+    """Return a part of a grammar as one regular expression, None if it is recursive or too long."""
     budget = [MAX_NODES]
 
     def put(node: Node, within: frozenset[str]) -> Node | None:

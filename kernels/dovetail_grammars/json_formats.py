@@ -1,15 +1,14 @@
-"""The values of the schema keyword "format" that are enforced, each as a regular expression.
+"""The supported values of the schema keyword "format", each as a regular expression.
 
-Every text that one matches is valid by the format's RFC; rare spellings are left out: leap seconds,
-years before 1000, quoted mail addresses, two hyphens in a row in hosts, Unicode in host names but
-lower-case letters of Western Europe, regular expressions with anything unusual. Hosts and mail
-addresses of full length take several expressions that all must match (`LONG`); where those cannot
-be taken together, local parts have 32 letters at most, labels 31, and there are few labels.
-
-Libraries have their own patterns; these replace them, so that a format means the same in every
-backend. OpenAPI's formats of integers are bounds. Source: RFC 3339 (times), 5321 (mail), 1123
-(hosts), 4291 (IPv6), 3986 (URIs), 9562 (UUIDs); the format registry of OpenAPI (integers); 3987
-(IRIs), 6570 (templates), 6901 (JSON Pointers).
+Every text that one matches is valid by the format's RFC. Rare spellings are left out: leap seconds,
+years before 1000, quoted mail addresses, two hyphens in a row in hosts, Unicode in host names
+except lower-case letters of Western Europe, and unusual regular expressions. Hosts and mail
+addresses of full length take several expressions that must all match (`LONG`). If those cannot be
+combined, local parts have at most 32 letters, labels 31, and there are few labels. Libraries have
+their own patterns; these replace them, so that a format means the same in every backend. OpenAPI's
+integer formats are bounds. Source: RFC 3339 (times), 5321 (mail), 1123 (hosts), 4291 (IPv6), 3986
+(URIs), 9562 (UUIDs); the format registry of OpenAPI (integers); 3987 (IRIs), 6570 (templates), 6901
+(JSON Pointers).
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _IPV6 = "|".join(
     ]
 )
 _ALNUM = "[a-zA-Z0-9]"
-# Names of hosts have 253 characters at most: few long labels, or several short ones. Libraries take
-# seconds for expressions that count the same letters in several ways; these count in one.
+# Host names have at most 253 characters: few long labels, or several short ones. Libraries take
+# seconds for expressions that can count the same letters in several ways; these have one way.
 _LABEL = f"{_ALNUM}(?:-?{_ALNUM}){{0,30}}"
 _SHORT = f"{_ALNUM}(?:-?{_ALNUM}){{0,15}}"
 _HOST = rf"(?:{_LABEL}(?:\.{_LABEL}){{0,3}}|{_SHORT}(?:\.{_SHORT}){{4,6}})"
@@ -50,7 +49,7 @@ _MAIL_HOST = rf"{_MAIL_LABEL}(?:\.{_MAIL_LABEL}){{0,3}}"
 
 
 def _mailbox(letters: str) -> str:
-    """Return mailboxes whose local part has these letters: 32 at most, and dots."""
+    """Return mailboxes with these letters in the local part: at most 32, and dots."""
     atom = f"[{letters}!#$%&'*+/=?^_`{{|}}~\\-]"
     return rf"{atom}(?:\.?{atom}){{0,31}}@{_MAIL_HOST}"
 
@@ -60,7 +59,7 @@ _LATIN = "a-z0-9\u00e0-\u00f6\u00f8-\u00ff"
 
 
 def _addresses(letters: str) -> tuple[str, str]:
-    """Return addresses with these letters, absolute ones and references."""
+    """Return addresses with these letters: absolute ones, and references."""
     free = f"{letters}0-9._~!$&'()*+,;=\\-"
     escape = "%[0-9a-fA-F]{2}"
     part = f"(?:[{free}:@]|{escape})"
@@ -69,7 +68,7 @@ def _addresses(letters: str) -> tuple[str, str]:
     path = f"(?:/{part}*)*"
     rest = rf"(?:\?(?:{part}|[/?])*)?(?:\#(?:{part}|[/?])*)?"
     scheme = r"[a-zA-Z0-9+.\-]{0,30}:"
-    # "http:x" is an address by its grammar alone: such schemes have a host here.
+    # By its grammar alone, "http:x" is an address, so such schemes require a host here.
     whole = (
         f"(?:[a-zA-Z]{scheme}//{authority}{path}|[fF][iI][lL][eE]://(?:/{part}*)+"
         f"|[a-gi-zA-GI-Z]{scheme}{part}(?:{part}|/)*)"
@@ -133,18 +132,18 @@ LONG: dict[str, tuple[str, ...]] = {
     "idn-email": _long_mailbox("a-zA-Z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u4e00-\u9fff"),
     "hostname": (_HOSTS, r"[^.]{1,63}(?:\.[^.]{1,63})*", r"[\s\S]{1,253}"),
 }
-"""Name -> expressions for texts of full length that all match the whole text: what it consists of,
-how long its parts are, and how long it is."""
+"""Name -> expressions for texts of full length that must all match the whole text: its characters,
+the length of its parts, and its total length."""
 
 BOUNDS: dict[str, tuple[int, int]] = {
     "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1),
 }
-"""Name -> the least and the highest integer."""
+"""Name -> the lowest and the highest integer."""
 
 
 def is_bound(node: Mapping[str, Any]) -> bool:
-    """Return whether a node's format is one of integers, and it has no other numbers or texts."""
+    """Return whether a node has an integer format, and allows only integers (and null)."""
     kinds = node.get("type")
     is_whole = kinds == "integer" or (
         isinstance(kinds, list) and all(kind in ("integer", "null") for kind in kinds)
@@ -153,7 +152,7 @@ def is_bound(node: Mapping[str, Any]) -> bool:
 
 
 def bounded(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node with bounds for its format, if that is one of integers."""
+    """Return a node with bounds for its format, if it is an integer format."""
     if not is_bound(node):
         return dict(node)
     least, most = BOUNDS[node["format"]]

@@ -1,5 +1,5 @@
-"""JSON schemas as grammars over characters, for libraries whose automata are good but whose own
-schema parsers allow values that break the schema.
+"""JSON schemas as grammars over characters, for libraries with good automata but with schema
+parsers that allow invalid values.
 
 Members come in the order of `properties`; strings contain no \\u escapes, so that a name has only
 one spelling. What cannot be expressed this way is refused. Source:
@@ -50,10 +50,10 @@ _NOTHING = Or(())
 
 
 class JsonGrammar:
-    """The rules for one schema; `rules[ROOT]` is the whole.
+    """The rules for one schema; `rules[ROOT]` is the start rule.
 
-    `depth` None lets rules refer to each other. With a number there are no rules but the first:
-    a schema that refers to itself is refused, and values that no schema describes nest no deeper.
+    With `depth` None rules may refer to each other. With a number there is only the start rule:
+    recursive schemas are refused, and values without a schema nest at most this deep.
     """
 
     def __init__(self, schema: Any, whitespace: str, depth: int | None = None) -> None:
@@ -72,7 +72,7 @@ class JsonGrammar:
         if self.rules[ROOT] == _NOTHING:
             raise InvalidConstraint("no value meets the schema")
 
-    # Every method returns _NOTHING where no value fits.
+    # Every method returns _NOTHING if no value fits.
 
     def _value(self, schema: Any, depth: int | None) -> Node:
         """Return the values of a schema, as a separate rule if rules are allowed."""
@@ -123,7 +123,7 @@ class JsonGrammar:
         return _either([self._of_type(kind, schema, depth) for kind in kinds])
 
     def _constants(self, schema: dict[str, Any]) -> Node:
-        """Return the constants of a schema that are valid under what stands beside them."""
+        """Return the constants of a schema that its other keywords allow."""
         values = schema["enum"]
         if set(schema) - {"enum", "type"}:
             try:
@@ -191,13 +191,13 @@ class JsonGrammar:
         return _either([*(self._wrapped("{", part, "}") for part in fresh), *empty])
 
     def _value_of_any(self, schema: Any, depth: int | None) -> Node:
-        """Return the values of a member or item, one level deeper where nothing describes them."""
+        """Return the values of a member or item, one level deeper if no schema describes them."""
         if depth is None or schema not in (True, {}):
             return self._value(schema, depth)
         return self._value(True, depth - 1) if depth else _NOTHING
 
     def _shared(self, node: Node) -> Node:
-        """Return a part as a rule if rules are allowed, which keeps the whole short."""
+        """Return a part as a rule if rules are allowed, to keep the grammar short."""
         if self._depth is not None:
             return node
         if len(self.rules) > MAX_RULES:
@@ -237,7 +237,7 @@ class JsonGrammar:
         return self._list(Cat((values[0], tail)), least)
 
     def _list(self, inner: Node, least: int) -> Node:
-        """Return a list that is not empty, or may be."""
+        """Return a list, which may be empty if `least` is 0."""
         empty = [] if least else [self._wrapped("[", Cat(()), "]")]
         return _either([self._wrapped("[", inner, "]"), *empty])
 
@@ -290,7 +290,7 @@ def _either(parts: list[Node]) -> Node:
 
 
 def _text(value: Any) -> str:
-    """Return JSON as it is written here: short escapes only. Raises: InvalidConstraint"""
+    """Return JSON in the spelling used here: short escapes only. Raises: InvalidConstraint"""
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConstraint("a number is not finite")
     return json.dumps(value, ensure_ascii=False)
@@ -307,7 +307,7 @@ def _types_of(value: Any) -> set[str]:
 
 
 def _sized(schema: dict[str, Any]) -> Node:
-    """Return the texts of a pattern that have the right length. Raises: InvalidConstraint"""
+    """Return the texts of a pattern with the right length. Raises: InvalidConstraint"""
     found = found_within(schema["pattern"])
     if "minLength" not in schema and "maxLength" not in schema:
         return found
@@ -320,7 +320,7 @@ def _sized(schema: dict[str, Any]) -> Node:
 
 def _string(schema: dict[str, Any]) -> Node:
     if "pattern" in schema:
-        # Characters that cannot be written are no way on, nor is what needs one of them.
+        # Drop characters that cannot be written, and alternatives that need them.
         inner = without(quoted(_sized(schema)))
     else:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -333,7 +333,7 @@ def _string(schema: dict[str, Any]) -> Node:
 
 
 def _name_outside(named: Mapping[str, Any]) -> Node:
-    """Return a string that is none of these names."""
+    """Return the JSON strings of all names except these."""
     if any(ord(c) < 32 for name in named for c in name):
         raise InvalidConstraint(
             "names with control characters beside other names are not supported"
@@ -342,7 +342,7 @@ def _name_outside(named: Mapping[str, Any]) -> Node:
 
 
 def _text_outside(names: list[str]) -> Node:
-    """Return the inside of a JSON string that is none of these texts."""
+    """Return the inside of a JSON string, for all texts except these."""
     anything = Many(_CHARACTER, 0, None)
     heads = sorted({name[0] for name in names if name})
     other = Chars(outside(ranges("".join(heads)))) if heads else Chars(ANY)
@@ -356,7 +356,7 @@ def _text_outside(names: list[str]) -> Node:
 
 
 def are_apart(root: Any, branches: list[Any]) -> bool:
-    """Return whether no value fits two branches of a node, as far as types and constants tell."""
+    """Return whether types and constants show that no value fits two branches of a node."""
     try:
         return _are_apart([_merged(root, branch) for branch in branches if branch is not False])
     except InvalidConstraint:
@@ -364,7 +364,7 @@ def are_apart(root: Any, branches: list[Any]) -> bool:
 
 
 def _are_apart(parts: list[dict[str, Any]]) -> bool:
-    """Return whether no value fits two of these schemas, as far as types and constants tell."""
+    """Return whether types and constants show that no value fits two of these schemas."""
     return all(_is_apart(one, other) for i, one in enumerate(parts) for other in parts[i + 1 :])
 
 

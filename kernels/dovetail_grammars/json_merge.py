@@ -1,7 +1,7 @@
-"""both(one, other): one node for the values that are valid under two.
+"""both(one, other): merges two nodes into one for the values that are valid under both.
 
-Nodes have no `$ref` and no `allOf` of their own; schemas within them are put side by side, and
-merged when their turn comes. Source: https://json-schema.org/draft/2020-12.
+The nodes have no `$ref` or `allOf` of their own. Schemas within them are combined with allOf, and
+merged later. Source: https://json-schema.org/draft/2020-12.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(one: Any, other: Any) -> Any:
-    """Return a schema for the values that are valid under two."""
+    """Return a schema for the values that are valid under both."""
     if one is True or one == {}:
         return other
     if other is True or other == {} or one == other:
@@ -53,7 +53,7 @@ def joined(one: Any, other: Any) -> Any:
 
 
 def _both_objects(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of two nodes: what one does not list meets its additionalProperties."""
+    """Return the members of both; one that a node does not list meets additionalProperties."""
     sides = (one, other)
     members = {
         name: joined(*(_member(side, name) for side in sides))
@@ -72,7 +72,7 @@ def _member(node: Mapping[str, Any], name: str) -> Any:
 
 
 def _both_arrays(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items of two nodes: behind the first ones come those of `items`."""
+    """Return the merged items of two nodes: the first ones by position, the rest from `items`."""
     size = max(len(side.get("prefixItems", ())) for side in (one, other))
     heads = [joined(_item(one, at), _item(other, at)) for at in range(size)]
     rest = joined(one.get("items", True), other.get("items", True))
@@ -86,7 +86,7 @@ def _item(node: Mapping[str, Any], at: int) -> Any:
 
 
 def _both_patterns(one: str, other: str) -> str | None:
-    """Return the pattern of texts that have both, None if there are none."""
+    """Return the pattern of texts that match both, None if there are none."""
     try:
         found = shared(searched(one), searched(other), Effort())
     except Undecided as error:

@@ -1,7 +1,7 @@
-"""check_anchors(text): refuses anchors within the expressions of a Lark grammar.
+"""check_anchors(text): refuses anchors within the regular expressions of a Lark grammar.
 
-An expression in a grammar matches where it stands. Libraries drop an anchor there without a word,
-or refuse it, each another one. Source: https://lark-parser.readthedocs.io/en/latest/grammar.html
+An expression in a grammar matches at the current position. Libraries silently drop an anchor there
+or refuse it, each differently. Source: https://lark-parser.readthedocs.io/en/latest/grammar.html
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANCHORS = frozenset(("^", "$", "\\A", "\\Z", "\\z", "\\b", "\\B"))
 
 
 def check_anchors(text: str) -> None:
-    """Raise InvalidConstraint for a grammar whose expressions have an anchor."""
+    """Raise InvalidConstraint if an expression of a grammar has an anchor."""
     for found in _TOKEN.finditer(text):
         expression = found["regex"]
         for piece in _PIECE.findall((expression or "")[1:-1]):

@@ -1,10 +1,9 @@
-"""with_lexemes(rules): which parts of a grammar a lexer may read whole, for parsers with a lexer
-that takes the longest match.
+"""with_lexemes(rules): the parts of a grammar that a longest-match lexer may read as one terminal.
 
-Single characters are always right, and slow. A part of several is right where no text of it begins
-another one (it is prefix-free) and no other terminal begins with a character that it begins with:
-then the next character says which terminal comes, and its end is the only one. A quoted string is
-such a part.
+Single characters are always correct, but slow. A longer part is correct if it is prefix-free (no
+text of it is a prefix of another) and no other terminal starts with one of its first characters.
+Then the next character determines the terminal, and its end is unique. A quoted string is such a
+part.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _Positions = frozenset[int]
 
 
 def with_lexemes(rules: Mapping[str, Node]) -> tuple[dict[str, Node], frozenset[Node]]:
-    """Return the rules with some runs of parts put together, and the nodes that are terminals."""
+    """Return the rules with some runs of parts merged, and the nodes that are terminals."""
     banned: set[Node] = set()
     for _ in range(MAX_ROUNDS):
         finder = _Finder(rules, banned)
@@ -35,7 +34,7 @@ def with_lexemes(rules: Mapping[str, Node]) -> tuple[dict[str, Node], frozenset[
 
 
 class _Finder:
-    """Puts the shortest runs together that may be terminals and are not banned."""
+    """Merges the shortest runs that may be terminals and are not banned."""
 
     def __init__(self, rules: Mapping[str, Node], banned: set[Node]) -> None:
         self._rules = rules
@@ -43,7 +42,7 @@ class _Finder:
         self.found: set[Node] = set()
 
     def marked(self, node: Node) -> Node:
-        """Return the tree in which runs that may be terminals are one part. Mutates: self"""
+        """Return the tree with runs that may be terminals merged into one part. Mutates: self"""
         match node:
             case Cat():
                 return Cat(tuple(self._runs(_flat(node))))
@@ -65,11 +64,11 @@ class _Finder:
             at += size
 
     def _run(self, parts: Sequence[Node]) -> tuple[Node | None, int]:
-        """Return a run from the first part on that may be a terminal, and its length; no run and 1
-        where there is none."""
+        """Return the shortest run from the first part that may be a terminal, and its length; None
+        and 1 if there is none."""
         plain: list[Node] = []
         for part in parts:
-            # A rule is its own: elsewhere it stands in other company.
+            # A rule is not merged, since it is also used in other contexts.
             node = None if isinstance(part, Rule) else regular(self._rules, part)
             if node is None:
                 break
@@ -95,7 +94,7 @@ def _is_unbounded(node: Node) -> bool:
 
 
 def _clashing(rules: Mapping[str, Node], kept: set[Node]) -> set[Node]:
-    """Return the terminals that begin with a character with which another one begins, too."""
+    """Return the terminals that share a first character with another one."""
     terminals = {t for node in rules.values() for t in _terminals(node, kept)}
     firsts = {terminal: _first_characters(terminal) for terminal in terminals}
     return {
@@ -128,11 +127,11 @@ def _overlap(one: Ranges, other: Ranges) -> bool:
 
 
 class _TooLarge(Exception):
-    """An expression has more positions or states than are looked at."""
+    """An expression has too many positions or states."""
 
 
 class _Automaton:
-    """The positions of an expression and which may follow which. Source: Glushkov 1961."""
+    """The positions of an expression and their successors. Source: Glushkov 1961."""
 
     def __init__(self) -> None:
         self.sets: list[Ranges] = []
@@ -189,8 +188,7 @@ class _Automaton:
 
 
 def is_prefix_free(node: Node) -> bool:
-    """Return whether no text of an expression is the beginning of another one; False where that is
-    not found out."""
+    """Return whether no text of an expression is a prefix of another; False if that is unknown."""
     automaton = _Automaton()
     try:
         first, last, may_be_empty = automaton.add(node)
@@ -200,7 +198,7 @@ def is_prefix_free(node: Node) -> bool:
 
 
 def _ends_are_ends(automaton: _Automaton, first: _Positions, last: _Positions) -> bool:
-    """Return whether nothing follows where a text may end. Raises: _TooLarge"""
+    """Return whether nothing may follow an end of a text. Raises: _TooLarge"""
     cuts = sorted({cut for ranges in automaton.sets for a, b in ranges for cut in (a, b + 1)})
     pending, seen = [first], {first}
     while pending:

@@ -13,7 +13,7 @@ from dovetail_grammars.regex import DIGITS, Cat, Chars, Many, Node, Or, literal
 MAX_DIGITS = 40
 """Bounds with more digits are not supported."""
 MAX_PLACES = 15
-"""How many decimal places are written where the bounds have no more."""
+"""The maximum number of decimal places, unless the bounds have more."""
 _NIL = Fraction(0)
 _ABOVE_ZERO = ((49, 57),)
 MINUS, ZERO = literal("-"), literal("0")
@@ -32,13 +32,13 @@ def number_within(schema: Mapping[str, Any], *, is_whole: bool) -> Node:
     for keyword, excludes in (("minimum", False), ("exclusiveMinimum", True)):
         if keyword in schema:
             bound = _fraction(schema[keyword], 1)
-            excludes &= bound == Fraction(str(schema[keyword]))  # a bound that moved is within
+            excludes &= bound == Fraction(str(schema[keyword]))  # a moved bound is allowed
             if low is None or bound > low or (bound == low and excludes):
                 low, opens_low = bound, excludes
     for keyword, excludes in (("maximum", False), ("exclusiveMaximum", True)):
         if keyword in schema:
             bound = _fraction(schema[keyword], -1)
-            excludes &= bound == Fraction(str(schema[keyword]))  # a bound that moved is within
+            excludes &= bound == Fraction(str(schema[keyword]))  # a moved bound is allowed
             if high is None or bound < high or (bound == high and excludes):
                 high, opens_high = bound, excludes
     if low is None and high is None:
@@ -52,7 +52,7 @@ def number_within(schema: Mapping[str, Any], *, is_whole: bool) -> Node:
 
 
 def _fraction(value: int | float, sign: int) -> Fraction:
-    """Return a bound, drawn in to MAX_DIGITS places. `sign`: 1 for a lower one, -1 for others."""
+    """Return a bound, narrowed to MAX_DIGITS places. `sign`: 1 for a lower bound, else -1."""
     places = Fraction(str(value)) * 10**MAX_DIGITS
     found = Fraction(sign * math.ceil(sign * places), 10**MAX_DIGITS)
     if len(str(int(found))) > MAX_DIGITS:
@@ -61,7 +61,7 @@ def _fraction(value: int | float, sign: int) -> Fraction:
 
 
 def integer_range(low: int | None, high: int | None) -> Node | None:
-    """Return integers from `low` to `high`, None for none; bounds None are open."""
+    """Return the integers from `low` to `high`, None if there are none; a bound of None is open."""
     if low is None and high is None:
         return INTEGER
     parts: list[Node | None] = []
@@ -81,9 +81,9 @@ def decimal_range(
     opens_low: bool = False,
     opens_high: bool = False,
 ) -> Node | None:
-    """Return integers and decimals from `low` to `high`, without a bound that is open.
+    """Return the integers and decimals from `low` to `high`; an open bound is excluded.
 
-    None: there is nothing.
+    None: there are none.
     """
     parts: list[Node | None] = []
     if high is None or high >= 0:
@@ -100,7 +100,7 @@ def decimal_range(
 def _positive(
     low: Fraction, high: Fraction | None, opens_low: bool, opens_high: bool
 ) -> Node | None:
-    """Return decimals without a sign from `low` >= 0 to `high`."""
+    """Return the unsigned decimals from `low` >= 0 to `high`."""
     first, above = math.floor(low), _places(low)
     if high is None:
         more = _natural(first + 1, None)
@@ -120,7 +120,7 @@ def _positive(
 def _decimal(
     whole: int, low: str, high: str | None, opens_low: bool, opens_high: bool
 ) -> Node | None:
-    """Return the decimals with this whole part whose places are from `low` to `high`."""
+    """Return the decimals with this whole part and places from `low` to `high`."""
     room = max(MAX_PLACES, len(low), len(high or ""))
     is_end, digits = _digits(low, high, opens_low, opens_high, room)
     places = digits and Cat((literal("."), digits))
@@ -132,9 +132,9 @@ def _decimal(
 def _digits(
     low: str, high: str | None, opens_low: bool, opens_high: bool, room: int
 ) -> tuple[bool, Node | None]:
-    """Return whether a number may end here, and which digits, `room` at most, may follow.
+    """Return whether a number may end here, and the digits (at most `room`) that may follow.
 
-    `low` and `high` are what is left of the places of the bounds that were followed so far.
+    `low` and `high` are the remaining places of the bounds, as far as they were followed.
     """
     is_end = not (low or opens_low) and (high != "" or not opens_high)
     if room == 0:
@@ -165,7 +165,7 @@ def _digits(
 
 
 def _places(value: Fraction) -> str:
-    """Return the digits behind the point of a number."""
+    """Return the digits after the decimal point."""
     digits = str((value % 1) * 10**MAX_DIGITS // 1)
     return digits.zfill(MAX_DIGITS).rstrip("0")
 
@@ -178,7 +178,7 @@ def _either(parts: list[Node | None]) -> Node | None:
 def _natural(low: int, high: int | None) -> Node | None:
     """Return the decimal digits of every whole number from `low` >= 0 to `high`."""
     if high is None:
-        # Up to the same number of digits by range, then anything longer, within what is exact.
+        # Up to the same number of digits by range, then anything longer, within exact numbers.
         size = len(str(low))
         longer = Cat((Chars(_ABOVE_ZERO), Many(Chars(DIGITS), size, max(18, size))))
         digits = _natural(low, 10**size - 1)
@@ -193,7 +193,7 @@ def _natural(low: int, high: int | None) -> Node | None:
 
 
 def _same_size(low: str, high: str) -> list[Node]:
-    """Return alternatives for the numbers between two of equally many digits."""
+    """Return alternatives for the numbers between two with the same number of digits."""
     if not low:
         return [Cat(())]
     rest = len(low) - 1

@@ -1,8 +1,8 @@
-"""Regular expressions as trees: what they are made of, and how they are written without shorthands.
+"""Regular expressions as trees, and how to write them without shorthands.
 
-`regex_reader` reads them. Libraries differ in what \\d, ., anchors and flags mean, and some ignore
-what they do not support; so what is written here has sets, groups and counts alone, and matches a
-whole text.
+`regex_reader` reads them. Libraries differ in the meaning of \\d, ., anchors and flags, and some
+ignore what they do not support. So written expressions contain only sets, groups and counts, and
+match a whole text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.regex_text import character, count_text
 
 Ranges = tuple[tuple[int, int], ...]
-"""Code points, first and last of each run; sorted, apart."""
+"""Code points, first and last of each run; sorted and disjoint."""
 LAST = 0x10FFFF
 
 
@@ -26,21 +26,21 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Cat:
-    """One after the other."""
+    """Parts in sequence."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """One of them."""
+    """Alternatives."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Several times; `most` None without limit."""
+    """A repeated part; `most` None: unlimited."""
 
     part: Node
     least: int
@@ -49,14 +49,14 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The beginning or the end of the text."""
+    """An anchor: the start or the end of the text."""
 
     is_start: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The rest of the whole text, from here to its end, matches this, or does not."""
+    """A lookahead: the rest of the whole text, up to its end, matches this, or does not."""
 
     part: Node
     is_wanted: bool
@@ -79,7 +79,7 @@ def ranges(text: str) -> Ranges:
 
 
 def union(pairs: list[tuple[int, int]] | Ranges) -> Ranges:
-    """Return runs of code points sorted and joined."""
+    """Return runs of code points, sorted and merged."""
     made: list[tuple[int, int]] = []
     for first, last in sorted(pairs):
         if made and first <= made[-1][1] + 1:
@@ -90,7 +90,7 @@ def union(pairs: list[tuple[int, int]] | Ranges) -> Ranges:
 
 
 def outside(pairs: Ranges) -> Ranges:
-    """Return every other character; halves of surrogate pairs are none."""
+    """Return all other characters, without surrogates."""
     made, at = [], 0
     for first, last in union([*pairs, (0xD800, 0xDFFF)]):
         if at < first:
@@ -114,7 +114,7 @@ ANYTHING = Many(Chars(ANY), 0, None)
 
 
 def literal(text: str) -> Node:
-    """Return exactly this text."""
+    """Return a tree of exactly this text."""
     return Cat(tuple(Chars(((ord(c), ord(c)),)) for c in text))
 
 
@@ -123,9 +123,9 @@ _NEVER_RAW = union([(0, 31), (34, 34), (92, 92)])
 
 
 def quoted(node: Node) -> Node:
-    """Return the tree of the same texts as they stand between the quotes of a JSON string.
+    """Return the tree for the same texts inside the quotes of a JSON string.
 
-    Control characters that have no short escape are left out.
+    Control characters without a short escape are omitted.
     """
     match node:
         case Chars(found):
@@ -147,7 +147,7 @@ def quoted(node: Node) -> Node:
 
 
 def without(node: Node, gone: Ranges = ()) -> Node:
-    """Return the tree of the texts that have none of these characters, Or(()) if there is none."""
+    """Return the tree of the texts without any of these characters, Or(()) if there is none."""
     match node:
         case Chars(found):
             kept = outside(union([*outside(found), *gone])) if gone else found
@@ -166,7 +166,7 @@ def without(node: Node, gone: Ranges = ()) -> Node:
 
 
 def written(node: Node) -> str:
-    """Return the expression of a tree: sets, (?: ), | and counts. Raises: InvalidConstraint"""
+    """Return a tree as an expression: sets, (?: ), | and counts. Raises: InvalidConstraint"""
     match node:
         case Chars(found):
             return _set_text(found)

@@ -1,7 +1,7 @@
-"""Reads regular expressions, with one meaning for every backend.
+"""Reads regular expressions, with the same meaning for every backend.
 
-The common part of ECMA-262 and Python is read, with ECMA-262's sets: \\d and \\w are ASCII, \\s is
-white space and line ends, U+FEFF among them. Lookahead is read where a schema's pattern has it;
+Supports the common subset of ECMA-262 and Python, with ECMA-262's sets: \\d and \\w are ASCII, \\s
+is white space and line ends, including U+FEFF. Lookahead is supported in a schema's pattern;
 lookbehind, back references and word boundaries are refused.
 """
 
@@ -54,12 +54,12 @@ def whole_text(regex: str) -> str:
 
 
 def whole(regex: str) -> Node:
-    """Return the texts that this expression matches whole. Raises: InvalidConstraint"""
+    """Return a tree of the texts that the whole expression matches. Raises: InvalidConstraint"""
     return _without_edges(parse(regex), has_start=False, has_end=False)
 
 
 def found_within(regex: str) -> Node:
-    """Return the texts in which this expression finds something, as schemas mean it.
+    """Return a tree of the texts that contain a match, as in a schema's `pattern`.
 
     Raises: InvalidConstraint
     """
@@ -111,12 +111,12 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Cat(tuple(parts))
 
     def counted(self, part: Node) -> Node:
-        """Return a part with the count behind it."""
+        """Return a part with the count that follows it."""
         while (count := self.count()) is not None:
             if isinstance(part, Edge | Look):
                 raise self.fault("repeats an anchor")
             part = Many(part, *count)
-            self.take("?")  # how eagerly it matches changes nothing about what matches
+            self.take("?")  # greediness does not change which texts match
             if self.peek() and self.peek() in "+*{":
                 raise self.fault("has one count after the other")
         return part
@@ -132,7 +132,7 @@ class _Parser:
         if comma and not low and high.isdigit():
             raise self.fault("has a count without a beginning, which has two meanings")
         if not low.isascii() or not low.isdigit() or (high and not high.isdigit()):
-            return None  # a brace that stands for itself
+            return None  # a literal brace
         least, most = int(low), int(high) if high else None if comma else int(low)
         if most is not None and most < least:
             raise self.fault("has a count that ends before it begins")
@@ -157,7 +157,7 @@ class _Parser:
         return Chars(self.folded(ranges(character)))
 
     def folded(self, found: Ranges) -> Ranges:
-        """Return a set with the other case of its letters, where case does not count."""
+        """Return a set, with both cases of its letters if case is ignored."""
         if not self.is_folded:
             return found
         if any(last > 127 for _, last in found):
@@ -176,7 +176,7 @@ class _Parser:
         if self.take("?"):
             self.group_head()
             if self.text[self.at - 1] == ")":
-                return NOTHING  # flags for what follows
+                return NOTHING  # flags for the rest
         inner = self.alternatives()
         if not self.take(")"):
             raise self.fault("has a group that is not closed")
@@ -184,13 +184,13 @@ class _Parser:
         return inner
 
     def remainder(self, node: Node) -> Node:
-        """Return the texts that begin with a part, and end with it where that has an anchor."""
+        """Return the rest of a text in a lookahead; without an end anchor, any text may follow."""
         if any(branch[:1] == (Edge(True),) for branch in _branches(node)):
             raise self.fault("looks ahead for the beginning of the text")
         return _without_edges(node, has_start=False, has_end=True)
 
     def group_head(self) -> None:
-        """Read what follows "(?" up to the group's own text."""
+        """Read what follows "(?", up to the content of the group."""
         if self.take("P<") or (self.peek() == "<" and self.text[self.at + 1 :][:1] not in "=!"):
             end = self.text.find(">", self.at)
             if end < 0:
@@ -212,7 +212,7 @@ class _Parser:
         return Chars(found if found in _CLASSES.values() else self.folded(found))
 
     def escaped_set(self) -> Ranges:
-        """Return the set that an escape stands for; its backslash was read."""
+        """Return the set of an escape, after its backslash."""
         letter = self.next()
         if letter in _CLASSES:
             return _CLASSES[letter]
@@ -239,7 +239,7 @@ class _Parser:
         return ((code, code),)
 
     def unicode_escape(self) -> int:
-        r"""Return the character of \\u0041, \\u{1F600} or a pair of halves; its letter was read."""
+        r"""Return the character of \\u0041, \\u{1F600} or a surrogate pair, after its letter."""
         pattern = r"\{0*([0-9a-fA-F]{1,6})\}|([0-9a-fA-F]{4})(?:\\u([dD][c-fC-F][0-9a-fA-F]{2}))?"
         found = re.compile(pattern).match(self.text, self.at)
         code = int(found[1] or found[2], 16) if found else -1
@@ -253,7 +253,7 @@ class _Parser:
         return code
 
     def property_set(self, *, is_negative: bool) -> Ranges:
-        r"""Return the set of a Unicode property, \\p{L} or \\pL; its letter p was read."""
+        r"""Return the set of a Unicode property, \\p{L} or \\pL, after its letter p."""
         name = self.next()
         if name == "{" and (end := self.text.find("}", self.at)) >= 0:
             name, self.at = self.text[self.at : end], end + 1
@@ -263,7 +263,7 @@ class _Parser:
         return outside(found) if is_negative else outside(outside(found))
 
     def bracket(self) -> Ranges:
-        """Return the set that a bracket holds; the opening one was read."""
+        """Return the set in a bracket, after the opening one."""
         is_negative = self.take("^")
         ranges: list[tuple[int, int]] = []
         if is_negative and self.takes_anything():
@@ -288,8 +288,8 @@ class _Parser:
         return characters
 
     def takes_anything(self) -> bool:
-        """Return whether a negative set is the whole of ECMA-262's [^], and go behind it. In other
-        dialects a bracket comes first in a set that is closed later: that one is left as it is."""
+        """Return whether a negative set is ECMA-262's [^], and if so skip it. In other dialects a
+        bracket may come first in a set that is closed later; such a set is read normally."""
         end = self.text.find("]", self.at + 1)
         opened = self.text.find("[", self.at)
         if self.peek() == "]" and (end < 0 or 0 <= opened < end):
@@ -316,8 +316,8 @@ def parse(regex: str) -> Node:
 
 
 def _without_edges(node: Node, *, has_start: bool, has_end: bool) -> Node:
-    """Return the tree for a whole text: anchors at the edges are used up, others refused. Texts may
-    have more at an edge without an anchor where they have one there (`has_start`, `has_end`)."""
+    """Return the tree for a whole text: anchors at the edges are removed, others refused. An edge
+    without an anchor allows more text there, if `has_start` or `has_end` is set."""
     branches = []
     for parts in _branches(node):
         starts, ends = parts[:1] == (Edge(True),), parts[-1:] == (Edge(False),)
@@ -335,7 +335,7 @@ def _without_edges(node: Node, *, has_start: bool, has_end: bool) -> Node:
 
 
 def _with_ends_seen(node: Node) -> Node:
-    """Return a tree in which the end of the text, in the middle, is nothing that follows."""
+    """Return a tree with end anchors in the middle replaced by a lookahead for the end."""
     match node:
         case Edge(False):
             return Look(NOTHING, is_wanted=True)
@@ -349,7 +349,7 @@ def _with_ends_seen(node: Node) -> Node:
 
 
 def _branches(node: Node) -> list[tuple[Node, ...]]:
-    """Return alternatives as sequences whose first and last parts hold no anchor but as itself."""
+    """Return alternatives as sequences; an anchor at an edge is a part of its own there."""
     if isinstance(node, Or):
         return [branch for part in node.parts for branch in _branches(part)]
     parts = node.parts if isinstance(node, Cat) else (node,)

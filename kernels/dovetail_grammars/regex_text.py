@@ -1,14 +1,14 @@
-"""How characters and counts are spelled in regular expressions that every library reads alike."""
+"""Spelling of characters and counts in regular expressions, portable across libraries."""
 
 from __future__ import annotations
 
 _WITH_BACKSLASH = frozenset(r"\.^$|?*+()[]{}/-")
 _AS_NUMBER = frozenset([*map(chr, range(32)), "\x7f", "&", "~"])
-"""Set operators of some libraries, and what cannot be seen."""
+"""Set operators of some libraries, and invisible characters."""
 
 
 def character(code: int) -> str:
-    """Return a character, escaped where it would mean something else."""
+    """Return a character, escaped if it has a special meaning."""
     letter = chr(code)
     named = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(letter)
     if named:
@@ -19,7 +19,7 @@ def character(code: int) -> str:
 
 
 def count_text(least: int, most: int | None) -> str:
-    """Return the count behind a part."""
+    """Return the count that follows a part."""
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
     if short is not None:
         return short

@@ -1,4 +1,4 @@
-"""The keywords of a JSON schema that a backend would not enforce, and where they are.
+"""Finds the keywords of a JSON schema that a backend would not enforce.
 
 Source: https://json-schema.org/draft/2020-12 (keywords), RFC 6901 (pointers).
 """
@@ -17,14 +17,14 @@ from dovetail_grammars.rewriting.tree import VALIDATING, escaped, subschemas
 
 MAX_DEPTH = 64
 ENFORCED_BESIDE = frozenset({"uniqueItems"})
-"""Keywords that are enforced beside every backend, while the answer is written (unique_items)."""
+"""Keywords that are enforced outside the backends, during generation (unique_items)."""
 _READ = VALIDATING | {"$defs", "definitions"}
-"""Keywords that are not annotations."""
+"""Keywords that validate or define; all others are annotations."""
 _PART = re.compile(r"/allOf/[0-9]+$")
 
 
 class Enforces(Protocol):
-    """What a backend enforces: `keywords`, but for the nodes that `refuses` gives a reason for."""
+    """The abilities of a backend: it enforces `keywords`, except in nodes that it `refuses`."""
 
     keywords: frozenset[str]
 
@@ -33,7 +33,7 @@ class Enforces(Protocol):
 
 
 def unsupported_keywords(backend: Enforces, schema: Any) -> list[UnsupportedPart]:
-    """Return the keywords of a schema that the backend would not enforce, with JSON Pointers."""
+    """Return the keywords of a schema that the backend does not enforce, with JSON Pointers."""
     found = []
     for pointer, node in nodes(schema):
         if pointer.count("/") > 2 * MAX_DEPTH:
@@ -73,9 +73,9 @@ def _misplaced(schema: Any, node: Mapping[str, Any], keyword: str) -> str | None
 
 
 def nodes(schema: Any, pointer: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every schema within a schema, and those that references lead to, with JSON Pointers.
+    """Yield every schema within a schema, following references, with JSON Pointers.
 
-    The outer ones come first, each once.
+    Outer schemas come first, each only once.
     """
     pending = [(pointer, schema)]
     seen = set()
@@ -109,7 +109,7 @@ def resolved(schema: Any, reference: Any) -> Any:
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have only the listed properties, unless it allows others."""
+    """Return a schema with only the listed properties in its objects, unless it allows others."""
     made: dict[str, Any] = copy.deepcopy(dict(schema))
     for _, node in nodes(made):
         if isinstance(node.get("properties"), dict) and isinstance(node, dict):
@@ -120,9 +120,9 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 def plain_schema(
     schema: Mapping[str, Any], as_pattern: Callable[[str], str], *, has_long: bool = False
 ) -> dict[str, Any]:
-    """Return a schema without annotations, in which formats are patterns and
-    patterns are plain expressions for a whole text, as `as_pattern` writes them. `has_long`:
-    formats that stand alone are several patterns, for texts of full length.
+    """Return a schema without annotations, with formats as patterns, and with patterns as plain
+    expressions for a whole text, written by `as_pattern`. `has_long`: a format without allOf
+    becomes several patterns, for texts of full length.
 
     Raises: InvalidConstraint, with the pointer of a pattern that is not supported
     """

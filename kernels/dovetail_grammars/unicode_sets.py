@@ -1,8 +1,8 @@
 r"""The sets of \p{...} in regular expressions: categories, scripts and the properties of ECMA-262.
 
-The library `regex` has Unicode's tables; Python's own have no scripts and no properties. Names that
-mean different sets in different dialects (`\p{IsGreek}`, `\p{Alnum}`) are not known here. Source:
-ECMA-262, 22.2.2.10 (names); Unicode Standard Annex 44 (properties).
+Uses Unicode's tables in the library `regex`, since Python's own have no scripts and no properties.
+Names with different meanings across dialects (`\p{IsGreek}`, `\p{Alnum}`) are not supported.
+Source: ECMA-262, 22.2.2.10 (names); Unicode Standard Annex 44 (properties).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def named_set(name: str) -> tuple[tuple[int, int], ...] | None:
 
 
 def _questions(name: str) -> tuple[str, ...]:
-    """Return what a name may stand for. A script alone is no name in ECMA-262, but is in others."""
+    """Return the possible full names. ECMA-262 has no bare script names, but others do."""
     key, equals, value = name.partition("=")
     if not (value if equals else key).replace("_", "").isalnum() or not name.isascii():
         return ()
@@ -56,8 +56,8 @@ def _questions(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _every_character() -> str:
-    """Return a text of all characters, each at its own number; private ones stand for halves of
-    surrogate pairs, which are none. Milliseconds: every compiled constraint may need it anew."""
+    """Return a text of all characters, each at its own code point, with private ones in place of
+    surrogates. Takes milliseconds, which matters: every compiled constraint may need it again."""
     codes = np.arange(sys.maxunicode + 1, dtype="<u4")
     codes[0xD800:0xE000] = 0xE000
     return codes.tobytes().decode("utf-32-le")

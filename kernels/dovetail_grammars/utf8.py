@@ -10,7 +10,7 @@ _LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
 
 def in_bytes(node: Node) -> Node:
-    """Return a tree over bytes (code points 0 to 255) that has the texts of one over characters."""
+    """Return a tree over bytes (code points 0 to 255) for the same texts as one over characters."""
     match node:
         case Chars(ranges):
             if ranges[-1][1] < 128:
@@ -29,7 +29,7 @@ def in_bytes(node: Node) -> Node:
 
 
 def _sequences(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield runs of byte ranges that together are the code points from `first` to `last`."""
+    """Yield sequences of byte ranges that together cover the code points from `first` to `last`."""
     for limit in _LAST_OF_SIZE:
         if first <= limit < last:
             yield from _sequences(first, limit)

@@ -1,1 +1,1 @@
-"""Text in, step, text out: requests, KV blocks, step loop, processes, outputs. Knows no tensors."""
+"""The engine: requests, KV blocks, step loop, processes, outputs. Contains no tensor code."""

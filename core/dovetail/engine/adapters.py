@@ -1,8 +1,8 @@
-"""Adapters of one engine: which are served, which lie in host memory and which in a slot.
+"""Adapters of one engine: which are served, which are in host memory, and which are in slots.
 
-Counts what requests hold and decides what is read, put into a slot and forgotten; the ranks carry
-it out: files are read beside the steps, slots filled by the next plan. A slot is held by requests
-from before they are queued until they have ended, so a scheduler need not know of slots.
+Tracks the holds of requests and decides which adapters are read, moved into a slot, or dropped. The
+ranks carry this out: files are read in parallel with steps, and the next plan fills slots. A
+request holds its slot from before it is queued until it ends, so schedulers ignore slots.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from dovetail.registry.blame import described
 logger = logging.getLogger(__name__)
 
 Read = Callable[[Preparation], Loaded]
-"""Has every rank read an adapter, beside the steps."""
+"""Has every rank read an adapter, in parallel with the steps."""
 Count = Callable[[AdapterSource], int]
-"""Returns how many vectors an adapter puts before a prompt. Raises: ConfigError"""
+"""Returns how many virtual tokens an adapter puts before a prompt. Raises: ConfigError"""
 Names = tuple[str, ...]
 
 PASSES_PER_SLOT = 64
-"""How many requests in a row may pass those that wait for a slot."""
+"""How many requests in a row may overtake those that wait for a slot."""
 WAIT_S = 0.002
 
 
 def unknown_adapter(name: str) -> RequestError:
-    """Return the refusal of a request for an adapter that is not there."""
+    """Return the error for a request whose adapter is not loaded."""
     return RequestError(
         f'the adapter "{name}" is not loaded.',
         where="model",
@@ -51,7 +51,7 @@ def unknown_adapter(name: str) -> RequestError:
 
 
 def of_another_key(name: str) -> RequestError:
-    """Return the refusal to change an adapter for one who has not loaded it."""
+    """Return the error for changing an adapter that another API key has loaded."""
     return RequestError(
         f'the adapter "{name}" was loaded with another key, or when the server started.',
         where="lora_name",
@@ -62,13 +62,13 @@ def of_another_key(name: str) -> RequestError:
 
 
 def without(source: AdapterSource) -> int:
-    """Return 0: of adapters that only change modules."""
+    """Return 0: adapters that only change modules have no virtual tokens."""
     return 0
 
 
 class AdapterHolder:
-    """What a request holds of an adapter. `slot` is NO_SLOT until there is one;
-    `num_virtual_tokens` are the vectors before its prompt."""
+    """A request's hold on an adapter. `slot` is NO_SLOT until one is assigned; `num_virtual_tokens`
+    is the number of vectors before its prompt."""
 
     __slots__ = ("key", "num_virtual_tokens", "slot")
 
@@ -80,8 +80,8 @@ class AdapterHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """What the ranks have read of an adapter, or are about to read; each reading has a key of its
-    own, so that a late order to forget one does not hit the next."""
+    """An adapter's copy in the ranks' host memory, read or being read. Each read has its own key,
+    so that a late drop cannot hit the next copy."""
 
     key: str
     read: Loaded
@@ -92,7 +92,7 @@ class _Copy:
 
 
 class Adapters:
-    """The adapters that an engine serves. Called by the engine's thread."""
+    """The adapters that an engine serves. Used by the engine's thread."""
 
     def __init__(self, spec: AdapterSpec, read: Read, num_virtual: Count = without) -> None:
         self._spec = spec
@@ -116,14 +116,14 @@ class Adapters:
         self.has_freed = False
 
     def load(self, source: AdapterSource, *, replaces: bool = False) -> Future[None]:
-        """Begin to read an adapter; it is served once the future is done.
+        """Start to read an adapter; it is served once the future is done.
 
-        Raises, at once or by the future: RequestError saying what is wrong. Mutates: self
+        Raises: RequestError with the reason, immediately or through the future. Mutates: self
         """
         loading = [(one, done) for one, done in self._loading if one.name == source.name]
         for one, begun in loading:
             if not replaces and msgspec.structs.replace(one, key=source.key) == source:
-                return begun  # another process of this server asks for the same
+                return begun  # another process of this server loads the same adapter
         self._check_free(source, [one for one, _ in loading], replaces=replaces)
         key = f"{source.name}#{next(self._serials)}"
         keyed = self._known[key] = msgspec.structs.replace(source, key=key)
@@ -135,7 +135,7 @@ class Adapters:
     def _check_free(
         self, source: AdapterSource, loading: Iterable[AdapterSource], *, replaces: bool
     ) -> None:
-        """Raise RequestError where an adapter has the name already, or is about to, and stays."""
+        """Raise RequestError if another loaded or loading adapter keeps the name."""
         served = self._served.get(source.name)
         present = [*loading, *([served] if served else [])]
         if present and not replaces:
@@ -148,13 +148,13 @@ class Adapters:
             raise of_another_key(source.name)
 
     def unload(self, name: str) -> None:
-        """Serve an adapter no more; requests under way keep it. Raises: RequestError"""
+        """Stop serving an adapter; running requests keep it. Raises: RequestError"""
         if name not in self._served:
             raise unknown_adapter(name)
         self._forget_if_unused(self._served.pop(name).key)
 
     def served(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for."""
+        """Return the adapters that requests may name."""
         return tuple(self._served.values())
 
     @property
@@ -164,14 +164,13 @@ class Adapters:
 
     @property
     def names_in_use(self) -> tuple[Names, Names]:
-        """Return the names of the adapters that requests hold a slot of, and of those that requests
-        wait for."""
+        """Return the names of adapters with a slot in use, and of those that requests wait for."""
         held = (key for key in self._slots if self._users[key])
         return self._names(held), self._names(self._waiting)
 
     @property
     def is_loading(self) -> bool:
-        """Return whether `poll` has something to look at."""
+        """Return whether `poll` has anything to check."""
         return bool(self._loading)
 
     def poll(self) -> None:
@@ -196,11 +195,10 @@ class Adapters:
             done.set_result(None)
 
     def _count_virtual(self, source: AdapterSource) -> Exception | None:
-        """Note how many vectors an adapter puts before a prompt; return why that is not known.
-        Mutates: self"""
+        """Record an adapter's virtual tokens; return the error if that fails. Mutates: self"""
         try:
             self._num_virtual[source.key] = self._count(source)
-        except Exception as error:  # a method is a plugin
+        except Exception as error:  # the method is a plugin
             return as_request_error(error)
         return None
 
@@ -217,8 +215,8 @@ class Adapters:
     def take_slot(self, holder: AdapterHolder) -> bool:
         """Return whether the held adapter, which has been read, has a slot now.
 
-        Adapters wait for slots in order. Requests for one that is in a slot pass them, a bounded
-        number of times in a row, so that neither waits for ever. Mutates: self, holder
+        Adapters get slots in order. Requests whose adapter has a slot already may overtake, but
+        only a bounded number in a row, so that nobody starves. Mutates: self, holder
         """
         key = holder.key
         has_others = len(self._waiting) > (key in self._waiting)
@@ -239,14 +237,14 @@ class Adapters:
         return self._give(holder, slot)
 
     def content_key(self, key: str) -> str:
-        """Return a key that stands for the content of an adapter's files. Mutates: self"""
+        """Return a key that includes a digest of an adapter's files. Mutates: self"""
         if key not in self._content_keys:
             source = self._known[key]
             self._content_keys[key] = f"{source.name}#{folder_digest(source.path)}"
         return self._content_keys[key]
 
     def release(self, holder: AdapterHolder) -> None:
-        """Let go of what a request held. Mutates: self"""
+        """Release a request's hold. Mutates: self"""
         self._holders[holder.key] -= 1
         if holder.slot != NO_SLOT:
             self._users[holder.key] -= 1
@@ -256,7 +254,7 @@ class Adapters:
         self._forget_if_unused(holder.key)
 
     def take_moves(self, plan: StepPlan) -> StepPlan:
-        """Return a plan with what its ranks must do first. Mutates: self"""
+        """Return the plan with the adapter moves that ranks must do first. Mutates: self"""
         if not self._moves and not self._dropped:
             return plan
         moves, self._moves = tuple(self._moves.values()), {}
@@ -264,8 +262,7 @@ class Adapters:
         return msgspec.structs.replace(plan, adapters=moves, dropped_adapters=dropped)
 
     def empty_slots(self) -> None:
-        """Count every slot as empty, since what the ranks kept in them is lost. No request is under
-        way. Mutates: self"""
+        """Mark all slots as empty: the ranks' contents are lost, no request runs. Mutates: self"""
         assert not any(self._holders.values()), "an adapter in use cannot be taken away"
         self._slots.clear()
         self._moves.clear()
@@ -279,8 +276,7 @@ class Adapters:
         return True
 
     def _empty_slot(self) -> int | None:
-        """Return a slot without an adapter, if need be that of the one not used for longest.
-        Mutates: self"""
+        """Return an empty slot, or else the least recently used one without users. Mutates: self"""
         if self._free_slots:
             return self._free_slots.pop()
         for key in self._slots:
@@ -289,7 +285,7 @@ class Adapters:
         return None
 
     def _bring(self, key: str) -> Loaded:
-        """Have an adapter in host memory; others that nobody holds make room. Mutates: self"""
+        """Read an adapter into host memory, evicting others that nobody holds. Mutates: self"""
         copy = self._copies.get(key)
         if copy is not None and not copy.has_failed:
             self._copies.move_to_end(key)
@@ -304,8 +300,8 @@ class Adapters:
         return read
 
     def _drop(self, key: str) -> None:
-        """Have the ranks forget what they have read of an adapter; a slot keeps its own copy, and
-        one that was still to be filled is free again. Mutates: self"""
+        """Drop the host copy of an adapter on the ranks. A filled slot has its own copy; a slot
+        that was still to be filled is freed. Mutates: self"""
         copy = self._copies.pop(key, None)
         if copy is None:
             return
@@ -316,14 +312,14 @@ class Adapters:
             self._free_slots.append(slot)
 
     def _forget_if_unused(self, key: str) -> None:
-        """Forget an adapter that is not served any more once nobody holds it. Mutates: self"""
+        """Forget an adapter once it is not served, loading or held. Mutates: self"""
         is_served = any(source.key == key for source in self._served.values())
         is_loading = any(source.key == key for source, _ in self._loading)
         if not (self._holders[key] or is_served or is_loading):
             self._forget(key)
 
     def _forget(self, key: str) -> None:
-        """Mutates: self"""
+        """Forget an adapter, its host copy and its slot. Mutates: self"""
         del self._known[key]
         self._content_keys.pop(key, None)
         self._num_virtual.pop(key, None)
@@ -338,21 +334,21 @@ class Adapters:
 
 
 def _described(source: AdapterSource, facts: AdapterFacts | None) -> AdapterSource:
-    """Return an adapter with what ranks tell of it."""
+    """Return an adapter with the facts that the ranks report."""
     if facts is None:
         return source
     return msgspec.structs.replace(source, **msgspec.structs.asdict(facts))
 
 
 def as_request_error(error: Exception) -> Exception:
-    """Return a ConfigError as what a request is told; others as they are."""
+    """Return a ConfigError as a RequestError; other errors unchanged."""
     if isinstance(error, ConfigError):
         return RequestError(error.what, where=error.where, fix=error.fix)
     return error
 
 
 def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
-    """Return what the caller is told whose adapter could not be read."""
+    """Return the error for a caller whose adapter could not be read."""
     if isinstance(error, RequestError):
         return error
     logger.error("adapter %s could not be read", source.name, exc_info=error)
@@ -361,7 +357,7 @@ def _refusal(source: AdapterSource, error: BaseException) -> RequestError:
 
 
 def serving(adapters: Adapters | None) -> Adapters:
-    """Return the adapters. Raises: RequestError where none are served"""
+    """Return the adapters. Raises: RequestError when none are served"""
     if adapters is None:
         raise RequestError(
             "this server does not serve adapters.", fix="start it with --enable-lora."
@@ -370,7 +366,7 @@ def serving(adapters: Adapters | None) -> Adapters:
 
 
 def serve_adapters(spec: EngineSpec, read: Read) -> Adapters | None:
-    """Return what serves adapters, those of the start read; None where none are served.
+    """Load the adapters of the command line; return None if adapters are disabled.
 
     Raises: ConfigError
     """

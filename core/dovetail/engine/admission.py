@@ -1,7 +1,7 @@
-"""Admission: requests that are not queued yet because something they need is still being loaded.
+"""Admission: requests that wait for something to be loaded before they are queued.
 
-A request waits until its constraint and its adapter are on every rank, and then for a slot for its
-adapter; others pass it.
+A request waits until its constraint and its adapter are loaded on every rank, then for an adapter
+slot. Other requests may overtake it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dovetail.engine.messages import EngineRequest
 from dovetail.interfaces.executor import Loaded, Preparation
 
 Queue = Callable[[EngineRequest, AdapterHolder | None], None]
-"""Takes a request that has all it needs, with what it holds of an adapter."""
+"""Takes a request that is ready to be queued, and its hold on an adapter."""
 Refuse = Callable[[str, BaseException], None]
-"""Told of a request, by its id, for which something could not be loaded."""
+"""Called with the id of a request that could not be prepared, and the error."""
 Load = Callable[[Preparation], Loaded]
 
 
@@ -36,7 +36,7 @@ class _Preparing:
 
 
 class Admission:
-    """The requests on their way to the scheduler of one engine."""
+    """The requests of one engine that are not with its scheduler yet."""
 
     def __init__(self, load: Load, adapters: Adapters | None, queue: Queue, refuse: Refuse) -> None:
         self._load = load
@@ -55,7 +55,7 @@ class Admission:
         yield from self._slotless
 
     def add(self, message: EngineRequest) -> None:
-        """Queue a request, or begin to load what it needs. Raises: RequestError. Mutates: self"""
+        """Queue a request, or start to load what it needs. Raises: RequestError. Mutates: self"""
         loads, holder = [], None
         if message.adapter:
             if self._adapters is None:
@@ -71,7 +71,7 @@ class Admission:
         self._preparing[message.request_id] = preparing
 
     def admit(self) -> None:
-        """Queue the requests that have all they need by now. Mutates: self"""
+        """Queue the requests that are ready by now. Mutates: self"""
         if self._slotless and self._adapters is not None and self._adapters.has_freed:
             self._adapters.has_freed = False
             waiting, self._slotless = self._slotless, {}
@@ -88,14 +88,14 @@ class Admission:
                 self._refuse(name, error)
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request; return whether it was here. Mutates: self"""
+        """Drop a request; return whether it was here. Mutates: self"""
         found = self._preparing.pop(request_id, None) or self._slotless.pop(request_id, None)
         if found is not None:
             self.release(found.holder)
         return found is not None
 
     def release(self, holder: AdapterHolder | None) -> None:
-        """Let go of what a request held of an adapter. Mutates: the adapters"""
+        """Release a request's hold on an adapter. Mutates: the adapters"""
         if holder is not None and self._adapters is not None:
             self._adapters.release(holder)
 

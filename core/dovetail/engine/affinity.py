@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def keep_to(processors: Collection[int]) -> None:
-    """Keep the calling thread, and those it starts from now on, to these processors.
+    """Pin the calling thread, and threads that it starts later, to these processors.
 
     An empty set means all of them. Mutates: the calling thread's affinity
     """

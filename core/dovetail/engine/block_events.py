@@ -1,8 +1,7 @@
-"""BlockEvents: what becomes of an engine's prefix cache, as events for a publisher.
+"""BlockEvents: publishes changes of an engine's prefix cache as events.
 
-Events are gathered while a step is recorded and published as one batch. Where layers form several
-groups with blocks of their own, events are about the first group's: those of layers that look at
-all tokens, if there are any.
+Events are collected while a step is recorded and published as one batch. If layers form several KV
+groups, only the first group's blocks are reported: the full-attention layers, if any.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TOLD_GROUP = 0
 
 
 class BlockEvents:
-    """The events of the engine of a number; `medium` is where its cache lies. One thread."""
+    """The events of engine number `engine`; `medium` holds its cache. Used by one thread."""
 
     def __init__(
         self, publisher: KVEventPublisher, block_tokens: int, engine: int, medium: str = GPU
@@ -38,7 +37,7 @@ class BlockEvents:
     def filled(
         self, request: RequestState, group: int, index: int, block: int, *, is_new: bool
     ) -> None:
-        """Note a block that others can find. Mutates: self"""
+        """Record a block that has become findable. Mutates: self"""
         if group != TOLD_GROUP or not is_new:
             return
         size, hashes = self._block_tokens, request.block_hashes
@@ -48,7 +47,7 @@ class BlockEvents:
         adapter = dict(request.prefix_keys).get("adapter")
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.block_hashes[-1] == parent:
-            # One event tells of blocks that follow each other.
+            # Merge consecutive blocks into one event.
             self._events.pop()
             parent = last.parent_block_hash
             tokens = last.token_ids + tokens
@@ -68,7 +67,7 @@ class BlockEvents:
         )
 
     def evicted(self, group: int, prefix_hash: bytes) -> None:
-        """Note a block that nobody can find any more. Mutates: self"""
+        """Record a block that has been evicted from the index. Mutates: self"""
         if group != TOLD_GROUP:
             return
         last = self._events[-1] if self._events else None
@@ -79,14 +78,14 @@ class BlockEvents:
         self._events.append(BlockRemoved(block_hashes=told, medium=self._medium))
 
     def suspected(self, group: int, prefix_hash: bytes) -> None:
-        """Nothing: the block is evicted, too."""
+        """Do nothing: the block is also reported as evicted."""
 
     def cleared(self) -> None:
-        """Note that no block can be found. Mutates: self"""
+        """Record that the whole prefix index was cleared. Mutates: self"""
         self._events.append(AllBlocksCleared())
 
     def publish(self) -> None:
-        """Publish what has been noted, if anything. Mutates: self"""
+        """Publish the recorded events, if any. Mutates: self"""
         if self._events:
             events, self._events = tuple(self._events), []
             self._publisher.publish(
@@ -94,11 +93,11 @@ class BlockEvents:
             )
 
     def close(self) -> None:
-        """Publish the rest and end the publisher. May be called twice."""
+        """Publish the rest and close the publisher. May be called twice."""
         self.publish()
         self._publisher.close()
 
 
 def event_hash(prefix_hash: bytes) -> int:
-    """Return a block's name in events: the first 8 bytes of its hash, as a number."""
+    """Return a block's id in events: the first 8 bytes of its hash, as a number."""
     return int.from_bytes(prefix_hash[:8], "big")

@@ -1,4 +1,4 @@
-"""What an engine is made of when it starts: executor, layout of the KV cache, drafter."""
+"""Builds the parts of an engine at start-up: executor, KV cache layout and accounting, drafter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dovetail.registry.blame import blaming
 
 
 def build_executor(spec: EngineSpec) -> Executor:
-    """Return the executor, its ranks started."""
+    """Return the executor with its ranks started."""
     executor_class = registry.load_selection(spec.executor)
     options = registry.build_options(spec.executor)
     with blaming("starting the workers"):
@@ -68,17 +68,17 @@ def plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLay
 
 
 def build_drafter(spec: EngineSpec) -> Drafter | None:
-    """Return the drafter that the engine asks, None where there is none."""
+    """Return the drafter that runs in the engine, or None."""
     if spec.drafting is None:
         return None
     if spec.run.drafts is not None:
-        return None  # it is made beside the model
+        return None  # this drafter is built next to the model
     made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
     return made
 
 
 def steps_together(spec: EngineSpec) -> StepsTogether | None:
-    """Return what keeps this engine in step with those that share its experts, if any do."""
+    """Return the step synchronization with engines that share experts, or None."""
     if not spec.shares_experts:
         return None
     rank = spec.run.rank
@@ -86,8 +86,7 @@ def steps_together(spec: EngineSpec) -> StepsTogether | None:
 
 
 def hash_units(spec: EngineSpec, layout: KVLayout) -> CacheSpec:
-    """Return the rules of the cache, with the units by which blocks are named. Raises:
-    ConfigError"""
+    """Return the cache rules, with the unit size of prefix hashes. Raises: ConfigError"""
     transfer = spec.run.transfer
     unit = 0 if transfer is None else transfer.unit_tokens
     if unit and layout.block_tokens % unit:
@@ -100,14 +99,14 @@ def hash_units(spec: EngineSpec, layout: KVLayout) -> CacheSpec:
 
 
 def hash_key(spec: EngineSpec, layout: KVLayout, layers: Sequence[CachedLayer]) -> bytes:
-    """Return the key of the hashes of prefixes: a secret of the engine, or where blocks are kept
-    elsewhere one that stands for all that their content depends on beside tokens."""
+    """Return the prefix-hash key: random, or with an external KV store a digest of everything but
+    the tokens that block contents depend on."""
     if spec.run.transfer is None:
         return os.urandom(32)
     unit = spec.run.transfer.unit_tokens
     told: Any = (layout.groups, layout.block_tokens, layout.block_bytes)
     if unit:
-        # States are divided over ranks in as many ways as there are models.
+        # State-space states are sharded over ranks in a model-specific way.
         ranks = spec.run.rank.tensor_size if state_groups(layout, layers) else 0
         told = (layout.groups, unit, ranks)
     identity = spec.run.transfer.identity.encode()
@@ -117,8 +116,7 @@ def hash_key(spec: EngineSpec, layout: KVLayout, layers: Sequence[CachedLayer]) 
 def build_cache(
     spec: EngineSpec, executor: Executor, layout: KVLayout, policy: KVPolicy
 ) -> tuple[KVAccounting, Elsewhere | None]:
-    """Return the account of the cache's blocks, and what keeps some elsewhere. Raises:
-    ConfigError"""
+    """Return the KV block accounting and the external store, if any. Raises: ConfigError"""
     layers = executor.kv_layers()
     cache = policy.accounting(layout, hash_units(spec, layout), hash_key(spec, layout, layers))
     return cache, open_elsewhere(spec, layout, layers, cache, executor.prepare)
@@ -131,7 +129,7 @@ def open_elsewhere(
     cache: KVAccounting,
     load: Load,
 ) -> Elsewhere | None:
-    """Return what keeps blocks elsewhere, None without a connector. Raises: ConfigError"""
+    """Return the external KV store, None without a connector. Raises: ConfigError"""
     transfer = spec.run.transfer
     if transfer is None or not layout.num_tensors:
         return None
@@ -151,13 +149,13 @@ def open_elsewhere(
 
 
 def open_events(spec: EngineSpec, layout: KVLayout, cache: KVAccounting) -> BlockEvents | None:
-    """Return what tells of the prefix cache, None where nobody wants it. Raises: ConfigError"""
+    """Return the prefix cache's events, None without a publisher. Raises: ConfigError"""
     if spec.events is None:
         return None
     publisher: KVEventPublisher = registry.make(spec.events.publisher, spec.engine)
     medium = CPU if spec.run.device == "cpu" else GPU
     events = BlockEvents(publisher, layout.block_tokens, spec.engine, medium)
     cache.watch(events)
-    events.cleared()  # whoever has followed an engine that was here before forgets it
+    events.cleared()  # subscribers drop the blocks of an earlier engine
     events.publish()
     return events

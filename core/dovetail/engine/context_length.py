@@ -1,22 +1,22 @@
-"""What the context length leaves a request: one check with one text, wherever it is made."""
+"""Checks of a request against the context length, with the same error texts everywhere."""
 
 from __future__ import annotations
 
 from dovetail.errors import RequestError
 
 PROMPT = "prompt"
-"""What errors about the prompt name; a conversation's server says "messages" in its place."""
+"""The parameter that errors about the prompt name; chat servers replace it by "messages"."""
 
 
 def context_length(max_model_tokens: int, *, answers: bool = True) -> str:
-    """Return in words how many tokens a request may have. `answers`: tokens are drawn behind its
-    prompt, which count too."""
+    """Return a description of the context length. `answers`: tokens are generated after the prompt
+    and count too."""
     shared = ", for prompt and answer together" if answers else ""
     return f"this model's maximum context length is {max_model_tokens} tokens{shared}"
 
 
 def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
-    """Return how many tokens of the context the prompt leaves. Raises: RequestError for none"""
+    """Return how many tokens of the context the prompt leaves. Raises: RequestError if none"""
     if not num_prompt_tokens:
         raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
     if num_prompt_tokens >= max_model_tokens:
@@ -29,7 +29,7 @@ def room_for_answer(num_prompt_tokens: int, max_model_tokens: int) -> int:
 
 
 def verify_pooled(num_prompt_tokens: int, max_model_tokens: int) -> None:
-    """Check a prompt that nothing is generated after. Raises: RequestError unless it fits"""
+    """Check the length of a prompt that is only pooled. Raises: RequestError if too long"""
     if not num_prompt_tokens:
         raise RequestError("the prompt has no tokens.", where=PROMPT, fix="send some text.")
     if num_prompt_tokens > max_model_tokens:
@@ -41,14 +41,14 @@ def verify_pooled(num_prompt_tokens: int, max_model_tokens: int) -> None:
 
 
 def max_tokens_within(room: int, max_tokens: int | None, min_tokens: int) -> int:
-    """Return how many tokens an answer may have. Raises: RequestError where it must have more"""
+    """Return how many tokens an answer may have. Raises: RequestError if `min_tokens` do not fit"""
     if min_tokens > room:
         raise RequestError(f"only {room} tokens of the context are left.", where="min_tokens")
     return room if max_tokens is None else min(max_tokens, room)
 
 
 def prompt_too_long(num_tokens: int, limit: str, fix: str) -> RequestError:
-    """Return the error of a prompt over a limit; `fix` is what helps beside a shorter prompt."""
+    """Return the error for a prompt over a limit. `fix` is an alternative to a shorter prompt."""
     return RequestError(
         f"the prompt has {num_tokens} tokens; {limit}.",
         where=PROMPT,

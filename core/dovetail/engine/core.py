@@ -1,7 +1,7 @@
-"""EngineCore: the step. Plan what runs next, let the executor run it, record what came.
+"""EngineCore: runs the engine's steps. Each step plans, executes and records the results.
 
-Owns the executor, the KV block accounting, the scheduler and all requests of the engine. Knows no
-sockets, no text and no tensors; one thread calls it.
+Owns the executor, the KV block accounting, the scheduler and all requests. It handles no sockets,
+text or tensors, and is used by one thread only.
 """
 
 from __future__ import annotations
@@ -50,21 +50,20 @@ from dovetail.registry.blame import blaming, described
 
 logger = logging.getLogger(__name__)
 
-# A scheduler that plans nothing though requests wait and nothing runs has this long to think.
+# How long a scheduler may plan nothing while requests wait and none runs.
 STALL_LIMIT_S = 10.0
 IDLE_WAKE_S = 2.0
-"""Without work and messages; API processes ask for a sign of life every second."""
+"""Longest wait for messages without work. API processes ping the engine every second."""
 LEAVE_LIMIT_S = 2.0
-"""How long an engine that ends steps along with others that share its experts."""
+"""How long an engine that shuts down keeps stepping for the engines that share its experts."""
 
 STEP_ALONG, ORDERS_ALONE = -2, -3
-"""The numbers of steps without requests: for other engines, and for blocks to be written."""
+"""Step ids of steps without requests: for other engines, and to write out KV blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """The results of a step. `is_stalled`: nothing could run, so calling again at once is
-    useless."""
+    """The results of a step. `is_stalled`: nothing could run, so do not step again immediately."""
 
     updates: list[RequestUpdate]
     stats: StepStats | None = None
@@ -72,19 +71,19 @@ class StepOutput:
 
 
 class EngineCore:
-    """One engine. `num_steps` counts the results recorded."""
+    """One engine. `num_steps` counts the steps recorded so far."""
 
     def __init__(self, spec: EngineSpec, report: Report | None = None) -> None:
         """Load the model, size and create the KV cache.
 
-        Raises: ConfigError when the spec asks for something that is not possible.
+        Raises: ConfigError if the spec asks for something impossible.
         """
         self.spec = spec
         self.num_steps = 0
         keep_to(spec.run.processors)
         watch = StartWatch(report)
         self._together = steps_together(spec)
-        # What needs no weights is made first: a wrong option need not wait for them.
+        # Build what needs no weights first, so that a wrong option fails before they are loaded.
         policy: SchedulingPolicy = registry.make(spec.policy)
         drafter = build_drafter(spec)
         self._executor = build_executor(spec)
@@ -125,7 +124,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step has anything to do or to tell, or other engines need one."""
+        """Return whether there is work or output for a step, or other engines need a step."""
         own = self._live or self._pending_steps or self._updates or self._waits
         if self._elsewhere is not None and self._elsewhere.has_orders:
             return True
@@ -133,12 +132,12 @@ class EngineCore:
 
     @property
     def _waits(self) -> bool:
-        """Return whether requests wait for what is being loaded."""
+        """Return whether any request waits for something to be loaded."""
         return bool(self._admission or self._arriving)
 
     @property
     def idle_wake_s(self) -> float:
-        """Return how long the engine may look away while there is no work."""
+        """Return how long the engine may wait for messages while it has no work."""
         return IDLE_WAKE_S if self._together is None else self._together.look_again_s
 
     def counts(self) -> tuple[int, int]:
@@ -146,9 +145,9 @@ class EngineCore:
         return self._scheduler.counts()
 
     def add(self, message: EngineRequest) -> None:
-        """Queue a request. One that cannot run ends with an error, which the next step reports.
+        """Queue a request. If it cannot run, the next step reports an error for it.
 
-        A request with a constraint or an adapter waits until that is loaded; others pass it.
+        A request with a constraint or an adapter waits until that is loaded; others overtake it.
         """
         refusal = self.sleep_mode.refusal()
         if refusal is not None:
@@ -195,14 +194,14 @@ class EngineCore:
             self._schedule(live)
 
     def _schedule(self, live: Live) -> None:
-        """Queue a request that waits for nothing. Mutates: self"""
+        """Queue a request that has everything it needs. Mutates: self"""
         request = live.request
         try:
             self._scheduler.add(request)
         except RequestError as error:
             self._let_go(live)
             self._updates.append(refused(request.request_id, error))
-        except Exception as error:  # a plugin's fault with this request, a policy's key for one
+        except Exception as error:  # a plugin failed on this request, for example the policy's key
             logger.exception("request %s could not be queued", request.request_id)
             self._let_go(live)
             fault = RequestError(f"it could not be queued: {described(error)}", status=500)
@@ -214,21 +213,21 @@ class EngineCore:
                 self._drafting.begin(request, sum(self._scheduler.counts()))
 
     def _adapter_key(self, holder: AdapterHolder | None) -> str:
-        """Return what tells an adapter's blocks from others: where blocks outlive this engine, a
-        name for the content of its files."""
+        """Return the adapter's part of the prefix-hash key. If blocks outlive this engine, it is a
+        digest of the adapter's files."""
         if holder is None or self.adapters is None:
             return ""
         return holder.key if self._elsewhere is None else self.adapters.content_key(holder.key)
 
     def _let_go(self, live: Live) -> None:
-        """Free what a request holds that is not queued. Mutates: the adapters, the cache"""
+        """Free what an unqueued request holds. Mutates: the adapters, the cache"""
         self._admission.release(live.holder)
         if self._elsewhere is not None and live.request.request_id not in self._live:
             self.cache.free(live.request)
 
     def _admit(self) -> None:
-        """Queue the requests for which all is loaded: constraints and adapters, blocks from
-        elsewhere, or those that will not come. Mutates: self"""
+        """Queue the requests that have finished loading: constraints, adapters, and external KV
+        blocks (arrived or given up). Mutates: self"""
         if self._admission:
             self._admission.admit()
         if self._elsewhere is None or not self._elsewhere:
@@ -242,14 +241,14 @@ class EngineCore:
                 self._refuse(request_id, error)
 
     def _needs_whole_prompt(self, message: EngineRequest) -> bool:
-        """Return whether what a request is told depends on all of its prompt's steps."""
+        """Return whether the result of a request depends on every step of its prompt."""
         if message.pooling is None:
             return False
         pooling = self.spec.run.pooling
         return pooling is None or message.pooling.task not in pooling.prefix_tasks
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests; unknown ids are ignored. The next step tells of those ended."""
+        """Abort these requests; unknown ids are ignored. The next step reports those aborted."""
         for ended in self._scheduler.abort(request_ids):
             self._note(ended.request_id)
         for request_id in request_ids:
@@ -261,17 +260,17 @@ class EngineCore:
                 self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
 
     def abort_all(self) -> None:
-        """End every request. The next steps tell of them."""
+        """Abort every request. The next steps report them."""
         self.abort((*self._live, *self._arriving, *self._admission))
 
     def stats(self) -> StepStats:
-        """Return the engine's numbers between two steps."""
+        """Return the engine's statistics between two steps."""
         return self._counter.take(self._scheduler.counts())
 
     def step(self) -> StepOutput:
-        """Plan a step and hand it over, then record the oldest one when enough are under way.
+        """Plan and submit a step; once enough steps are in flight, record the oldest one.
 
-        Raises: EngineDead, or what a scheduler or executor raised: then the engine is lost.
+        Raises: EngineDead, or any error of a scheduler or executor. The engine is lost after that.
         """
         started_s = time.monotonic()
         if self.adapters is not None and self.adapters.is_loading:
@@ -309,7 +308,7 @@ class EngineCore:
         return StepOutput(updates=self._take_updates(), stats=stats)
 
     def _forget_memory(self) -> None:
-        """Count on nothing that the ranks kept in memory that they have released."""
+        """Drop all references to memory that the ranks have released."""
         self.cache.forget_all()
         self._encodings.forget_all()
         if self.adapters is not None:
@@ -318,8 +317,8 @@ class EngineCore:
             self._events.publish()
 
     def reset_prefix_cache(self) -> None:
-        """Make no cached prefix findable any more, nor what was kept elsewhere: the weights may
-        have changed. Requests under way keep what they have."""
+        """Invalidate every cached prefix, on the device and in external stores, since the weights
+        may have changed. Running requests keep their blocks."""
         self.cache.forget_all()
         if self._elsewhere is not None:
             self._elsewhere.distrust(self._live)
@@ -328,12 +327,12 @@ class EngineCore:
             self._events.publish()
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have the workers of all ranks run a method, after the steps under way; return what they
-        answer. Raises: RequestError"""
+        """Run a method on the workers of all ranks, after the steps in flight; return their
+        answers. Raises: RequestError"""
         return self._executor.collective_rpc(call)
 
     def check_idle(self) -> None:
-        """Check what must hold when no request lives. Raises: AssertionError."""
+        """Check the invariants of an engine without requests. Raises: AssertionError."""
         if not self.has_work:
             cache = self.cache
             cache.check_invariants()
@@ -341,22 +340,22 @@ class EngineCore:
             assert not num_lost, f"{num_lost} KV blocks are lost"
 
     def check_executor(self) -> None:
-        """Raise EngineDead when a worker is gone."""
+        """Raise EngineDead if a worker has died."""
         self._executor.check()
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Register a callback, called from any thread, for a worker that dies unexpectedly."""
+        """Register a callback for a worker's unexpected death. It is called from any thread."""
         self._executor.on_death(callback)
 
     def _step_along(self) -> None:
-        """Run a step without requests, which another engine's tokens need. Raises: EngineDead"""
+        """Run a step without requests, for another engine's tokens. Raises: EngineDead"""
         assert self._together is not None
         self._together.begin()
         self._executor.submit(StepPlan(step_id=STEP_ALONG, rows=())).result()
 
     def leave(self) -> None:
-        """Before an orderly end: step along until the other engines end too, or for a while; one of
-        them may be in a step that needs this one's experts."""
+        """Keep stepping before an orderly shutdown until the other engines end too, or a time
+        limit. One of them may be in a step that needs this engine's experts."""
         together = self._together
         if together is None:
             return
@@ -382,7 +381,7 @@ class EngineCore:
             self._together.close()
 
     def _close_elsewhere(self) -> None:
-        """Give the ranks the last blocks to write, and end what tells and finds blocks."""
+        """Have the ranks write the last blocks, then close the store and the block events."""
         if self._elsewhere is not None:
             try:
                 self._bring_orders(self._elsewhere)
@@ -393,13 +392,13 @@ class EngineCore:
             self._events.close()
 
     def _bring_orders(self, elsewhere: Elsewhere) -> None:
-        """Run a step without rows where blocks wait for one. Raises: EngineDead"""
+        """Send pending external-store orders, in a step without rows. Raises: EngineDead"""
         if elsewhere.collect():
             plan = elsewhere.add_orders(StepPlan(step_id=ORDERS_ALONE, rows=()))
             self._executor.submit(plan).result()
 
     def _submit(self, plan: StepPlan, now_s: float) -> None:
-        """Hand a step over, and note which requests take a row by it. Mutates: self"""
+        """Submit a step, and record which requests get a row in it. Mutates: self"""
         for row in plan.new_rows:
             live = self._live[row.request_id]
             if live.scheduled_s:
@@ -420,19 +419,19 @@ class EngineCore:
         self._is_busy = True
 
     def _with_encodings(self, plan: StepPlan) -> StepPlan:
-        """Return a plan with what has to be encoded for its rows. Mutates: self"""
+        """Return the plan with the encodings that its rows need. Mutates: self"""
         if not self._num_with_parts and not self._encodings.has_dropped:
             return plan
         requests = {live.request.row: live.request for live in self._live.values()}
         return self._encodings.take(plan, [requests[row.row] for row in plan.rows])
 
     def _participants(self, plan: StepPlan) -> tuple[Live, ...]:
-        """Return the requests in a step just planned."""
+        """Return the live requests in a step that was just planned."""
         rows = {row.row for row in plan.rows}
         return tuple(live for live in self._live.values() if live.request.row in rows)
 
     def _note(self, request_id: str) -> None:
-        """Take what is new about a request into the next update; forget it once it is finished."""
+        """Add a request's progress to the next update; forget the request once it is finished."""
         live = self._live.get(request_id)
         if live is None:
             return
@@ -471,7 +470,7 @@ class EngineCore:
         )
 
     def _stalled(self) -> StepOutput:
-        """Return an empty step; requests that have waited in vain for too long end."""
+        """Return an empty step. If requests have been stalled for too long, end them."""
         self._is_busy = False
         if self._elsewhere is not None:
             self._bring_orders(self._elsewhere)
@@ -489,7 +488,7 @@ class EngineCore:
         )
 
     def _idle_stats(self) -> StepStats | None:
-        """Return the final numbers once nothing lives (after an abort, say)."""
+        """Return the final statistics once no request is left (after an abort, for example)."""
         if self._live:
             return None
         return self._counter.take(self._scheduler.counts())

@@ -1,7 +1,7 @@
-"""DraftPrice: whether drafts pay, by what decoding steps with and without them have taken.
+"""DraftPrice: whether drafts pay off, from the durations of decode steps with and without them.
 
-Steps of about as many rows are compared, the latest ones weighing most: with drafts a step brings
-more tokens and takes longer.
+Compares recent steps with a similar number of rows. With drafts a step yields more tokens but takes
+longer.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 FEW_ROWS = 4
-"""With fewer rows what drafts bring differs from one sentence to the next: there each request
-decides, by what steps cost."""
+"""With fewer rows the worth of drafts varies with the text. Each request then decides for itself,
+from step costs."""
 LEAST_WORTH, MOST_WORTH = 0.6, 2.0
-"""How many tokens a draft must bring while that is not known, and what is asked at most: a few
-steps on a busy machine are no proof."""
+"""How many tokens a draft must yield: default, and upper limit, since a few steps on a busy machine
+prove little."""
 WINDOW_STEPS = 15
-"""The latest steps of a sort that are looked at."""
+"""Window: the number of latest steps that count."""
 FEW_STEPS = 48
-"""Before so many steps drafts count as paying: the first ones also compile and record."""
+"""Drafts count as paying until this many steps: the first ones also compile and capture graphs."""
 PLAIN_EVERY, PLAIN_STEPS = 6, 3
-"""Every so many steps goes without drafts until there have been so many without."""
+"""Every PLAIN_EVERY-th step runs without drafts until there are PLAIN_STEPS samples."""
 FIRST_PROBE, PROBE_EVERY, PROBE_STEPS = 64, 1024, 6
-"""What does not pay is forgotten so many steps after it ceased to, then after twice as many each
-time, up to PROBE_EVERY, and drafts are tried for PROBE_STEPS then: steps of a few requests are no
-proof. While drafts pay, what steps take without is forgotten every PROBE_EVERY steps."""
+"""If drafts do not pay, retry them for PROBE_STEPS steps, since measurements with few requests are
+noisy. The interval starts at FIRST_PROBE and doubles up to PROBE_EVERY steps. While drafts pay,
+timings without drafts are discarded every PROBE_EVERY steps."""
 
 
 class _Latest:
-    """The latest steps of a sort. Of their times the lower quartile counts: steps that compile or
-    record something take long once, and on a busy machine others take what they would not."""
+    """The latest steps, with or without drafts. The lower quartile of their times counts: it
+    ignores steps that compile something, and outliers on a busy machine."""
 
     __slots__ = ("seconds", "tokens")
 
@@ -49,17 +49,17 @@ class _Latest:
 
     @property
     def rate(self) -> float:
-        """Return tokens a second."""
+        """Return tokens per second."""
         return sum(self.tokens) / len(self.tokens) / self.step_s
 
     @property
     def step_s(self) -> float:
-        """Return how long a step takes."""
+        """Return the typical duration of a step."""
         return sorted(self.seconds)[len(self.seconds) // 4]
 
 
 class _Steps:
-    """Steps of about as many rows."""
+    """Timings of steps with a similar number of rows."""
 
     __slots__ = ("between", "drafted", "next_probe", "num_steps", "paid", "plain")
 
@@ -70,14 +70,14 @@ class _Steps:
 
     @property
     def pays(self) -> bool | None:
-        """Return whether drafts bring more than they cost; None while too few steps tell."""
+        """Return whether drafts yield more than they cost; None with too few samples."""
         if len(self.plain) < PLAIN_STEPS or len(self.drafted) < PROBE_STEPS:
             return None
         return self.drafted.rate > self.plain.rate
 
     def look_again(self, *, decides: bool) -> None:
-        """Forget what is old, when it is time to. `decides`: drafts are left out where they do not
-        pay. Mutates: self"""
+        """Discard old samples when they are due. `decides`: drafts are disabled if they do not pay.
+        Mutates: self"""
         pays = self.pays
         if pays is None:
             return
@@ -97,7 +97,7 @@ class _Steps:
 
 
 class DraftPrice:
-    """What drafts cost an engine, by the number of rows to a factor of two."""
+    """The cost of drafts in an engine, by number of rows in powers of two."""
 
     def __init__(self) -> None:
         self._steps: defaultdict[int, _Steps] = defaultdict(_Steps)
@@ -105,15 +105,15 @@ class DraftPrice:
     def note(
         self, num_rows: int, drafts: int, accepted: int, step_s: float, stands_for: int = 1
     ) -> None:
-        """Take in a step in which every row decoded: its `drafts`, those made and those verified,
-        and how many came true. It stands for so many steps like it. Mutates: self"""
+        """Record a step in which every row decoded: its `drafts` (made plus verified) and how many
+        were accepted. It counts as `stands_for` steps. Mutates: self"""
         steps = self._steps[num_rows.bit_length()]
         steps.num_steps += stands_for
         (steps.drafted if drafts else steps.plain).add(num_rows + accepted, step_s)
         steps.look_again(decides=num_rows >= FEW_ROWS)
 
     def pays(self, num_rows: int) -> bool:
-        """Return whether steps of so many rows are to have drafts now."""
+        """Return whether steps with `num_rows` rows should have drafts now."""
         steps = self._steps.get(num_rows.bit_length())
         if steps is None or steps.num_steps < FEW_STEPS:
             return True
@@ -122,9 +122,9 @@ class DraftPrice:
         return num_rows < FEW_ROWS or steps.pays is not False
 
     def least_worth(self, num_rows: int) -> float:
-        """Return how many tokens a request's draft must bring in steps of so many rows: what a step
-        with drafts takes longer than one without, in steps without. With many rows that is mostly
-        what the longest drafts take, and `pays` decides for all."""
+        """Return how many tokens a request's draft must yield with `num_rows` rows. That is the
+        extra time of a step with drafts, in units of a step without. With many rows that extra time
+        is mostly due to the longest drafts, so `pays` decides for all."""
         if num_rows >= FEW_ROWS:
             return LEAST_WORTH
         steps = self._steps.get(num_rows.bit_length())

@@ -1,8 +1,8 @@
-"""Drafting: asks the drafter what requests may say next, as often as its guesses come true.
+"""Drafting: when to request drafts and how long, depending on how many are accepted.
 
 Sets `draft_ids` of requests between two steps; the scheduler plans them and the runner verifies
-them. A drafter on the worker is asked by the plan of the step before: `num_wanted_drafts` says for
-how many. What a drafter does wrong costs a request its drafts and nothing else.
+them. A drafter on the worker runs as part of the previous step, and `num_wanted_drafts` requests
+the number of tokens. If a drafter fails, a request only loses its drafts.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ logger = logging.getLogger(__name__)
 FREE_MISSES = 3
 MAX_PAUSE_TOKENS = 16
 FIRST_PAUSE, LATER_PAUSE, LONGEST_PAUSE = 4, 32, 128
-"""How many tokens long a drafter on the worker pauses, first where drafts used to be worth their
-price, and where they were not."""
+"""Pauses of a drafter on the worker, in tokens: the first if drafts used to pay, the first if they
+did not, and the longest."""
 LONGEST_BETWEEN = 256
-"""How many steps of an engine lie between two trials at most, whichever requests make them."""
+"""The maximum number of engine steps between two trials, across all requests."""
 NEWEST_SHARE, FIRST_SHARE = 1 / 16, 1 / 4
-"""How much one draft counts in what the drafts of all greedy requests are worth, or of all others:
-the first of them more than the later ones."""
+"""Learning rate of the average worth of drafts, separately for greedy and other requests: minimum,
+and initial for the first drafts."""
 PLAIN_EVERY = 8
-"""While nothing is drafted, one of so many steps is timed, and one at least is looked at."""
+"""While nothing is drafted, every PLAIN_EVERY-th step is timed and checked."""
 STEPS_UNDER_WAY = 8
-"""More steps than are ever planned ahead: after so many without drafts none is under way."""
+"""More than the steps ever planned ahead: after this many without drafts, none is in flight."""
 FOREIGN = "an id outside the vocabulary"
 
 
 class _AdaptiveDraftLength:
-    """How long a request's drafts may be, by how many of their tokens came true so far.
+    """Adapts a request's maximum draft length to how many draft tokens are accepted.
 
-    Starts at the longest draft. A draft of which nothing came true is a miss and halves the length
-    (at least 1); after the fourth miss in a row nothing is drafted for one token, after the fifth
-    for two, and so on up to 16. A draft of which something came true doubles the length and clears
-    the misses. `max_tokens` 0: the drafter failed for this request, it is not asked again.
+    Starts at the maximum. A draft without an accepted token is a miss and halves the length (at
+    least 1). After the fourth miss in a row drafting pauses for one token, after the fifth for two,
+    and so on up to 16. A draft with an accepted token doubles the length and clears the misses.
+    `max_tokens` 0: the drafter failed for this request and is not used again.
     """
 
     __slots__ = ("max_tokens", "num_accepted", "num_drafted", "num_misses", "paused_until")
@@ -60,7 +60,7 @@ class _AdaptiveDraftLength:
     def record(
         self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, least: float
     ) -> None:
-        """Take in a draft's outcome; `least` is what a draft must bring. Mutates: self"""
+        """Record a draft's outcome; `least` is the worth at which drafts pay. Mutates: self"""
         if num_accepted:
             self.num_misses = 0
             self.max_tokens = min(longest, 2 * self.max_tokens)
@@ -72,14 +72,14 @@ class _AdaptiveDraftLength:
 
 
 class _PricedDraftLength(_AdaptiveDraftLength):
-    """The same for a drafter that computes: a draft is paid for, so it must bring something.
+    """The same for a drafter with a compute cost: a draft must be worth its price.
 
-    `worth` is how many tokens a draft brought lately, at first what other requests' drafts did; a
-    quarter of it is renewed by every draft. Drafts are up to twice as long as that, and one more.
-    Below `least`, what a step with drafts costs (`DraftPrice.least_worth`), the request pauses, for
-    4 tokens, and then tries one token: if that fails, the next pause is twice as long, up to 128;
-    if it comes true, longer drafts may show what they are worth. A request that comes when drafts
-    are not worth their price tries one token first, and pauses for 32 if that fails.
+    `worth` is a moving average of accepted tokens per draft, with weight 1/4 for the latest. It
+    starts at the average of other requests. Drafts are up to twice as long, plus one. Below
+    `least`, the cost of a step with drafts (`DraftPrice.least_worth`), drafting pauses for 4
+    tokens, then tries one. If that fails, the next pause is twice as long, up to 128; if it is
+    accepted, longer drafts are tried. A request that starts while drafts do not pay tries one token
+    first, and pauses for 32 if that fails.
     """
 
     __slots__ = ("is_trying", "num_paused", "worth")
@@ -94,7 +94,7 @@ class _PricedDraftLength(_AdaptiveDraftLength):
     def record(
         self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, least: float
     ) -> None:
-        """Take in a draft's outcome. Mutates: self"""
+        """Record a draft's outcome. Mutates: self"""
         if self.is_trying:
             self.worth = least if num_accepted else 0.0
             self.is_trying = False
@@ -108,24 +108,24 @@ class _PricedDraftLength(_AdaptiveDraftLength):
             self._pause(num_tokens)
 
     def _pause(self, num_tokens: int) -> None:
-        """Draft nothing for a while, and one token then. Mutates: self"""
+        """Pause drafting for a while, then try a single token. Mutates: self"""
         self.paused_until = num_tokens + self.num_paused
         self.num_paused = min(2 * self.num_paused, LONGEST_PAUSE)
         self.max_tokens, self.is_trying = 1, True
 
 
 def _renewed(worth: float, num_drafted: int, num_accepted: int, share: float) -> float:
-    """Return what drafts are worth with one more. One that came true to its end, as the last of a
-    request often does, might have brought more."""
+    """Return the moving average with one more draft. A fully accepted draft (often the last of a
+    request) never lowers it, since a longer one might have brought more."""
     found = worth + (num_accepted - worth) * share
     return max(worth, found) if num_accepted == num_drafted else found
 
 
 class _Sort:
-    """What drafts are worth to requests of a sort, those that are greedy or all others, and when
-    one of them may try again where that is too little (`next_step`): 4 steps after a trial that
-    failed, then twice as many each time, up to 256; at once while drafts are worth their price. A
-    trial that came true is no more than its request's leave to draft more."""
+    """The average worth of drafts, for greedy or for all other requests. If drafts do not pay,
+    `next_step` is the first step for the next trial: 4 steps after a failed trial, doubled each
+    time up to 256; immediately while drafts pay. A successful trial only lets its own request draft
+    more."""
 
     __slots__ = ("_between", "_num_drafts", "next_step", "worth")
 
@@ -135,20 +135,20 @@ class _Sort:
         self._between, self.next_step = FIRST_PAUSE, 0
 
     def tries_now(self, num_steps: int) -> bool:
-        """Return whether a trial may begin; no other does for a while then. Mutates: self"""
+        """Return whether a trial may start; if so, block others for a while. Mutates: self"""
         if num_steps < self.next_step:
             return False
         self.next_step = num_steps + self._between
         return True
 
     def note_trial(self, num_steps: int, num_accepted: int) -> None:
-        """Take in how a trial ended. Mutates: self"""
+        """Record how a trial ended. Mutates: self"""
         if not num_accepted:
             self._between = min(2 * self._between, LONGEST_BETWEEN)
         self.next_step = num_steps + self._between
 
     def note_draft(self, num_steps: int, num_drafted: int, num_accepted: int, least: float) -> None:
-        """Take in what a longer draft brought; `least` is its price. Mutates: self"""
+        """Record the outcome of a longer draft; `least` is its price. Mutates: self"""
         share = max(NEWEST_SHARE, FIRST_SHARE / (1 + self._num_drafts / 4))
         self._num_drafts += 1
         self.worth = _renewed(self.worth, num_drafted, num_accepted, share)
@@ -157,9 +157,9 @@ class _Sort:
 
 
 class Drafting:
-    """The drafter of one engine and what it is worth to each live request. `drafter` None: it is on
-    the worker. `is_steady`: when a request is drafted depends on the request alone, and on no time
-    that a step took, because what is drawn depends on it (drafts that are sampled)."""
+    """The drafter of one engine and its worth to each running request. `drafter` None: it runs on
+    the worker. `is_steady`: drafting depends on the request alone and not on step times, because
+    the sampled tokens depend on it (drafts that are sampled)."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Drafting:
         self._rests_until = 0
 
     def begin(self, request: RequestState, num_unfinished: int) -> None:
-        """Want drafts behind a new request's first token. Mutates: num_wanted_drafts"""
+        """Request drafts after a new request's first token. Mutates: num_wanted_drafts"""
         self._rests_until = 0
         if self._drafter is not None:
             return
@@ -196,7 +196,7 @@ class Drafting:
             request.num_wanted_drafts = length.max_tokens
 
     def _begun(self, request: RequestState, num_unfinished: int) -> _AdaptiveDraftLength:
-        """Return how long the drafts of a new request may be. Mutates: self"""
+        """Return the initial draft length of a new request. Mutates: self"""
         if self._drafter is not None:
             return _AdaptiveDraftLength(self._max_tokens)
         least, worth = self._least_worth(num_unfinished), self._sort_of(request).worth
@@ -206,7 +206,7 @@ class Drafting:
         return self._sorts[request.sampling.temperature == 0.0]
 
     def _may_ask(self, request: RequestState, length: _AdaptiveDraftLength) -> bool:
-        """Return whether drafts may be asked for; if they are a trial, it begins. Mutates: self"""
+        """Return whether drafts may be requested; if they are a trial, start it. Mutates: self"""
         if length.max_tokens <= 0 or request.num_tokens < length.paused_until:
             return False
         if self._is_steady or not length.is_trying or request.draft_ids:
@@ -217,7 +217,7 @@ class Drafting:
         return LEAST_WORTH if self._is_steady else self._price.least_worth(num_rows)
 
     def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
-        """Take in how long a step took in which every row decoded. Mutates: self"""
+        """Record the duration of a step if every row decoded. Mutates: self"""
         stands_for = PLAIN_EVERY if self._num_idle else 1
         if self._is_steady or self._num_steps % stands_for:
             return
@@ -229,11 +229,11 @@ class Drafting:
             accepted += max(0, len(found.token_ids) - 1) if row.drafts else 0
         had_made, self._has_made = self._has_made, made > 0
         if self._drafter is None and (not had_made if made else verified):
-            return  # the first step of a worker's drafts, or the last: half of their cost
+            return  # first or last step of a worker's drafts: includes only half of their cost
         self._price.note(len(plan.rows), made + verified, accepted, step_s, stands_for)
 
     def update(self, requests: Sequence[RequestState], num_unfinished: int) -> None:
-        """Learn from the drafts just verified and guess anew. `requests` are those that changed.
+        """Learn from the drafts just verified and draft again. `requests` are the changed ones.
 
         Mutates: self; draft_ids, num_wanted_drafts and has_unlikely_drafts of the requests
         """
@@ -269,8 +269,7 @@ class Drafting:
             self._rests_until = self._next_chance(requests, is_crowded)
 
     def _next_chance(self, requests: Sequence[RequestState], is_crowded: bool) -> int:
-        """Return the first step after which drafts may be asked for again, unless a request comes
-        or goes."""
+        """Return the first step with new drafts, unless a request starts or ends before."""
         if is_crowded:
             return self._num_steps + PLAIN_EVERY
         if self._is_steady or not all(self._lengths[one.request_id].is_trying for one in requests):
@@ -281,7 +280,7 @@ class Drafting:
         return self._pause_above is not None and num_unfinished > self._pause_above
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request. Mutates: self"""
+        """Drop the state of a request. Mutates: self"""
         self._rests_until = 0
         if self._lengths.pop(request_id, None) is None or self._drafter is None:
             return
@@ -292,7 +291,7 @@ class Drafting:
             logger.exception("the drafter failed to forget request %s", request_id, extra=named)
 
     def _record(self, request: RequestState, length: _AdaptiveDraftLength, num_rows: int) -> None:
-        """Learn what became of a request's drafts. Mutates: self, length"""
+        """Record how many of a request's drafts were accepted. Mutates: self, length"""
         num_drafted = request.num_draft_tokens - length.num_drafted
         num_accepted = request.num_accepted_tokens - length.num_accepted
         length.num_drafted, length.num_accepted = (
@@ -310,7 +309,7 @@ class Drafting:
         num_drafted: int,
         num_accepted: int,
     ) -> None:
-        """Take in what a draft of a request brought. Mutates: self, length"""
+        """Update the averages with the outcome of a request's draft. Mutates: self, length"""
         least = self._least_worth(num_rows)
         if not self._is_steady:
             sort = self._sort_of(request)
@@ -324,19 +323,19 @@ class Drafting:
     def _brought(
         self, request: RequestState, length: _AdaptiveDraftLength, limit: int
     ) -> tuple[int, ...]:
-        """Return the worker's drafts, as far as they are wanted still. Mutates: length"""
+        """Return the worker's drafts, up to the number that is still wanted. Mutates: length"""
         drafts = request.draft_ids[:limit] if request.status == RUNNING else ()
         return drafts if self._are_known(drafts) else self._given_up(request, length, FOREIGN)
 
     def _room(self, request: RequestState) -> int:
-        """Return how many drafts of the request stay within the drafter's context."""
+        """Return how many drafts of the request fit into the drafter's context."""
         most = self._max_model_tokens
         return self._max_tokens if most is None else most - request.num_tokens
 
     def _guess(
         self, request: RequestState, length: _AdaptiveDraftLength, limit: int
     ) -> tuple[int, ...]:
-        """Return the drafter's guesses; none, now and later, when it fails. Mutates: length"""
+        """Return the drafter's draft; none, now and later, if it fails. Mutates: length"""
         assert self._drafter is not None, "the worker guesses"
         try:
             drafts = tuple(
@@ -353,15 +352,14 @@ class Drafting:
     def _given_up(
         self, request: RequestState, length: _AdaptiveDraftLength, fault: str
     ) -> tuple[int, ...]:
-        """Return no drafts, and want none any more. Mutates: length"""
+        """Return no drafts and disable drafting for the request. Mutates: length"""
         length.max_tokens = 0
         logger.error("the drafter is not used again for %s: %s", request.request_id, fault)
         return ()
 
 
 def drafting_of(spec: EngineSpec, drafter: Drafter | None, counter: StepCounter) -> Drafting | None:
-    """Return what asks the drafter of an engine, None where nothing is drafted. `drafter` None: it
-    is on the worker."""
+    """Return the engine's Drafting, or None. `drafter` None: it runs on the worker."""
     if spec.drafting is None:
         return None
     drafts = spec.run.drafts

@@ -1,12 +1,12 @@
-"""Elsewhere: KV blocks of one engine that a connector keeps, and requests that wait for some.
+"""Elsewhere: one engine's KV blocks in an external store (KV connector), and requests that wait for
+some.
 
-Before a request is queued its leading blocks are looked up. What is elsewhere and not cached is
-brought by every rank into host memory, beside the steps; then the request is queued with these as
-its host blocks, so that a scheduler starts it as it starts one that was swapped out. Blocks that
-become full are written by the ranks after the next step has copied them. What cannot be brought is
-computed, or ends its request, as the failure policy says. A request may name the engine that has
-computed its prompt (kv_transfer_params, in the words of vLLM's), and another may ask for the params
-by which a second engine goes on with it.
+Before a request is queued, its leading blocks are looked up. Every rank loads the ones not cached
+here into host memory, in parallel with the steps. The request is then queued with them as its host
+blocks, so schedulers treat it as swapped out. Full blocks are written by the ranks after the next
+step has copied them. If a load fails, the tokens are recomputed or the request fails, depending on
+the failure policy. A request may name the engine that has computed its prompt (kv_transfer_params,
+as in vLLM), or request the params with which another engine continues.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ logger = logging.getLogger(__name__)
 Load = Callable[[Preparation], Loaded]
 FROM_PEER, FOR_PEER = "do_remote_prefill", "do_remote_decode"
 NUM_TOKENS = "remote_num_tokens"
-"""Words of kv_transfer_params: another engine has the prompt's blocks; another will want them; of
-how many tokens."""
+"""Keys of kv_transfer_params: another engine has the prompt's blocks, another will fetch them, and
+the number of tokens."""
 MAX_LOOKS = 2
-"""How often a request is looked up: what could not be read is gone the second time."""
+"""How often a request is looked up: unreadable blocks are gone the second time."""
 
 
 def key_of(group: int, prefix_hash: bytes) -> bytes:
-    """Return how a store names a block."""
+    """Return the store's name of a block."""
     return bytes((group,)) + prefix_hash
 
 
 _Sighting = tuple[Found | None, str]
-"""What a look-up has found, and where."""
+"""The result of a look-up, and its source."""
 
 
 class _Arrival:
-    """A request on its way, and what it waits for: its look-up, room, or its load."""
+    """A request that waits for its look-up, for buffer room, or for its load."""
 
     __slots__ = (
         *("deadline_s", "first", "found", "keys", "load", "look", "num_looks", "params"),
@@ -72,10 +72,10 @@ class _Arrival:
 
 
 class Elsewhere:
-    """What one engine has in the store of its connector. One thread calls it.
+    """One engine's view of its connector's store. Used by one thread.
 
-    The counts are since the start: loads that failed, bytes of blocks that came and that were given
-    to be written, and the seconds that loads took, all together.
+    The counts are since the start: failed loads, bytes loaded, bytes submitted for writing, and the
+    total seconds of loads.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Elsewhere:
         return len(self._arrivals)
 
     def __iter__(self) -> Iterator[str]:
-        """Return the ids of the requests that wait."""
+        """Return the ids of the waiting requests."""
         return iter(tuple(self._arrivals))
 
     def take_counts(self) -> TransferStats:
-        """Return what went through the connector since the last call. Mutates: self"""
+        """Return the connector's traffic since the last call. Mutates: self"""
         now = TransferStats(
             connector=self._spec.connector.name,
             loads=self.num_loads,
@@ -140,8 +140,8 @@ class Elsewhere:
     # Requests
 
     def begin(self, request: RequestState, params: Mapping[str, Any]) -> bool:
-        """Return whether a request waits for blocks: then `arrived` tells when it can be queued.
-        `params` are its kv_transfer_params. Mutates: self"""
+        """Return whether a request must wait for blocks; `arrived` then reports it when it can be
+        queued. `params` are its kv_transfer_params. Mutates: self"""
         if not self._spec.loads or not _is_text(request) or self._is_stuck():
             return False
         arrival = _Arrival(request, params if params.get(FROM_PEER) else {})
@@ -152,8 +152,7 @@ class Elsewhere:
         return True
 
     def ticket(self, request: RequestState, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what tells another engine how to go on with a request that asked for it, None for
-        one that did not."""
+        """Return params with which another engine continues a request, None if not requested."""
         if not params.get(FOR_PEER) or not self._spec.saves:
             return None
         size = self._block_tokens
@@ -162,8 +161,8 @@ class Elsewhere:
         return {FROM_PEER: True, FOR_PEER: False, NUM_TOKENS: num_tokens, **told} if told else None
 
     def arrived(self) -> list[tuple[str, RequestError | None]]:
-        """Return the requests that wait no more, each with why it ends, if it does. Mutates: self,
-        the cache"""
+        """Return the requests that have stopped waiting, each with an error if it failed. Mutates:
+        self, the cache"""
         done = []
         now_s = time.monotonic()
         for request_id, arrival in list(self._arrivals.items()):
@@ -175,7 +174,7 @@ class Elsewhere:
         return done
 
     def abort(self, request_id: str) -> bool:
-        """Let a request wait no more; return whether it did. Mutates: self"""
+        """Stop a request's wait; return whether it was waiting. Mutates: self"""
         arrival = self._arrivals.pop(request_id, None)
         if arrival is not None:
             if arrival.look is not None:
@@ -185,7 +184,7 @@ class Elsewhere:
 
     def _look_up(self, arrival: _Arrival) -> None:
         arrival.num_looks += 1
-        # Hashes are made here, so that a second thread reads what nobody changes.
+        # Compute hashes in this thread, so that the look-up thread reads only immutable data.
         everything = self._cache.find_elsewhere(arrival.request, _everywhere)
         if everything is None:
             return
@@ -196,7 +195,7 @@ class Elsewhere:
         arrival.look = self._looker.submit(self._sight, arrival, everything)
 
     def _sight(self, arrival: _Arrival, everything: Found) -> _Sighting:
-        """Return what there is of a request elsewhere, and where."""
+        """Return the blocks of a request that are in the store, and their source."""
         keys = [
             name
             for index in range(everything.num_cached, everything.num_blocks)
@@ -213,7 +212,7 @@ class Elsewhere:
         return all(map(self._index.has, self._names(key_of(group, prefix_hash))))
 
     def _take_found(self, arrival: _Arrival, sighting: _Sighting) -> None:
-        """Begin to bring what a look-up has found, as soon as there is room. Mutates: self"""
+        """Start to load the blocks of a look-up as soon as there is room. Mutates: self"""
         arrival.look = None
         arrival.found, arrival.source = found, _ = sighting
         if found is None:
@@ -223,7 +222,7 @@ class Elsewhere:
         self._fill_room()
 
     def _fill_room(self) -> None:
-        """Begin the loads for which there is room by now, in the order of arrival. Mutates: self"""
+        """Start the loads for which there is room, in order of arrival. Mutates: self"""
         while self._roomless:
             arrival = self._roomless[0]
             num_bytes = len(arrival.keys) * self._block_bytes
@@ -241,10 +240,10 @@ class Elsewhere:
             arrival.load = self._load(load)
 
     def _advance(self, arrival: _Arrival, now_s: float) -> RequestError | None:
-        """Go on with one request; return why it ends, if it does. Mutates: self, the cache"""
+        """Advance one request; return the error if it fails. Mutates: self, the cache"""
         waits_for = arrival.look or arrival.load
         if waits_for is None:
-            return None  # for room
+            return None  # waits for room
         if not waits_for.done():
             if now_s < arrival.deadline_s:
                 return None
@@ -276,7 +275,7 @@ class Elsewhere:
         return None
 
     def _fail(self, arrival: _Arrival, why: str, *, is_lost: bool) -> RequestError | None:
-        """Take in that a request's blocks cannot be had. Mutates: self"""
+        """Handle a failed load of a request's blocks. Mutates: self"""
         self.num_failures += 1
         logger.warning("%s: KV blocks could not be loaded: %s", arrival.request.request_id, why)
         if is_lost:
@@ -293,7 +292,7 @@ class Elsewhere:
         return None
 
     def _is_short(self, arrival: _Arrival, found: Found | None) -> bool:
-        """Return whether less was found than the request's params promise."""
+        """Return whether the look-up found less than the request's params promise."""
         promised = arrival.params.get(NUM_TOKENS)
         if not isinstance(promised, int):
             return bool(arrival.params) and found is None
@@ -302,14 +301,14 @@ class Elsewhere:
         return whole > (0 if found is None else found.num_blocks)
 
     def _abandon(self, arrival: _Arrival) -> None:
-        """Let go of what was or is being brought. Mutates: self, arrival"""
+        """Release what was or is being loaded. Mutates: self, arrival"""
         if arrival.load is not None:
             self._released.append(arrival.first)
             self._held.pop(arrival.first, None)
         arrival.look = arrival.load = arrival.found = None
 
     def _is_stuck(self) -> bool:
-        """Return whether a look-up or a load that was given up still keeps the store busy."""
+        """Return whether a look-up or load that timed out still occupies the store."""
         self._stuck = [call for call in self._stuck if not call.done()]
         return bool(self._stuck)
 
@@ -318,7 +317,7 @@ class Elsewhere:
     def filled(
         self, request: RequestState, group: int, index: int, block: int, *, is_new: bool
     ) -> None:
-        """Have a full block written, unless it is there already. Mutates: self"""
+        """Have a full block written unless the store has it already. Mutates: self"""
         del is_new
         if not self._spec.saves or not _is_text(request) or request.request_id in self._unsaved:
             return
@@ -328,26 +327,26 @@ class Elsewhere:
             self.saved_bytes += self._block_bytes
 
     def evicted(self, group: int, prefix_hash: bytes) -> None:
-        """Nothing: what is elsewhere stays there."""
+        """Do nothing: evicted blocks stay in the store."""
 
     def suspected(self, group: int, prefix_hash: bytes) -> None:
-        """Forget a block whose content may be wrong. Mutates: self"""
+        """Drop a block whose content may be wrong. Mutates: self"""
         key = key_of(group, prefix_hash)
         self._saved.pop(key, None)
         self._index.lost(self._names(key))
         self._dropped += self._names(key)
 
     def cleared(self) -> None:
-        """Nothing: the device's memory is not the store's."""
+        """Do nothing: clearing the device cache does not affect the store."""
 
     def distrust(self, live: Iterable[str]) -> None:
-        """Save nothing of the requests under way: the weights may not be those of their blocks.
-        Who goes on hashes with another key. Mutates: self"""
+        """Save no more blocks of the running requests, since the weights may have changed. New
+        requests hash with another key. Mutates: self"""
         self._unsaved = frozenset((*live, *self._arrivals))
         self._saved.clear()
 
     def add_orders(self, plan: StepPlan) -> StepPlan:
-        """Return a plan that is run next, with what the ranks' stores have to do. Mutates: self"""
+        """Return the next plan with orders for the ranks' stores. Mutates: self"""
         loaded: tuple[tuple[int, int], ...] = ()
         own = plan.swapped_in
         if self._held and own:
@@ -369,14 +368,14 @@ class Elsewhere:
         return msgspec.structs.replace(plan, swapped_in=own, block_orders=orders)
 
     def collect(self) -> bool:
-        """Return whether the ranks have something to do that no step has brought them yet. Mutates:
-        self, the cache"""
+        """Return whether there are orders that no step has sent to the ranks yet. Mutates: self,
+        the cache"""
         self._released += self._cache.host.take_released()
         return self.has_orders
 
     @property
     def has_orders(self) -> bool:
-        """Return whether ranks have something to do, what `collect` would find set aside."""
+        """Return whether there are orders for the ranks, not counting what `collect` would add."""
         return bool(self._saved or self._released or self._dropped)
 
     def _take_released(self) -> list[int]:
@@ -387,15 +386,15 @@ class Elsewhere:
         return released
 
     def close(self) -> None:
-        """Let go of the index. May be called twice."""
+        """Close the index. May be called twice."""
         if self._looker is not None:
             self._looker.shutdown(wait=False, cancel_futures=True)
         self._index.close()
 
 
 def _is_text(request: RequestState) -> bool:
-    """Return whether a request's blocks depend on tokens, salt and adapter alone. Those of media
-    stay here: a client may give media names of its choice, which name other content later."""
+    """Return whether a request's blocks depend only on tokens, salt and adapter. Blocks of media
+    are not stored: clients may choose media names, which can be reused for other content."""
     named = all(key != "encoded" for key, _ in request.prefix_keys)
     return named and not request.parts_between(0, request.num_tokens)
 

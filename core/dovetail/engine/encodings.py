@@ -1,9 +1,9 @@
-"""Encodings: which contents the ranks have encoded, and how many more they may in a step.
+"""Encodings: which media the ranks have encoded, and how many more fit into a step.
 
-An image's vectors are made before the first of its positions is computed, once however many
-requests show it, and kept until their room is needed: in one step, or while answers are drawn in
-several, one content after another. Knows keys and numbers of rows; what makes vectors of features
-is the model's.
+An image is encoded before its first position is computed, once for all requests that contain it,
+and cached until its room is needed. The encoder pass takes one step, or several while other
+requests decode, one medium after another. Knows only keys and row counts; the model does the
+encoding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 NO_ROW = -1
 MOST_IN_VAIN = 8
-"""After so many plans without a row, while a pass waited for its next step, it is not divided."""
+"""After this many plans without a row while a pass waited for its next step, it is not split."""
 
 
 class _Begun:
-    """A pass that several steps compute: of `share` it is told already, of `planned` in the step
-    that is being planned. `askers` are the requests that wait for it."""
+    """An encoder pass split over several steps. `share` of it has been sent, `planned` includes the
+    step being planned. `askers` are the requests that wait for it."""
 
     __slots__ = ("askers", "part", "planned", "share")
 
@@ -38,7 +38,7 @@ class _Begun:
         self.askers: set[Request] = set()
 
     def told(self, share: float) -> Encode:
-        """Return what a plan says of it. Mutates: share"""
+        """Return its entry in a plan. Mutates: share"""
         place, is_new = self.part.place, self.share == 0
         self.share = share
         features = self.part.features if is_new else ()
@@ -46,11 +46,10 @@ class _Begun:
 
 
 class Encodings:
-    """The encodings of one engine. A step encodes contents of at most `step_rows` rows and the
-    ranks keep at most `kept_rows`; one content alone may have more. With `keeps_whole` a step
-    computes all positions of a part that are left, or none. `crowd` tells how many requests are
-    answered and how many wait: beside answers a content's pass is divided over steps, as `pace`
-    says."""
+    """The encodings of one engine. A step encodes media of at most `step_rows` rows, and the ranks
+    cache at most `kept_rows`; a single medium may exceed both. With `keeps_whole` a step computes
+    all remaining positions of a medium, or none. `crowd` returns how many requests are running and
+    how many wait. While requests decode, an encoder pass is split over steps at the `pace`."""
 
     def __init__(
         self,
@@ -87,11 +86,11 @@ class Encodings:
 
     @property
     def has_dropped(self) -> bool:
-        """Return whether the ranks keep what they may forget, of which no plan has told yet."""
+        """Return whether there are dropped encodings that no plan has sent to the ranks yet."""
         return bool(self._dropped)
 
     def begin_step(self) -> None:
-        """Start to count a step's encodings. Mutates: self"""
+        """Reset the counts of a step's encodings. Mutates: self"""
         self._reserved.clear()
         self._num_in_vain += bool(self._weight)
         self._weight = None
@@ -99,8 +98,8 @@ class Encodings:
             self._begun.planned = self._begun.share
 
     def reach(self, request: Request, start: int, num_tokens: int) -> int:
-        """Return how many of a request's tokens from `start` on this step can compute: all before
-        the first part whose encoding must wait. Mutates: self, what this step has room for"""
+        """Return how many of a request's tokens from `start` this step can compute: all before the
+        first medium that must wait for its encoding. Mutates: self, what this step has room for"""
         end = start + num_tokens
         for part in request.parts:
             place = part.place
@@ -111,8 +110,8 @@ class Encodings:
         return num_tokens
 
     def take(self, plan: StepPlan, requests: Sequence[Request]) -> StepPlan:
-        """Return a plan with the encodings that its rows need and those that may be forgotten.
-        `requests` are those of its rows. Mutates: self"""
+        """Return the plan with the encodings that its rows need and those to drop. `requests` are
+        the requests of its rows. Mutates: self"""
         self._num_in_vain, self._weight = 0, None
         encode: dict[str, Encode] = {}
         starting = {row.row for row in plan.new_rows}
@@ -135,7 +134,7 @@ class Encodings:
                     users.discard(request)
                 else:
                     users.add(request)
-                self._kept[place.key] = self._kept.pop(place.key)  # the one used last is the last
+                self._kept[place.key] = self._kept.pop(place.key)  # most recently used last
         self._go_on(encode)
         if not encode and not self._dropped:
             return plan
@@ -145,7 +144,7 @@ class Encodings:
         )
 
     def release(self, request: Request) -> None:
-        """Forget what an ended request used. Mutates: self"""
+        """Drop an ended request's uses of encodings. Mutates: self"""
         for part in request.parts:
             self._users.get(part.place.key, set()).discard(request)
         begun = self._begun
@@ -155,7 +154,7 @@ class Encodings:
                 self._drop_begun(begun)
 
     def forget_all(self) -> None:
-        """Count on nothing that the ranks kept. Mutates: self"""
+        """Drop all encodings that the ranks have cached. Mutates: self"""
         self._dropped += self._kept
         self._kept.clear()
         self._users.clear()
@@ -163,7 +162,7 @@ class Encodings:
             self._drop_begun(self._begun)
 
     def _reserve(self, request: Request, part: PromptPart) -> bool:
-        """Return whether this step may use a content's encoding. Mutates: self"""
+        """Return whether this step may use a medium's encoding. Mutates: self"""
         place, begun = part.place, self._begun
         if place.key in self._kept or place.key in self._reserved:
             return True
@@ -177,7 +176,7 @@ class Encodings:
             if begun is not None:
                 if is_begun:
                     begun.askers.add(request)
-                if begun.planned == begun.share:  # once a step
+                if begun.planned == begun.share:  # only once per step
                     begun.planned = min(1.0, begun.share + self._share(begun.part.place))
                 if begun.planned < 1 or not (is_begun or self._share(place) == 1):
                     return False
@@ -185,8 +184,8 @@ class Encodings:
         return True
 
     def _has_room(self, place: PartPlace) -> bool:
-        """Return whether a step can make a content's encoding beside what it makes, and the ranks
-        keep it beside what is used."""
+        """Return whether a medium fits into this step's encoder budget and into the cache, next to
+        the encodings in use."""
         reserved = sum(self._reserved.values())
         if self._reserved and reserved + place.num_rows > self._step_rows:
             return False
@@ -195,8 +194,8 @@ class Encodings:
         return not used or used + place.num_rows <= self._kept_rows
 
     def _requests_per_answer(self) -> float:
-        """Return how many requests wait for each that is answered, 0 where none is or where answers
-        do not come to a step: then passes are not divided."""
+        """Return the number of waiting requests per running one. 0 if none is running or if the
+        running ones get no steps: then passes are not split."""
         if self._weight is None:
             answered, waiting = self._crowd()
             is_vain = self._num_in_vain >= MOST_IN_VAIN or not answered
@@ -204,11 +203,11 @@ class Encodings:
         return self._weight
 
     def _share(self, place: PartPlace) -> float:
-        """Return how much of a content's pass this step computes."""
+        """Return the share of a medium's encoder pass that this step computes."""
         return self.pace.share(place.kind, place.num_rows, weight=self._requests_per_answer())
 
     def _go_on(self, encode: dict[str, Encode]) -> None:
-        """Add the piece that was planned of the pass under way. Mutates: encode, self"""
+        """Add the planned piece of the pass in progress. Mutates: encode, self"""
         begun = self._begun
         if begun is None or begun.planned == begun.share:
             return
@@ -220,8 +219,7 @@ class Encodings:
             encode[key] = self._whole(begun.part)
 
     def _whole(self, part: PromptPart) -> Encode:
-        """Return what a plan says to have a content's encoding made, or the rest of it. Mutates:
-        self"""
+        """Return the plan entry that encodes a medium, or the rest of it. Mutates: self"""
         place, begun = part.place, self._begun
         if begun is None or begun.part.place.key != place.key:
             begun = _Begun(part)
@@ -233,19 +231,19 @@ class Encodings:
         return begun.told(1.0)
 
     def _drop_begun(self, begun: _Begun) -> None:
-        """End a pass that nobody waits for. Mutates: self"""
+        """End a pass that no request waits for. Mutates: self"""
         if begun.share:
             self._dropped.append(begun.part.place.key)
         self._begun = None
 
     @property
     def _begun_rows(self) -> int:
-        """Return the room that a pass under way will take, beside what this step may use."""
+        """Return the rows that the pass in progress will need, unless this step counts them."""
         place = None if self._begun is None else self._begun.part.place
         return 0 if place is None or place.key in self._reserved else place.num_rows
 
     def _make_room(self, num_rows: int) -> None:
-        """Drop encodings that nobody uses, those not used for longest first. Mutates: self"""
+        """Evict unused encodings, least recently used first. Mutates: self"""
         missing = sum(self._kept.values()) + self._begun_rows + num_rows - self._kept_rows
         for key in list(self._kept):
             if missing <= 0:
@@ -256,5 +254,5 @@ class Encodings:
                 self._dropped.append(key)
 
     def _is_used(self, key: str) -> bool:
-        """Return whether a running request is in the middle of this content."""
+        """Return whether a running request is in the middle of this medium."""
         return any(request.row != NO_ROW for request in self._users.get(key, ()))

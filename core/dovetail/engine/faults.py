@@ -1,7 +1,7 @@
-"""Errors between processes: one of dovetail's error tree becomes a Fault, and an error again, or
-the end of a request.
+"""Errors between processes: a DovetailError becomes a Fault, then an error again or a failed
+request.
 
-A class of a plugin's own travels as the class of the tree that it derives from.
+A plugin's own error class is sent as the dovetail class that it derives from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def fault_of(error: DovetailError) -> Fault:
-    """Return an error as it travels."""
+    """Return an error in serialized form."""
     kind = next(c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
     request = error if isinstance(error, RequestError) else None
     return Fault(
@@ -31,7 +31,7 @@ def fault_of(error: DovetailError) -> Fault:
 
 
 def error_of(fault: Fault) -> DovetailError:
-    """Return the error that a fault was made of."""
+    """Return the error that a fault was made from."""
     error_class: type[DovetailError] = getattr(errors, fault.kind)
     if issubclass(error_class, Overloaded):
         assert fault.status is not None and fault.retry_after_s is not None
@@ -44,7 +44,7 @@ def error_of(fault: Fault) -> DovetailError:
 
 
 def as_refusal(error: BaseException) -> RequestError:
-    """Return what a request whose constraint could not be loaded is told."""
+    """Return the error for a request whose constraint could not be loaded."""
     if isinstance(error, RequestError):
         return error
     logger.error("a constraint could not be loaded", exc_info=error)
@@ -52,7 +52,7 @@ def as_refusal(error: BaseException) -> RequestError:
 
 
 def refused(request_id: str, error: RequestError) -> RequestUpdate:
-    """Return the end of a request that cannot run."""
+    """Return the final update of a request that cannot run."""
     return RequestUpdate(
         request_id=request_id,
         finish_reason="error",

@@ -1,6 +1,6 @@
-"""Live: a request that an engine has not finished, and the steps in flight that it is part of.
+"""Live: an unfinished request in the engine, and the steps in flight that it is part of.
 
-`transfer` are the request's kv_transfer_params; its prefix stays for `pin_s` seconds after it.
+`transfer` is its kv_transfer_params. Its prefix stays cached for `pin_s` seconds after its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DONE = ("stop", "length")
 
 
 class Live:
-    """A request that is not finished, what it holds, and when it first took a row."""
+    """An unfinished request, the adapter it holds, and when it first got a row."""
 
     __slots__ = (
         *("execute_s", "forward_s", "has_token", "holder", "request", "scheduled_s"),
@@ -45,13 +45,13 @@ class Live:
 
 
 def crowd_of(live: Mapping[str, Live]) -> tuple[int, int]:
-    """Return how many requests are being answered, and how many wait for their first token."""
+    """Return how many requests have a token, and how many wait for their first."""
     num_answered = sum(one.has_token for one in live.values())
     return num_answered, len(live) - num_answered
 
 
 class StepInFlight:
-    """A step handed over; its result brings its participants' times."""
+    """A submitted step; its result updates the times of its requests."""
 
     __slots__ = ("_participants", "_pending", "_submitted_s", "is_busy", "plan", "wait_s")
 
@@ -79,8 +79,8 @@ class StepInFlight:
 
 
 def update_of(live: Live, now_s: float, elsewhere: Elsewhere | None = None) -> RequestUpdate:
-    """Return what is new about a request; at its end how another engine goes on with it, where it
-    asked for that. Mutates: its progress"""
+    """Return a request's new output. At its end this includes, if requested, how another engine
+    continues it. Mutates: its progress"""
     request = live.request
     progress = request.take_progress()
     transfer = None

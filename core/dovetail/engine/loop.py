@@ -1,7 +1,7 @@
 """The engine's loop: receive messages, step, send outputs. Runs in its own process or in a thread.
 
-Knows which client sent which request and nothing else about them. It blocks while there is no
-work; whatever wakes it, it asks the executor whether its workers live.
+Knows which client sent which request and nothing else about them. It blocks while there is no work.
+Whenever it wakes up, it checks that the executor's workers are alive.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 HELLO_LIMIT_S = 30.0
 STALL_WAIT_S = 0.005
 CHECK_AFTER_S = 1.0
-# Clients without news of their own get the engine's numbers this often.
+# Clients without updates of their own get the engine's statistics this often.
 STATS_PERIOD_S = 0.1
 
 
@@ -81,7 +81,7 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call that the engine has begun; the client gets its answer once `done` is."""
+    """A call that the engine has started; the client gets the result once `done` is set."""
 
     client: bytes
     call_id: int
@@ -89,7 +89,7 @@ class _PendingCall:
 
 
 def run(spec: EngineSpec, end: EngineEnd) -> int:
-    """Start an engine and serve until a signal says to stop; return the exit status.
+    """Start an engine and serve until shutdown; return the exit status.
 
     Does not raise for a fault of the engine: the clients are informed.
     """
@@ -104,7 +104,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
     except Exception as error:
         _tell(end, clients, _start_failure(error))
         return 2
-    # What start-up made lives for ever: later collections, each a pause, need not look at it.
+    # Objects made at start-up live forever: freeze them, so that later collections skip them.
     gc.collect()
     gc.freeze()
     try:
@@ -122,7 +122,7 @@ def run(spec: EngineSpec, end: EngineEnd) -> int:
 
 
 def _await_hello(end: EngineEnd) -> list[bytes]:
-    """Return the clients that have introduced themselves, once there is one."""
+    """Wait for the first client to introduce itself; return all that have."""
     deadline_s = time.monotonic() + HELLO_LIMIT_S
     while time.monotonic() < deadline_s:
         received = end.receive(IDLE_WAKE_S)
@@ -154,8 +154,7 @@ def _reason(error: Exception) -> str:
 
 
 def _return(call: _PendingCall) -> Return:
-    """Return the message to a client whose call is done. Raises: errors that are not the
-    caller's."""
+    """Return the reply to a finished call. Raises: errors that are not the caller's fault"""
     error = call.done.exception()
     if error is None:
         return Return(call.call_id, call.done.result())
@@ -183,10 +182,10 @@ class EngineLoop:
             self._greet(client)
 
     def _note_worker_death(self, reason: str) -> None:
-        self._worker_death = reason  # any thread; the loop looks when it wakes up
+        self._worker_death = reason  # called from any thread; the loop checks it when it wakes up
 
     def run(self) -> None:
-        """Serve until told to stop. Raises: EngineDead and whatever ends the engine."""
+        """Serve until a Shutdown message. Raises: EngineDead, or any error that ends the engine"""
         while not self._is_stopping:
             for client, message in self._end.receive(self._poll_timeout_s()):
                 self._handle(client, message)
@@ -205,13 +204,13 @@ class EngineLoop:
         self._core.leave()
 
     def _poll_timeout_s(self) -> float:
-        """Return how long to wait for messages while there is nothing else to do."""
+        """Return how long to wait for messages; 0 if a step can run."""
         if self._core.has_work:
             return STALL_WAIT_S if self._is_stalled else 0.0
         return STALL_WAIT_S if self._pending_calls else self._core.idle_wake_s
 
     def _idle(self) -> None:
-        """Look after the executor; check the books once the engine has been idle for a while."""
+        """Check the executor; check the invariants once the engine has been idle for a while."""
         self._core.check_executor()
         now_s = time.monotonic()
         if self._idle_since_s is None:
@@ -243,7 +242,7 @@ class EngineLoop:
             self._core.add(request)
 
     def _call(self, client: bytes, call: Call) -> None:
-        """Do what a client calls for; it hears of it once that is done. Mutates: self"""
+        """Run a client's call; the client gets its result once it is done. Mutates: self"""
         done: Future[AnyResult] = Future()
         try:
             result = self._perform(call.operation)
@@ -258,9 +257,9 @@ class EngineLoop:
         self._tell_sleep()
 
     def _perform(self, operation: AnyOperation) -> AnyResult | Future[Any]:
-        """Return the result, now or as a future that this thread looks at between steps.
+        """Return the result, immediately or as a future that this thread polls between steps.
 
-        Raises: RequestError and ConfigError, which are the caller's; others end the engine.
+        Raises: RequestError and ConfigError for the caller's mistakes; other errors end the engine.
         Mutates: self
         """
         match operation:
@@ -292,7 +291,7 @@ class EngineLoop:
         return None
 
     def _return_finished(self) -> None:
-        """Tell clients of their calls that are done, in the order of the calls. Mutates: self"""
+        """Send clients the results of finished calls, in the order of the calls. Mutates: self"""
         if self._core.adapters is not None:
             self._core.adapters.poll()
         calls, self._pending_calls = self._pending_calls, []
@@ -303,7 +302,7 @@ class EngineLoop:
                 self._pending_calls.append(call)
 
     def _tell_sleep(self) -> None:
-        """Tell every client the sleep status, with the engine's numbers, when it has changed."""
+        """Send every client a changed sleep status, with the engine's statistics."""
         asleep = self._core.sleep_mode.asleep
         if asleep == self._told_asleep:
             return
@@ -336,7 +335,7 @@ class EngineLoop:
             self._send(client, SleepStatus(self._core.sleep_mode.asleep))
 
     def _forget(self, client: bytes) -> None:
-        """End what a client that has left still has running."""
+        """Abort the remaining requests of a client that has disconnected."""
         known = self._clients.pop(client, None)
         if known is None:
             return
@@ -352,7 +351,7 @@ class EngineLoop:
             self._forget(client)
 
     def _publish(self, output: StepOutput) -> None:
-        """Send each client its updates, and the engine's numbers with them."""
+        """Send each client its updates, together with the engine's statistics."""
         self._is_stalled = output.is_stalled
         news = self._sorted(output.updates)
         is_idle = not self._core.has_work
@@ -369,7 +368,7 @@ class EngineLoop:
                 self._send(name, message)
 
     def _sorted(self, updates: Sequence[RequestUpdate]) -> dict[bytes, list[RequestUpdate]]:
-        """Return the updates by client. Mutates: forgets who owns what is finished"""
+        """Return the updates by client. Mutates: self, dropping owners of finished requests"""
         news: dict[bytes, list[RequestUpdate]] = {}
         for update in updates:
             name = self._owners.get(update.request_id)

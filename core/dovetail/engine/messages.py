@@ -1,7 +1,7 @@
-"""What crosses between API processes and the engine process, as tagged msgspec structs.
+"""The messages between API processes and the engine process, as tagged msgspec structs.
 
-Encoded as msgpack; the tag says which message it is. Generation is a stream (`AddRequests`, then
-`Updates`); whatever else is asked of an engine is a `Call`, ended by a `Return`.
+Encoded as msgpack; the tag identifies the message type. Generation is a stream (`AddRequests`, then
+`Updates`). Every other request to an engine is a `Call`, answered by a `Return`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Result = TypeVar("Result")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation, checked and tokenized. `sampling.n` is 1: fan-out has happened. With
+    """One generation, checked and tokenized. `sampling.n` is 1: fan-out has already happened. With
     `pooling` nothing is generated.
 
-    `request_id` is unique in the engine, whatever ids clients chose; `adapter` names one that the
-    engine has loaded ("": none). `arrival_s` is read from
-    the API process's monotonic clock, which all processes of one machine share: an engine elsewhere
-    can only compare such times. `parts` are what stands in the prompt beside tokens, in the order
-    of their positions, where `prompt_ids` has tokens that are not looked up. `kv_transfer` are the
-    client's kv_transfer_params: from which engine the prompt's blocks come, or that another will
-    want them. The prompt's blocks stay cached for `pin_s` seconds after it, if there is room.
+    `request_id` is unique in the engine, independent of client ids. `adapter` is the name of a
+    loaded adapter ("": none). `arrival_s` is the API process's monotonic clock, which all processes
+    of one machine share; an engine on another machine can only compare such times. `parts` are the
+    media in the prompt, in order of position; `prompt_ids` has placeholder tokens for them, which
+    are not embedded. `kv_transfer` are the client's kv_transfer_params: the engine that the
+    prompt's blocks come from, or that another engine will fetch them. The prompt's blocks stay
+    cached for `pin_s` seconds after the request, if there is room.
     """
 
     request_id: str
@@ -50,11 +50,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
-    """When a request first took a row, and when this update was made. Seconds of the engine's
+    """When a request first got a row, and when this update was made. Seconds of the engine's
     monotonic clock.
 
-    `forward_s` and `execute_s` add up, over the request's steps so far, the model's time and the
-    time from handing a step over to its result; 0 unless the EngineSpec asks for them.
+    `forward_s` and `execute_s` are sums over the request's steps so far: the model's time, and the
+    time from submitting a step to its result. Both are 0 unless the EngineSpec enables them.
     """
 
     scheduled_s: float = 0.0
@@ -64,11 +64,11 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The news of one request in a step. `logprobs` pairs up with `token_ids`.
+    """The new output of one request in a step. `logprobs` pairs up with `token_ids`.
 
-    `finish_reason` is "stop", "length", "abort" or "error"; with "error" come the text, and the
-    HTTP status it should become. `prompt_logprobs` comes once, with the first token. `transfer` are
-    the kv_transfer_params by which another engine goes on, with the end of a request that asked.
+    `finish_reason` is "stop", "length", "abort" or "error"; an "error" has a text and an HTTP
+    status. `prompt_logprobs` comes once, with the first token. `transfer` is sent at the end of a
+    request that wants it: kv_transfer_params with which another engine continues.
     """
 
     request_id: str
@@ -87,10 +87,10 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message of an engine process: where it meets its clients (see `ipc.socket_ends`).
+    """The boot message of an engine process: where to meet its clients (see `ipc.socket_ends`).
 
-    One address is that of a socket to be opened for all of them; descriptors of open connections
-    are one for each, that of the process which owns the engine first.
+    `addresses` is either one socket that the engine opens for all clients, or one descriptor of an
+    open connection per client; the process that owns the engine is first.
     """
 
     spec: EngineSpec
@@ -98,11 +98,11 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """An API process introduces itself; the engine answers with Ready once it is."""
+    """An API process introduces itself; the engine answers with Ready once it is ready."""
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add"):
-    """New requests: the fan-out of one client's request travels together."""
+    """New requests. The fan-out of one client request is sent together."""
 
     requests: tuple[EngineRequest, ...]
 
@@ -116,14 +116,14 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 class Operation(msgspec.Struct, Generic[Result], frozen=True):
     """An operation that an engine can be called for; its fields are the arguments.
 
-    `Result` is what a call of it returns. A new one is a struct here, named in `AnyOperation` (and
-    its result in `AnyResult`), and an arm of `EngineLoop._perform`.
+    `Result` is what a call of it returns. To add one, define a struct here, add it to
+    `AnyOperation` (and its result to `AnyResult`), and handle it in `EngineLoop._perform`.
     """
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status"):
-    """A sign of life. `num_steps` moves while there is work; `now_s` is what the engine's monotonic
-    clock says; `failing` are those of its threads that have failed within the last minute."""
+    """Health status. `num_steps` advances while there is work; `now_s` is the engine's monotonic
+    clock. `failing` names the engine's threads that have failed within the last minute."""
 
     num_steps: int
     num_running: int
@@ -133,71 +133,71 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine_status
 
 
 class SleepStatus(msgspec.Struct, frozen=True, tag="sleep_status"):
-    """Which parts of the engine sleep: none while it is awake."""
+    """The parts of the engine that are asleep: none while it is awake."""
 
     asleep: tuple[str, ...] = ()
 
 
 class WorkerAnswers(msgspec.Struct, frozen=True, tag="worker_answers"):
-    """What a method of the workers has returned, in the order of the ranks."""
+    """The return values of a method of the workers, in rank order."""
 
     answers: list[Any]
 
 
 class Ping(Operation[EngineStatus], frozen=True, tag="ping"):
-    """Give a sign of life."""
+    """Check that the engine is alive."""
 
 
 class ResetPrefixCache(Operation[None], frozen=True, tag="reset_prefix_cache"):
-    """From now on find no prefix that was cached before."""
+    """Invalidate all cached prefixes."""
 
 
 class Sleep(Operation[None], frozen=True, kw_only=True, tag="sleep"):
-    """Release memory once no request is left: `waits` lets those under way finish, else they end
-    now. Returns when the engine sleeps."""
+    """Release memory once no request is left. With `waits` running requests finish, else they are
+    aborted. Returns when the engine sleeps."""
 
     level: int
     waits: bool = False
 
 
 class WakeUp(Operation[None], frozen=True, tag="wake_up"):
-    """Take the memory of these tags again (none: of all)."""
+    """Reallocate the memory of these tags (none: of all)."""
 
     tags: tuple[str, ...] = ()
 
 
 class GetSleepStatus(Operation[SleepStatus], frozen=True, tag="get_sleep_status"):
-    """Ask for the sleep status."""
+    """Return the sleep status."""
 
 
 class CallWorkers(Operation[WorkerAnswers], frozen=True, tag="call_workers"):
-    """Have the workers of all ranks run a method between two steps."""
+    """Run a method on the workers of all ranks between two steps."""
 
     call: WorkerCall
 
 
 class AdapterList(msgspec.Struct, frozen=True, tag="adapter_list"):
-    """The adapters that requests may ask for, in the order in which they were loaded."""
+    """The adapters that requests may name, in loading order."""
 
     sources: tuple[AdapterSource, ...]
 
 
 class LoadAdapter(Operation[None], frozen=True, kw_only=True, tag="load_adapter"):
-    """Read an adapter on every rank and serve it from then on. `replaces`: one of the same name
-    may be there; requests under way keep it."""
+    """Read an adapter on every rank and serve it from then on. With `replaces`, it may replace one
+    of the same name, which running requests keep using."""
 
     source: AdapterSource
     replaces: bool = False
 
 
 class UnloadAdapter(Operation[None], frozen=True, tag="unload_adapter"):
-    """Take no more requests for the adapter of this name; those under way keep it."""
+    """Stop accepting requests for the adapter of this name; running requests keep using it."""
 
     name: str
 
 
 class ListAdapters(Operation[AdapterList], frozen=True, tag="list_adapters"):
-    """Ask which adapters are served."""
+    """List the adapters that are served."""
 
 
 AnyOperation = (
@@ -215,7 +215,7 @@ AnyResult = EngineStatus | SleepStatus | WorkerAnswers | AdapterList | None
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A DovetailError as it travels (`engine.faults`). `kind` is the name of its class."""
+    """A DovetailError in serialized form (`engine.faults`). `kind` is the name of its class."""
 
     kind: str
     what: str
@@ -227,14 +227,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """Ask the engine to do something. `id` is unique among the client's calls."""
+    """Call an operation of the engine. `id` is unique among the client's calls."""
 
     id: int
     operation: AnyOperation
 
 
 class Return(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
-    """The end of the client's call of this id: its result, or why it was not done."""
+    """The reply to the client's call with this id: its result or its error."""
 
     id: int
     result: AnyResult = None
@@ -242,7 +242,7 @@ class Return(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """An API process leaves; what it still has running is aborted."""
+    """An API process disconnects; its running requests are aborted."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -253,15 +253,15 @@ ToEngine = Hello | AddRequests | Abort | Call | Goodbye | Shutdown
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
-    """A part of the start-up is done."""
+    """A phase of the start-up has finished."""
 
     name: str
     duration_s: float
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine takes requests. `num_blocks` KV blocks of `block_tokens` tokens; it is process
-    `pid` on the host `machine`."""
+    """The engine accepts requests. It has `num_blocks` KV blocks of `block_tokens` tokens, and is
+    process `pid` on the host `machine`."""
 
     num_blocks: int
     block_tokens: int
@@ -270,20 +270,20 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Start-up ended with an error."""
+    """The start-up has failed."""
 
     fault: Fault
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
-    """News of this client's requests, and the engine's numbers since the last message to it."""
+    """Updates for this client's requests, and the engine's statistics since the last message."""
 
     updates: tuple[RequestUpdate, ...] = ()
     stats: tuple[StepStats, ...] = ()
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
-    """The engine ends because of a fault of the whole."""
+    """The whole engine has failed and ends."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""Request: one generation or pooled prompt as the engine keeps it, from arrival to finish reason.
+"""Request: the engine's state of one generation or pooled prompt, from arrival to finish.
 
-Decides when drawn tokens end the request. Knows no text (stop strings are found where text is
-made and arrive here as an abort), no blocks and no rows beyond the number a scheduler gave it.
+Decides when sampled tokens end the request. Knows no text (stop strings are found by the API
+process and arrive here as an abort), no blocks, and only the row number from the scheduler.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FINISHED = "finished"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The news of a request since they were last taken. `logprobs` pairs up with `token_ids`.
+    """A request's new output since the last call. `logprobs` pairs up with `token_ids`.
 
     `prompt_logprobs` is None until every prompt position is known, then comes exactly once.
-    `pooled` comes with the end of a request that is pooled.
+    `pooled` comes at the end of a pooling request.
     """
 
     token_ids: tuple[int, ...]
@@ -37,13 +37,13 @@ class Progress:
 class Request:
     """Implements interfaces.scheduler.RequestState.
 
-    `finish_reason` is None while the request lives, then "stop", "length", "abort" or "error";
+    `finish_reason` is None while the request runs, then "stop", "length", "abort" or "error".
     `stop_reason` is the stop token id that ended it (None for the model's own end token), `error`
     the text of a fault. A request never holds more than `max_tokens` tokens, prompt included.
-    `adapter` is the key of its adapter, which lies in `adapter_slot` for as long as it lives; where
-    that has vectors before a prompt, as many `num_virtual_tokens` stand before the prompt here,
-    which nobody is told of. `parts` are what stands in the prompt beside tokens; encoder-decoders'
-    input, which stands nowhere in it, is part of `prefix_keys`.
+    `adapter` is the key of its adapter, which stays in `adapter_slot` for the request's lifetime.
+    For a prompt-tuning adapter, `num_virtual_tokens` tokens precede the prompt here; users never
+    see them. `parts` are the media of the prompt. An encoder-decoder's encoder input has no
+    position in the prompt and is part of `prefix_keys`.
     """
 
     __slots__ = (
@@ -125,8 +125,8 @@ class Request:
         self.adapter = adapter
         self.adapter_slot = adapter_slot
         self.num_virtual_tokens = num_virtual_tokens
-        # What stands there is any token of the prompt, so that nothing that counts which tokens a
-        # prompt has finds others.
+        # Virtual positions repeat a token of the prompt, so that code that counts prompt tokens
+        # finds no foreign ones.
         self.token_ids = [*list(prompt_ids[:1]) * num_virtual_tokens, *prompt_ids]
         self.num_prompt_tokens = len(self.token_ids)
         self.parts = tuple(
@@ -167,39 +167,39 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens known so far, prompt and drawn."""
+        """Return the number of tokens known so far, prompt and sampled."""
         return len(self.token_ids)
 
     @property
     def num_real_prompt_tokens(self) -> int:
-        """Return the tokens of the prompt as it was sent."""
+        """Return the number of prompt tokens that were sent."""
         return self.num_prompt_tokens - self.num_virtual_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Return the tokens drawn so far."""
+        """Return the number of tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output_ids(self) -> list[int]:
-        """Return a copy of the tokens drawn so far."""
+        """Return a copy of the tokens sampled so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the request has its finish reason."""
+        """Return whether the request has finished."""
         return self.finish_reason is not None
 
     @property
     def prefix_keys(self) -> tuple[tuple[str, str], ...]:
-        """Return the (type, value) pairs beyond tokens that its cached blocks depend on."""
+        """Return the (type, value) pairs that its cached blocks depend on in addition to tokens."""
         pairs = [("adapter", self.adapter), ("salt", self.cache_salt)]
         pairs += [("encoded", part.place.key) for part in self.parts if not part.place.runs]
         return tuple(pair for pair in pairs if pair[1])
 
     def parts_between(self, start: int, end: int) -> tuple[tuple[str, str], ...]:
-        """Return (key, first position of the part behind `start`) of the parts that have positions
-        among these: what their cached blocks depend on."""
+        """Return (key, offset from `start`) of the media that overlap these positions. Their cached
+        blocks depend on these."""
         return tuple(
             (part.place.key, str(part.place.start - start))
             for part in self.parts
@@ -207,16 +207,16 @@ class Request:
         )
 
     def reach(self, start: int, num_tokens: int) -> int:
-        """Return how many of the tokens from `start` on this step can compute: fewer where a part
-        of the prompt has to wait to be encoded."""
+        """Return how many of the tokens from `start` this step can compute. Less than `num_tokens`
+        if a medium in the prompt must wait for its encoding."""
         if self._encodings is None or not self.parts:
             return num_tokens
         return self._encodings.reach(self, start, num_tokens)
 
     def append(self, result: RowResult) -> None:
-        """Record drawn tokens up to the one that ends the request; the rest are dropped.
+        """Record sampled tokens up to the one that ends the request; the rest are dropped.
 
-        Mutates: token_ids, draft_ids, has_unlikely_drafts, and on the end status, finish_reason,
+        Mutates: token_ids, draft_ids, has_unlikely_drafts, and at the end status, finish_reason,
         stop_reason, error
         """
         if self.finish_reason is not None:
@@ -237,7 +237,7 @@ class Request:
             self._new_logprobs.extend(result.logprobs[:num_taken])
 
     def _take(self, token_ids: Sequence[int]) -> int:
-        """Add drawn tokens up to the one that ends the request; return how many. Mutates: self"""
+        """Add sampled tokens up to the one that ends the request; return how many. Mutates: self"""
         end = len(self.token_ids) + len(token_ids)
         if end < self.max_tokens and self._last_ids.isdisjoint(token_ids):
             self.token_ids += token_ids
@@ -251,7 +251,7 @@ class Request:
         return len(token_ids)
 
     def _ends_at(self, token_id: int) -> bool:
-        """Return whether the token just appended ends the request; sets the reason if so."""
+        """Return whether the token just appended ends the request; if so, set the reason."""
         num_tokens = len(self.token_ids)
         if num_tokens - self.num_prompt_tokens >= self.sampling.min_tokens:
             if token_id in self._end_ids:
@@ -267,7 +267,7 @@ class Request:
         return False
 
     def _add_prompt_logprobs(self, entries: tuple[TokenLogprobs, ...]) -> None:
-        """Keep new entries; after a preemption the prompt is computed, and reported, again."""
+        """Add new entries, without those repeated after a preemption (the prompt is recomputed)."""
         if self._num_restarts != self.num_preemptions:
             self._num_restarts = self.num_preemptions
             self._num_repeated_prompt_logprobs = len(self._prompt_logprobs)
@@ -276,7 +276,7 @@ class Request:
         self._prompt_logprobs.extend(entries[num_repeated:])
 
     def finish(self, reason: str, detail: str | None = None) -> None:
-        """End the request: "stop", "length", "abort" or "error". The first reason stays.
+        """End the request: "stop", "length", "abort" or "error". The first reason wins.
 
         `detail` is the fault's text for "error", else the stop reason.
         """
@@ -290,7 +290,7 @@ class Request:
             self.stop_reason = detail
 
     def take_progress(self) -> Progress:
-        """Return the news since the last call. Mutates: self"""
+        """Return the output since the last call. Mutates: self"""
         progress = Progress(
             token_ids=tuple(self._new_token_ids),
             logprobs=tuple(self._new_logprobs),
@@ -302,7 +302,7 @@ class Request:
         return progress
 
     def _take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
-        """Return all prompt logprobs once, as soon as the first token has been drawn."""
+        """Return all prompt logprobs once, when the first token has been sampled."""
         if not self._sends_prompt_logprobs or not self._new_token_ids:
             return None
         self._sends_prompt_logprobs = False
@@ -310,7 +310,7 @@ class Request:
 
 
 def _max_tokens(sampling: SamplingParams, num_prompt_tokens: int, max_model_tokens: int) -> int:
-    """Return the tokens at which the request ends, prompt included."""
+    """Return the total length at which the request ends, prompt included."""
     if sampling.max_tokens is None:
         return max_model_tokens
     return min(max_model_tokens, num_prompt_tokens + sampling.max_tokens)

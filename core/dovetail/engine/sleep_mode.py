@@ -1,8 +1,8 @@
-"""SleepMode: whether an engine is awake, and the two ways between awake and asleep.
+"""SleepMode: whether an engine is awake, and the transitions to sleep and back.
 
-Weights and KV cache fall asleep together and may be woken one by one; requests are taken while both
-are awake. An engine that is to sleep takes no new ones, and sleeps when the last has ended. Knows
-no message and no client.
+Weights and KV cache go to sleep together and may be woken one by one; requests are accepted while
+both are awake. An engine that is about to sleep accepts no new requests, and sleeps once the last
+has ended. It handles no messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAKE_FIX = "wake it up: POST /wake_up, or LLM.wake_up()."
 
 
 class SleepMode:
-    """The sleep of one engine. `level` is 0 while it is awake, `asleep` says what is not there."""
+    """The sleep state of one engine. `level` is 0 if awake; `asleep` lists the sleeping parts."""
 
     def __init__(
         self, executor: Executor, forget_prefixes: Callable[[], None], *, can_sleep: bool
@@ -36,20 +36,20 @@ class SleepMode:
         self._pending_sleeps: list[tuple[int, Future[None]]] = []
 
     def refusal(self) -> EngineAsleep | None:
-        """Return why no request is taken now, or None."""
+        """Return why requests are refused now, or None."""
         if not self._pending_sleeps and not self.asleep:
             return None
         return asleep_error("is asleep" if self.asleep else "is about to sleep")
 
     @property
     def is_pending(self) -> bool:
-        """Return whether the engine is to sleep once nothing runs."""
+        """Return whether the engine will sleep once nothing runs."""
         return bool(self._pending_sleeps)
 
     def begin_sleep(self, level: int) -> Future[None]:
-        """Take no more requests, and sleep when `fall_asleep` is called; the result tells when.
+        """Stop accepting requests, and sleep when `fall_asleep` is called; then the future is done.
 
-        Raises: RequestError for a sleep that cannot be. Mutates: self
+        Raises: RequestError if the engine cannot sleep at this level. Mutates: self
         """
         self._verify_level(level)
         done: Future[None] = Future()
@@ -57,7 +57,7 @@ class SleepMode:
         return done
 
     def fall_asleep(self) -> None:
-        """Sleep as the first wants it who waits for that; nothing may run. Mutates: as `sleep`"""
+        """Sleep at the level of the first pending call; no request may run. Mutates: as `sleep`"""
         for level, done in self._take_pending():
             try:
                 self.sleep(level)
@@ -67,9 +67,9 @@ class SleepMode:
                 done.set_result(None)
 
     def sleep(self, level: int) -> None:
-        """Release the memory; nothing may run. Does nothing when it is released already.
+        """Release the memory; no request may run. Does nothing if it is released already.
 
-        Raises: RequestError; then the engine is awake. Mutates: self, the prefix index
+        Raises: RequestError; the engine then stays awake. Mutates: self, the prefix index
         """
         self._verify_level(level)
         if not self.asleep:
@@ -79,11 +79,11 @@ class SleepMode:
             logger.info("the engine sleeps at level %d", level)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Take the memory of `tags` again (none: of all). What is awake stays so, and a sleep that
-        has not come yet does not come.
+        """Reallocate the memory of `tags` (none: of all). What is awake stays awake; a pending
+        sleep is cancelled.
 
-        Raises: RequestError for an unknown tag, and for memory that cannot be had: it still sleeps.
-        Mutates: self
+        Raises: RequestError for an unknown tag, or if the memory is not available: the engine stays
+        asleep. Mutates: self
         """
         self._verify_allowed()
         for tag in tags:
@@ -101,7 +101,7 @@ class SleepMode:
     def _wake_up(self, tag: str) -> None:
         try:
             self._executor.wake_up((tag,))
-        except ConfigError as error:  # a checkpoint that has gone; waking up may be tried again
+        except ConfigError as error:  # a missing checkpoint, for example; waking up may be retried
             raise RequestError(error.what, where=error.where, fix=error.fix, status=503) from error
         self.asleep = tuple(other for other in self.asleep if other != tag)
         logger.info("%s woke up", tag)
@@ -111,7 +111,7 @@ class SleepMode:
         return pending
 
     def _verify_level(self, level: int) -> None:
-        """Raise RequestError when the engine cannot go to sleep at this level now."""
+        """Raise RequestError if the engine cannot go to sleep at this level now."""
         self._verify_allowed()
         if level not in LEVELS:
             raise RequestError(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 Report = Callable[[str, float], None]
-"""Told the name and the seconds of each part of the start-up."""
+"""Called with the name and the seconds of each part of the start-up."""
 
 
 class StartWatch:
@@ -17,7 +17,7 @@ class StartWatch:
         self._started_s = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """Report a part that has ended. Mutates: self"""
+        """Report a part that has finished. Mutates: self"""
         now_s = time.monotonic()
         if self._report is not None:
             self._report(name, now_s - self._started_s)

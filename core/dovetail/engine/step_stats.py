@@ -1,5 +1,5 @@
-"""StepCounter: counts between two StepStats. Knows the totals of the KV cache, the adapters and how
-deep the engine sleeps, nothing of requests."""
+"""StepCounter: collects the counts between two StepStats. Reads the totals of the KV cache, the
+adapters and the sleep level; knows nothing of requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_RESULT = StepResult(step_id=0, rows=())
 
 
 class StepCounter:
-    """The engine core adds to the public counts; `take` returns them and starts again."""
+    """Counts since the last `take`, which returns and resets them. The engine core adds to them."""
 
     __slots__ = (
         "_adapters",
@@ -71,7 +71,7 @@ class StepCounter:
         self.accepted_at: list[int] = []
 
     def count_draft(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a verified draft, of which the first tokens came true. Mutates: self"""
+        """Count a verified draft, with its first `num_accepted` tokens accepted. Mutates: self"""
         self.drafts += 1
         self.draft_tokens += num_drafted
         self.accepted_tokens += num_accepted
@@ -93,10 +93,10 @@ class StepCounter:
         wait_s: float = 0.0,
         is_busy: bool = False,
     ) -> StepStats:
-        """Return the counts since the last call. `wait_s` of `step_s` the device was waited for;
-        `is_busy`: the step was brought with no pause for want of work before it.
+        """Return the counts since the last call. `wait_s` is the part of `step_s` spent waiting for
+        the device; `is_busy`: the engine had work right before this step.
 
-        Mutates: all counts go back to 0
+        Mutates: resets all counts to 0
         """
         exposed_s = result.idle_s if is_busy else 0.0
         cache = self._cache

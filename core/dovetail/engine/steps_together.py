@@ -1,8 +1,7 @@
-"""StepsTogether: engines that share experts run as many steps as each other, in memory they share.
+"""StepsTogether: keeps engines that share experts at the same step count, through shared memory.
 
-Each engine counts the steps that it has begun. One that has begun fewer than another must run a
-step without requests, for the other's tokens need its experts; nobody else has to be asked. Knows
-no model and no message.
+Each engine counts the steps it has started. An engine with fewer than another must run a step
+without requests, since the other's tokens need its experts. No messages are needed.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ import time
 from pathlib import Path
 
 LOOK_S, REST_S = 0.002, 0.02
-"""How often an engine without work looks whether another has begun a step: soon after steps, and
-once there has been none for REST_AFTER_S. The first step after that is so much later."""
+"""How often an idle engine checks whether another has started a step: often after recent steps,
+rarely once there has been none for REST_AFTER_S. That adds to the delay of the next step."""
 REST_AFTER_S = 1.0
 BYTES = 8
 FILE = "steps"
 
 
 def create(folder: Path, num_engines: int) -> None:
-    """Make the file of as many engines in a folder."""
+    """Create the counter file of `num_engines` engines in a folder."""
     (folder / FILE).write_bytes(bytes(2 * BYTES * num_engines))
 
 
 class StepsTogether:
-    """The counters, as the engine in one `place` of them sees them."""
+    """The counters, as seen by the engine at index `place`."""
 
     def __init__(self, folder: Path, place: int, num_engines: int) -> None:
         with (folder / FILE).open("r+b") as file:
@@ -37,31 +36,31 @@ class StepsTogether:
 
     @property
     def look_again_s(self) -> float:
-        """Return how long this engine may look away from the others while it has no work."""
+        """Return how long this engine may wait between checks while it has no work."""
         return REST_S if time.monotonic() - self._began_s > REST_AFTER_S else LOOK_S
 
     @property
     def is_behind(self) -> bool:
-        """Return whether another engine has begun a step that this one has not."""
+        """Return whether another engine has started a step that this one has not."""
         begun = self._numbers[: self._num_engines]
         return max(begun) > begun[self._place]
 
     def begin(self) -> None:
-        """Count a step of this engine, which is handed over now. Mutates: self"""
+        """Count a step of this engine that is being submitted. Mutates: self"""
         self._numbers[self._place] += 1
         self._began_s = time.monotonic()
 
     def leave(self) -> None:
-        """Say that this engine begins no more steps but those it owes the others. Mutates: self"""
+        """Announce that this engine only runs steps that it owes the others. Mutates: self"""
         self._numbers[self._num_engines + self._place] = 1
 
     @property
     def is_over(self) -> bool:
-        """Return whether all engines leave, and this one owes no step."""
+        """Return whether all engines are leaving and this one owes no step."""
         return all(self._numbers[self._num_engines :]) and not self.is_behind
 
     def close(self) -> None:
-        """Let go of the memory. May be called twice."""
+        """Release the shared memory. May be called twice."""
         if self._is_open:
             self._is_open = False
             self._numbers.release()

@@ -1,5 +1,5 @@
-"""Vectors before a prompt: how many an adapter has, as the method that reads its sort tells, and
-whether a request has room for them."""
+"""Virtual tokens of prompt-tuning adapters: how many vectors an adapter puts before a prompt, and
+whether they fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.interfaces.spec import RunSpec
 
 
 def virtual_tokens(run: RunSpec) -> Callable[[AdapterSource], int]:
-    """Return what counts the vectors of an adapter; it raises ConfigError where it cannot."""
+    """Return a function that counts an adapter's virtual tokens. That raises ConfigError."""
     chosen = run.adapters.methods if run.adapters is not None else ()
     methods: list[AdapterMethod] = [registry.make(one, run.model) for one in chosen]
 
@@ -32,7 +32,7 @@ def virtual_tokens(run: RunSpec) -> Callable[[AdapterSource], int]:
 
 
 def verify_room(message: EngineRequest, num_virtual: int, max_model_tokens: int) -> None:
-    """Raises: RequestError for a request that cannot have so many vectors before its prompt"""
+    """Raises: RequestError if a request has no room for `num_virtual` vectors before its prompt"""
     if not num_virtual:
         return
     if message.pooling is not None:

@@ -1,6 +1,6 @@
-"""Calls of a worker's methods by name, and the class whose methods are added to it.
+"""Calls of worker methods by name, and the extension class that adds methods to a worker.
 
-Nothing is pickled: arguments and answers are what JSON has, and bytes; a function travels as its
+Nothing is pickled: arguments and results consist of JSON types and bytes. A function is sent as its
 name, which every rank imports.
 """
 
@@ -69,7 +69,7 @@ def _names(extension: type) -> set[str]:
 
 
 def _verify_apart(added: set[str], known: set[str], target: str, plugin: type[Worker]) -> None:
-    """Raise ConfigError for names that the worker has already."""
+    """Raise ConfigError if the worker already has one of the names."""
     both = sorted(added & known)
     if both:
         raise ConfigError(
@@ -85,7 +85,7 @@ def worker_call(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> WorkerCall:
-    """Return a call as every rank will see it. Raises: RequestError for what cannot be sent"""
+    """Return a call as each rank will receive it. Raises: RequestError for bad arguments"""
     if timeout_s is not None and not timeout_s > 0:
         raise RequestError(
             f"{timeout_s:g} s are too short.", where="timeout", fix="give more than 0, or none."
@@ -96,7 +96,7 @@ def worker_call(
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return the "module:function" by which ranks import a function. Raises: RequestError"""
+    """Return the "module:function" with which ranks import a function. Raises: RequestError"""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     is_plain = isinstance(function, FunctionType) and "<" not in name
     if not is_plain or module in (None, "__main__"):
@@ -109,7 +109,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def apply_model(worker: Any, function: str) -> Any:
-    """Return what a function, by its "module:function", makes of a worker's model."""
+    """Return the result of a "module:function" applied to a worker's model."""
     return import_target(function)(worker.runner.model)
 
 
@@ -117,7 +117,7 @@ APPLY_MODEL = f"{__name__}:{apply_model.__name__}"
 
 
 def call_worker(worker: Worker, call: WorkerCall, rank: int) -> Any:
-    """Return a method's answer as it travels. Raises: RequestError naming the rank"""
+    """Return a method's result in transferable form. Raises: RequestError naming the rank"""
     try:
         answer = _callable(worker, call.method)(*call.args, **call.kwargs)
         data = _encoded(answer, f"answer of {call.method}", NOT_RETURNED)
@@ -133,7 +133,7 @@ def call_worker(worker: Worker, call: WorkerCall, rank: int) -> Any:
 
 
 def _callable(worker: Worker, method: str) -> Callable[..., Any]:
-    """Return what a call names. Raises: RequestError unless there is such a method"""
+    """Return the function that a call names. Raises: RequestError if there is none"""
     if ":" in method:
         function = import_target(method)
         return lambda *args, **kwargs: function(worker, *args, **kwargs)
@@ -148,15 +148,14 @@ def _callable(worker: Worker, method: str) -> Callable[..., Any]:
 
 
 def callable_names(worker: Worker) -> set[str]:
-    """Return the methods that may be called by name: public ones, but for those by which an
-    executor leads a worker through its life."""
+    """Return the methods callable by name: public ones that are not part of Worker itself."""
     kind = type(worker)
     names = set(dir(kind)) - set(dir(Worker))
     return {n for n in names if not n.startswith("_") and callable(getattr(kind, n))}
 
 
 def _encoded(value: Any, what: str, fix: str) -> bytes:
-    """Return a value as it travels. Raises: RequestError"""
+    """Return a value in serialized form. Raises: RequestError"""
     try:
         return msgspec.msgpack.encode(value)
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
@@ -165,7 +164,7 @@ def _encoded(value: Any, what: str, fix: str) -> bytes:
 
 
 class Called(msgspec.Struct, frozen=True, tag="called", omit_defaults=True):
-    """What a method has returned, or why it did not."""
+    """A method's result or its error."""
 
     number: int
     result: Any = None
@@ -173,8 +172,8 @@ class Called(msgspec.Struct, frozen=True, tag="called", omit_defaults=True):
 
 
 def answers_of(call: WorkerCall, called: Mapping[int, Called], num_ranks: int) -> list[Any]:
-    """Return the ranks' answers in their order. Raises: RequestError for the first rank that
-    failed, else for those that did not answer"""
+    """Return the ranks' results in rank order. Raises: RequestError for the first rank that failed,
+    else for those that did not answer"""
     faults = {rank: one.fault for rank, one in sorted(called.items()) if one.fault is not None}
     if faults:
         first, *others = faults
@@ -190,7 +189,7 @@ def answers_of(call: WorkerCall, called: Mapping[int, Called], num_ranks: int) -
 
 
 def too_late(call: WorkerCall, ranks: Sequence[int]) -> RequestError:
-    """Return the error for ranks that have not answered in time."""
+    """Return the error for ranks that did not answer in time."""
     return RequestError(
         f"{call.method} did not end within {call.timeout_s:g} s on rank "
         f"{', '.join(map(str, ranks))}; it goes on there, and steps wait for it.",

@@ -1,7 +1,7 @@
-"""Artifacts: what compiling a constraint leaves for loading it.
+"""Artifacts: compiled constraints in serialized form.
 
-That is what the backend made, and, where lists must have different items, the constraint itself:
-no backend enforces `uniqueItems`, so it is done beside them (unique_items).
+An artifact has the backend's output and, if lists must have unique items, the constraint itself. No
+backend enforces `uniqueItems`, so it is enforced on top of them (unique_items).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dovetail_grammars.unique_items.shapes import has_unique
 
 
 class Artifact(msgspec.Struct, frozen=True, array_like=True):
-    """`made` is the backend's; `unique` the constraint, if its lists have different items."""
+    """`made` is the backend's output; `unique` the constraint, if it has `uniqueItems`."""
 
     made: bytes
     unique: bytes = b""
@@ -54,7 +54,7 @@ def packed(artifact: Artifact) -> bytes:
 
 
 class ArtifactLoader:
-    """Loads artifacts over one vocabulary."""
+    """Loads artifacts for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -73,7 +73,7 @@ class ArtifactLoader:
 
 
 def _plain(constraint: Constraint) -> Constraint:
-    """Return a constraint without what is held beside the backend."""
+    """Return a constraint without the parts that are enforced outside the backend."""
     match constraint:
         case JsonSchema(schema, whitespace) if has_unique(schema):
             return JsonSchema(_without_unique(schema), whitespace)

@@ -1,5 +1,4 @@
-"""ConstraintCache: backends and loaded constraints of one process, bounded in bytes; the least
-recently used ones are dropped.
+"""ConstraintCache: backends and loaded constraints of one process: an LRU cache bounded in bytes.
 
 `prepare` may be called by any thread, long before the first step that needs the constraint.
 """
@@ -52,7 +51,7 @@ class CachedConstraint:
     """A compiled constraint, ready for rows.
 
     `constraints` pairs up with `triggers`; without triggers the only constraint applies from the
-    first token. `repeats`: when a constraint is complete, text is free up to the next trigger.
+    first token. `repeats`: after a complete constraint, text is free until the next trigger.
     """
 
     constraints: Sequence[LoadedConstraint]
@@ -64,7 +63,7 @@ class CachedConstraint:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory that the backend's objects take."""
+        """Return the memory of the backend's objects in bytes."""
         return sum(constraint.num_bytes for constraint in self.constraints)
 
 
@@ -84,10 +83,10 @@ class ConstraintCache:
         self._builder: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
-        """Read the vocabulary and construct the backend that most requests use, on another thread.
+        """Read the vocabulary and construct the most used backend, on another thread.
 
-        That thread has the caller's priority, and constructs the other backends when they are asked
-        for. Without a tokenizer there is nothing to read. Mutates: self
+        That thread has the caller's priority, and constructs the other backends on demand. Without
+        a tokenizer there is nothing to read. Mutates: self
         """
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="dovetail-vocabulary")
         if self.spec.tokenizer.name == NO_TOKENIZER:
@@ -96,8 +95,8 @@ class ConstraintCache:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary, read at its first use."""
-        if self._vocabulary is not None:  # a step need not wait while a backend is constructed
+        """Return the vocabulary, read on first use."""
+        if self._vocabulary is not None:  # steps do not wait while a backend is constructed
             return self._vocabulary
         with self._building:
             if self._vocabulary is None:
@@ -108,7 +107,7 @@ class ConstraintCache:
             return self._vocabulary
 
     def backend(self, name: str) -> StructuredOutputBackend:
-        """Return a backend, constructed at its first use. Raises: RequestError"""
+        """Return a backend, constructed on first use. Raises: RequestError"""
         if name in self._backends:
             return self._backends[name]
         if self._builder is None:
@@ -130,20 +129,20 @@ class ConstraintCache:
 
     @property
     def probe(self) -> FirstTokenProbe:
-        """Return the trial of constraints over this vocabulary."""
+        """Return the probe of constraints for this vocabulary."""
         if self._probe is None:
             self._probe = FirstTokenProbe(self.vocabulary)
         return self._probe
 
     @property
     def early_close(self) -> EarlyClose:
-        """Return the search for short ways to an answer's end in this vocabulary."""
+        """Return the search for short ways to an answer's end, for this vocabulary."""
         if self._early_close is None:
             self._early_close = EarlyClose(self.vocabulary)
         return self._early_close
 
     def prepare(self, compiled: CompiledConstraint) -> CachedConstraint:
-        """Return the constraint, loaded if it is not. Raises: RequestError. Mutates: self"""
+        """Return the constraint, loading it if needed. Raises: RequestError. Mutates: self"""
         with self._lock:
             cached = self._loaded.get(compiled.key)
             if cached is not None:
@@ -151,7 +150,7 @@ class ConstraintCache:
                 return cached
             cached = self._load(compiled)
             if cached.closes:
-                _ = self.early_close  # constructed here, beside the steps
+                _ = self.early_close  # constructed here, in parallel with the steps
             self._loaded[compiled.key] = cached
             self._trim()
             return cached
@@ -185,7 +184,7 @@ class ConstraintCache:
         return [Trigger(text, self.vocabulary, may_be_blank=may_be_blank) for text in texts]
 
     def _trim(self) -> None:
-        """Drop the least recently used constraints until the rest fits; the newest stays."""
+        """Drop the least recently used constraints until the rest fits; never the newest."""
         total = sum(cached.num_bytes for cached in self._loaded.values())
         while total > self.spec.cache_bytes and len(self._loaded) > 1:
             _, dropped = self._loaded.popitem(last=False)
@@ -193,13 +192,13 @@ class ConstraintCache:
 
 
 def _told(started: Future[StructuredOutputBackend]) -> None:
-    """Log why a backend could not be constructed; the first request that needs it is told, too."""
+    """Log why a backend could not be constructed; the first request for it gets the error too."""
     if (error := started.exception()) is not None:
         logger.warning("structured output could not be prepared: %s", described(error))
 
 
 def open_constraint_cache(spec: EngineSpec) -> ConstraintCache:
-    """Return an engine's cache, empty. Raises: RequestError where no backend is installed."""
+    """Return an empty cache for an engine. Raises: RequestError if no backend is installed."""
     if spec.run.structured_output is None:
         raise none_installed()
     return ConstraintCache(spec.run.structured_output)
@@ -212,9 +211,9 @@ def compile_in_process(
     backend: str | None = None,
     starts_after: str = "",
 ) -> AnswerConstraint:
-    """Return a compiled constraint of a whole answer, without a time limit: for callers who wrote
-    the constraint themselves. What one backend cannot compile, or no answer can begin with, is left
-    to the next, as in the server. Raises: RequestError, that of the first backend"""
+    """Compile the constraint of a whole answer without a time limit, for callers who wrote it
+    themselves. If one backend cannot compile it or finds no possible answer, the next one is tried,
+    as in the server. Raises: the first backend's RequestError"""
     if backend and cache.spec.backends:
         check_backend(cache.spec, backend, "backend")
     constraint = prepared(constraint, WHERE)

@@ -1,9 +1,9 @@
-"""The process that compiles constraints, one after the other.
+"""The process that compiles constraints, one at a time.
 
 Its boot message is a StructuredOutputSpec; jobs and results are length-prefixed msgpack on its
-channel. It holds the vocabulary and the backends and forks a child for every constraint: the child
-ends at the limit of processor time, is killed at a wall-clock limit well above, the system limits
-its memory, and the next constraint starts from the same state.
+channel. It holds the vocabulary and the backends, and forks a child for every constraint. The child
+has limits on processor time, on memory, and a much higher one on wall-clock time. So the next
+constraint starts from the same state.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from dovetail.structured_output.select_backend import unsupported_parts
 
 PIECE_BYTES = 1 << 20
 WALL_FACTOR = 6.0
-"""How many times its limit of processor time a constraint may take by the clock: other processes
-may have the cores meanwhile."""
+"""The wall-clock limit as a multiple of the processor-time limit, since other processes may use the
+cores."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint to compile, as `encode_constraint` writes it; empty: only load the backend.
+    """A constraint to compile, from `encode_constraint`; empty: only load the backend.
 
-    `is_given`: as a request has it; its schemas are to be rewritten first.
+    `is_given`: it comes from a request, and its schemas must be rewritten first.
     """
 
     backend: str
@@ -50,11 +50,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The artifact, or what is wrong and where in the constraint.
+    """The artifact, or the error and its place in the constraint.
 
-    `is_too_complex`: the constraint reached the limits, and would reach them again. `is_starved`:
-    it was given too little of the processor to tell. `rewritten` is a given constraint as backends
-    read it; the artifact is empty where its backend does not enforce that.
+    `is_too_complex`: the constraint exceeded the limits, and would again. `is_starved`: it got too
+    little processor time to decide. `rewritten` is a given constraint in the form for backends; the
+    artifact is empty if its backend does not enforce it.
     """
 
     artifact: bytes = b""
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def _load_backend(cache: ConstraintCache, backend: str) -> CompileResult:
-    """Construct a backend here, where the child of every constraint inherits it."""
+    """Construct a backend here, so that every child inherits it."""
     try:
         cache.backend(backend)
     except DovetailError as error:
@@ -103,12 +103,12 @@ def _load_backend(cache: ConstraintCache, backend: str) -> CompileResult:
 
 
 def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
-    """Return the result of a child, or that it was killed or ended early."""
+    """Return the result of a child, or the error that it was killed or exited early."""
     limit_s = cache.spec.compile_limit_s
     reader, writer = os.pipe()
     own_pid, pid = os.getpid(), os.fork()
     if pid == 0:
-        os.close(reader)  # else a result could wait for ever for this process to read it
+        os.close(reader)  # else a result could wait forever for this process to read it
         _child(cache, probe, job, writer, own_pid)
     os.close(writer)
     try:
@@ -125,7 +125,7 @@ def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
         return CompileResult(fault=what, is_too_complex=True)
     try:
         return msgspec.msgpack.decode(data, type=CompileResult)
-    except msgspec.DecodeError:  # nothing, or not all of it
+    except msgspec.DecodeError:  # missing or incomplete
         what = "cannot be compiled: compiling it ended the process"
         return CompileResult(fault=what, is_too_complex=True)
 
@@ -136,9 +136,9 @@ def _child(
     """Compile, write the result and exit, whatever happens."""
     try:
         process.kill_with_parent()
-        if os.getppid() != parent_pid:  # it ended before it could be the signal's cause
+        if os.getppid() != parent_pid:  # the parent died before the signal was set up
             os._exit(0)
-        # At the priority of plain requests: somebody waits for every constraint.
+        # At the priority of plain requests, since a client waits for every constraint.
         _limit(cache.spec.compile_memory_bytes, cache.spec.compile_limit_s)
         with os.fdopen(writer, "wb") as stream:
             stream.write(msgspec.msgpack.encode(_compile(cache, probe, job)))
@@ -160,8 +160,8 @@ def _received(reader: int, until_s: float) -> bytes | None:
 
 
 def _limit(more_bytes: int, most_s: float) -> None:
-    """Limit the memory that this process may map beyond what it maps now, and its processor time,
-    whose end is SIGPROF's; the system's own limit, in whole seconds, is above it."""
+    """Limit this process's additional mapped memory, and its processor time (by SIGPROF). The
+    system's own limit, in whole seconds, is higher."""
     most_bytes = psutil.Process().memory_info().vms + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.RLIM_INFINITY))
     most_cpu_s = math.ceil(most_s) + 1
@@ -203,7 +203,7 @@ def _read(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileRe
     data, artifact = encode_constraint(constraint), b""
     backend = cache.backend(job.backend)
     if not unsupported_parts(type(backend), constraint):
-        # Why it cannot be compiled, whoever asks this backend for it is told.
+        # The error is reported when this backend is used.
         with contextlib.suppress(InvalidConstraint):
             artifact = probe.compiled(backend, constraint)
     return CompileResult(rewritten=data, artifact=artifact)

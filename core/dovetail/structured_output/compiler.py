@@ -1,9 +1,9 @@
-"""ConstraintCompiler: turns constraints into CompiledConstraints, or into errors that say why not,
-within a bounded time.
+"""ConstraintCompiler: turns constraints into CompiledConstraints, or into errors with a reason,
+within a time limit.
 
-Compiling runs in a separate process (compile_worker), which limits time and memory of every
-constraint; it is started with the server, or at the first use. Artifacts are cached, bounded in
-bytes; equal constraints that arrive together are compiled once.
+Compiling runs in a separate process (compile_worker), which limits time and memory per constraint.
+It is started with the server, or on first use. Artifacts are cached, bounded in bytes; equal
+constraints that arrive together are compiled once.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ logger = logging.getLogger(__name__)
 
 WORKER = "dovetail.structured_output.compile_worker"
 START_LIMIT_S = 600.0
-"""A large vocabulary on a busy machine may take minutes, and no request is to blame."""
+"""A large vocabulary on a busy machine may take minutes, which is no request's fault."""
 SLACK_S = 10.0
-"""The process enforces the limits itself; this much later it is considered stuck."""
+"""The process enforces its own limits; this much later it is considered stuck."""
 MAX_CONSTRAINT_BYTES = 512 << 10
 SHORT_CONSTRAINT_BYTES = 16 << 10
 MAX_WAITING = 64
-"""Constraints that may wait to be compiled; beyond it requests are rejected at once."""
+"""Maximum number of constraints waiting to be compiled; beyond it requests are rejected."""
 MAX_WAIT_S = 45.0
 MAX_REFUSED = 256
 MAX_REWRITTEN = 64
-"""Constraints whose schemas are kept as rewritten."""
+"""Number of constraints whose rewritten form is cached."""
 REFUSED_FOR_S = {"grammar_too_complex": 120.0}
-"""How long a refusal is remembered, by its code: a limit may be met another time. Others stay."""
+"""How long a refusal is cached, by its code, since limits may be met next time. Others forever."""
 
 
 class ConstraintCompiler:
-    """One per application. Close it."""
+    """One per application. Must be closed."""
 
     def __init__(self, spec: StructuredOutputSpec) -> None:
         self.spec = spec
@@ -72,7 +72,7 @@ class ConstraintCompiler:
         self._rewritten: OrderedDict[bytes, Constraint] = OrderedDict()
 
     def start(self) -> None:
-        """Start the process and load the backend that most requests use, in the background."""
+        """Start the process and load the most used backend, in the background."""
         self._prepared(first_backend(self.spec))
 
     async def compile(
@@ -107,8 +107,8 @@ class ConstraintCompiler:
         reasoning_markers: tuple[str, ...] = (),
         starts_in_reasoning: bool = False,
     ) -> TriggeredConstraints:
-        """Return compiled constraints within free text: after each of these triggers its
-        constraint applies, but not inside the reasoning section.
+        """Return compiled constraints within free text: each applies after its trigger, but not
+        inside the reasoning section.
 
         Raises: RequestError, Overloaded
         """
@@ -132,8 +132,8 @@ class ConstraintCompiler:
     ) -> tuple[str, tuple[bytes, ...]]:
         """Return the first backend that can enforce these constraints, and its artifacts.
 
-        A fault that only compiling finds (two patterns that exclude each other, for example) lets
-        the next backend try. Raises: RequestError, that of the first backend
+        If only compiling finds a fault (for example two patterns that exclude each other), the next
+        backend is tried. Raises: the first backend's RequestError
         """
         first: RequestError | None = None
         if not self.spec.backends:
@@ -155,8 +155,8 @@ class ConstraintCompiler:
         raise first
 
     async def _read(self, constraint: Constraint, backend: str, where: str) -> Constraint:
-        """Return a constraint as backends read it. Rewriting may take long, so the process does it,
-        and compiles for the backend that is asked first. Raises: RequestError, Overloaded"""
+        """Return a constraint in the form for backends. Rewriting may take long, so the process
+        does it, and also compiles for the first backend. Raises: RequestError, Overloaded"""
         data = _written(constraint, where)
         if not has_schema(constraint):
             return constraint
@@ -166,7 +166,7 @@ class ConstraintCompiler:
         return self._rewritten[data]
 
     async def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Stop the process, even if busy."""
         tasks: list[asyncio.Future[Any]] = [*self._preparing.values()]
         tasks += [self._task] if self._task is not None else []
         for task in tasks:
@@ -178,10 +178,9 @@ class ConstraintCompiler:
         return await self._in_turn(Job(backend=backend, constraint=data), where)
 
     async def _in_turn(self, job: Job, where: str) -> bytes:
-        """Return what a job comes to, done before or after those that wait already. Raises:
-        RequestError, Overloaded"""
+        """Run a job when its turn has come; return its result. Raises: RequestError, Overloaded"""
         backend = job.backend
-        self._check_refused((backend, job.constraint))  # before it would wait
+        self._check_refused((backend, job.constraint))  # fail before waiting
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("too many constraints wait to be compiled.")
         self._num_waiting += 1
@@ -194,14 +193,14 @@ class ConstraintCompiler:
             raise Overloaded("constraints before this one take too long to compile.") from error
         finally:
             self._num_waiting -= 1
-        # A caller that is cancelled leaves the turn to this task: a result that nobody reads would
-        # be taken for that of the next constraint.
+        # If the caller is cancelled, this task still completes its turn: otherwise an unread result
+        # would be taken for that of the next constraint.
         self._task = asyncio.ensure_future(self._with_turn(job, where))
         self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._task)
 
     def _prepared(self, backend: str) -> asyncio.Task[None]:
-        """Return the task that makes the process ready for this backend, one for all who wait."""
+        """Return the task that prepares the process for this backend, shared by all callers."""
         if backend not in self._preparing:
             task = asyncio.ensure_future(self._prepare(backend))
             self._preparing[backend] = task
@@ -234,7 +233,7 @@ class ConstraintCompiler:
             self._turn.release()
 
     def _note_read(self, job: Job, result: CompileResult) -> None:
-        """Keep a constraint as it was rewritten, and its artifact if there is one. Mutates: self"""
+        """Cache a rewritten constraint, and its artifact if there is one. Mutates: self"""
         self._rewritten[job.constraint] = decode_constraint(result.rewritten)
         while len(self._rewritten) > MAX_REWRITTEN:
             self._rewritten.popitem(last=False)
@@ -242,7 +241,7 @@ class ConstraintCompiler:
             self._keep((job.backend, result.rewritten), result.artifact)
 
     def _check_refused(self, key: tuple[str, bytes]) -> None:
-        """Raise RequestError for what was refused lately, so that it costs the time only once."""
+        """Raise the cached RequestError of a recently refused constraint, to save the time."""
         refusal = self._refused.get(key)
         if refusal is None:
             return
@@ -251,7 +250,7 @@ class ConstraintCompiler:
         del self._refused[key]
 
     def _remember(self, key: tuple[str, bytes], error: RequestError) -> None:
-        """Remember why a constraint cannot be compiled. Mutates: self"""
+        """Cache why a constraint cannot be compiled. Mutates: self"""
         until_s = time.monotonic() + REFUSED_FOR_S.get(str(error.code), float("inf"))
         self._refused[key] = _Refusal(error, until_s)
         while len(self._refused) > MAX_REFUSED:
@@ -265,8 +264,7 @@ class ConstraintCompiler:
             self._num_bytes -= len(gone[1]) + len(old)
 
     async def _compiled(self, job: Job, where: str) -> CompileResult:
-        """Return the result. Raises: RequestError, also for a constraint that takes too long;
-        Overloaded"""
+        """Return the result. Raises: RequestError, also if it takes too long; Overloaded"""
         process = await self._started(job.backend)
         try:
             limit_s = WALL_FACTOR * self.spec.compile_limit_s + SLACK_S
@@ -285,10 +283,10 @@ class ConstraintCompiler:
         raise refusal
 
     async def _started(self, backend: str) -> ChildChannel:
-        """Return the process with this backend ready, started if there is none. Only by who has
-        the turn.
+        """Return the process with this backend loaded, starting it if needed. Only for the holder
+        of the turn.
 
-        Neither counts towards the compile limit: a vocabulary may take seconds.
+        This does not count towards the compile limit, since a vocabulary may take seconds.
         """
         if self._process is not None and self._process.has_ended:
             await self._kill()
@@ -302,7 +300,7 @@ class ConstraintCompiler:
         return self._process
 
     async def _until_ready(self, pending: Coroutine[Any, Any, CompileResult]) -> None:
-        """Wait for a result that precedes the first constraint. Raises: RequestError"""
+        """Wait for the result of the start-up or of loading a backend. Raises: RequestError"""
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 result = await pending
@@ -322,20 +320,20 @@ class ConstraintCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a constraint was refused, and until when that is remembered."""
+    """Why a constraint was refused, and until when the refusal is cached."""
 
     error: RequestError
     until_s: float
 
 
 async def _run(worker: ChildChannel, job: Job) -> CompileResult:
-    """Return a job's result. Raises: IncompleteReadError, OSError when the process ends"""
+    """Return a job's result. Raises: IncompleteReadError, OSError if the process ends"""
     await worker.send(job)
     return await worker.receive(CompileResult)
 
 
 def _refusal(result: CompileResult, where: str) -> RequestError:
-    """Return the error of a constraint that was not compiled, for its sender."""
+    """Return the sender's error for a constraint that was not compiled."""
     assert result.fault is not None
     if result.is_too_complex:
         return RequestError(
@@ -348,8 +346,7 @@ def _refusal(result: CompileResult, where: str) -> RequestError:
 
 
 def _written(constraint: Constraint, where: str) -> bytes:
-    """Return a constraint as bytes. Raises: RequestError for one that is too long or too deep, or
-    is not Unicode"""
+    """Return a constraint as bytes. Raises: RequestError if too long, too deep, or not Unicode"""
     try:
         data = encode_constraint(constraint)
     except UnicodeEncodeError as error:
@@ -370,7 +367,7 @@ def _written(constraint: Constraint, where: str) -> bytes:
 
 
 async def _next(names: Iterator[str], num_bytes: int) -> str | None:
-    """Return the next name, or None. A long constraint is examined outside the event loop."""
+    """Return the next name, or None. A long constraint is checked outside the event loop."""
     if num_bytes <= SHORT_CONSTRAINT_BYTES:
         return next(names, None)
     return await asyncio.get_running_loop().run_in_executor(None, next, names, None)

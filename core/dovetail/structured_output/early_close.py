@@ -1,7 +1,7 @@
 """EarlyClose: finds a short way from inside a JSON text to its end, by trying tokens on a matcher.
 
-Used near max_tokens, so that an answer that is cut short is complete JSON. Greedy: closing
-characters first, then the shortest values. Independent of schemas.
+Used near max_tokens, so that a truncated answer is complete JSON. Greedy: closing characters first,
+then the shortest values. Independent of schemas.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 from dovetail.interfaces.structured_output import InvalidConstraint, Matcher, Vocabulary
 
 WINDOW_TOKENS = 128
-"""Tokens before max_tokens from which on a way to the end is looked for; longer ones are missed."""
+"""The search for an end starts this many tokens before max_tokens; longer ways are missed."""
 SPARE_TOKENS = 8
-"""Tokens by which an answer begins to close early: one more plain token may need several others."""
+"""The safety margin in tokens, since one more plain token may need several others."""
 MAX_TRIED = 24
 _PLAIN = frozenset(range(256)) - frozenset(b'"[{,:')
 _CLOSERS = frozenset(b'"]}')
@@ -39,7 +39,7 @@ class EarlyClose:
         self._order_in_text = np.array([*quotes, *self._order], dtype=np.int64)
         self._num_in_text = len(tokens) // 4
         self._ends = np.array(vocabulary.eos_ids, dtype=np.int64)
-        # Plain tokens make the way to the end longer by a few tokens at most. Tokens that may open
+        # Plain tokens make the way to the end at most a few tokens longer. Tokens that may open
         # something are tried one by one, short ones first.
         opening = [i for i in self._order.tolist() if not _PLAIN.issuperset(tokens[i])]
         self._opening = np.array(list(dict.fromkeys(opening)), dtype=np.int64)
@@ -76,16 +76,16 @@ class EarlyClose:
                 if not matcher.accept(token_id):
                     return None
                 taken.append(token_id)
-        except InvalidConstraint:  # this way meets a limit of the backend, or leads nowhere
+        except InvalidConstraint:  # this way exceeds a limit of the backend, or is a dead end
             return None
         finally:
             if taken:
                 matcher.rollback(len(taken))
 
     def keep_closable(self, matcher: Matcher, mask: np.ndarray, left: int) -> None:
-        """Keep of a mask the tokens that let the answer end within `left` tokens, end included.
+        """Limit a mask to tokens that let the answer end within `left` tokens, including the end.
 
-        If no way is that short the mask stays as it is. Mutates: mask
+        If no way is that short, the mask stays unchanged. Mutates: mask
         """
         path = self.path(matcher, left - 1)
         if path is None:
@@ -111,8 +111,8 @@ class EarlyClose:
             matcher.rollback(1)
 
     def _order_for(self, mask: np.ndarray) -> np.ndarray:
-        """Return the order to try. A mask that allows many tokens is inside a string, where
-        brackets are only more text: there the quotation mark comes first."""
+        """Return the order in which to try tokens. A mask that allows many tokens is inside a
+        string, where brackets are only text; there the quotation mark comes first."""
         num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
         return self._order_in_text if num_allowed > self._num_in_text else self._order
 

@@ -1,8 +1,8 @@
-"""FirstTokenProbe: tries the first tokens of some answers under a constraint, where a slow token
-does no harm.
+"""FirstTokenProbe: tries the first tokens of some answers in the compile process, where a slow
+token does no harm.
 
-Matchers in the engine cannot be killed, and a constraint that compiles in no time may take minutes
-per token. So some answers are begun in the compile process, which is killed at the time limit.
+Matchers in the engine cannot be killed, and a constraint that compiles quickly may take minutes per
+token. So some answers are started in the compile process, which is killed at the time limit.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ from dovetail.structured_output.artifacts import compiled, packed
 
 NUM_TOKENS = 12
 SLOW_S = 3.0
-"""Processor time that one token may take. lm-format-enforcer's first mask in a string takes half of
-it at 128,000 tokens."""
+"""Maximum processor time of one token. lm-format-enforcer's first mask in a string takes half of it
+with 128,000 tokens."""
 SPEND_S = 0.1
-"""Processor time after which no further token is tried, except the first of the first answer."""
+"""Processor time after which no more tokens are tried, except the first of the first answer."""
 SURE_ANSWERS = 2
 SURE_S = 0.001
-"""Processor time after which no further answer than these is begun, unless a token took DOUBT_S."""
+"""Processor time after which only these answers are started, unless a token took DOUBT_S."""
 DOUBT_S = 0.01
 FIRST_TOKENS = 3
 NUM_RANDOM = 3
 SLICE = 4096
 SPARSE = 512
-"""Words of a mask below which all of its tokens are looked at; in others a long one is soon found.
-"""
+"""Masks with fewer words are checked token by token; in others a long token is found quickly."""
 NOTHING = "no text that this model can write meets this constraint"
 
 
 class TooSlow(Exception):
-    """A token takes too long for the engine."""
+    """A token takes too long for use in the engine."""
 
 
 class FirstTokenProbe:
-    """Begins answers over one vocabulary: by the last allowed tokens, random ones, the longest."""
+    """Starts answers for one vocabulary, with the last, random or longest allowed tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -59,9 +58,9 @@ class FirstTokenProbe:
             self._no_ends[token_id // 32] &= ~(np.uint32(1) << np.uint32(token_id % 32))
 
     def compiled(self, backend: StructuredOutputBackend, constraint: Constraint) -> bytes:
-        """Return the artifact of a constraint under which answers can begin.
+        """Return the artifact of a constraint, checked to allow the start of an answer.
 
-        Raises: InvalidConstraint, TooSlow, and what the library raises
+        Raises: InvalidConstraint, TooSlow, and errors of the library
         """
         artifact = compiled(backend, constraint)
         fault = self.fault(backend.load(artifact.made))
@@ -70,7 +69,7 @@ class FirstTokenProbe:
         return packed(artifact)
 
     def fault(self, loaded: LoadedConstraint) -> str | None:
-        """Return why no answer can begin, or None. Raises: TooSlow, and what the library raises"""
+        """Return why no answer can start, or None. Raises: TooSlow, and errors of the library"""
         at_random = partial(_at_random, random.Random(0))
         ways: tuple[Callable[[np.ndarray], int], ...] = (
             _last,
@@ -103,7 +102,7 @@ class FirstTokenProbe:
     def _step(
         self, matcher: Matcher, way: Callable[[np.ndarray], int], *, is_first: bool
     ) -> tuple[bool, str | None]:
-        """Advance by a token; return whether more may follow, and what is wrong."""
+        """Advance by a token; return whether more may follow, and the error text, if any."""
         begun_s = time.process_time()
         mask = np.zeros(self._vocabulary.mask_words, dtype=np.uint32)
         matcher.fill(mask)
@@ -119,7 +118,7 @@ class FirstTokenProbe:
         return goes_on, None
 
     def _longest(self, mask: np.ndarray) -> int:
-        """Return the longest token of a mask that is not empty."""
+        """Return the longest token of a non-empty mask."""
         words = np.flatnonzero(mask)
         if len(words) < SPARSE:
             bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")

@@ -1,5 +1,5 @@
-"""ConstraintProcessor: the logits processor that allows each constrained row only the tokens that
-its constraint allows.
+"""ConstraintProcessor: the logits processor that limits each constrained row to the tokens that its
+constraint allows.
 
 A row's matcher follows the sampled tokens. Masks are filled in a separate thread during the forward
 pass, so a mask costs nothing as long as it takes less time than the pass.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ALL = np.uint32(0xFFFFFFFF)
 MIN_THREAD_S = 1e-4
-"""Masks that take longer together are filled during the forward pass."""
+"""If filling the masks of a step takes longer, it is done during the forward pass."""
 
 
 @cache
@@ -45,7 +45,7 @@ class ConstraintViolation(Exception):
 class _Row:
     """The state of one answer: waiting for a trigger, or within a constraint.
 
-    `mask` holds what may follow the first `filled_tokens` tokens, unless `fault` was raised.
+    `mask` has the tokens allowed after the first `filled_tokens` tokens, unless there is a `fault`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class _Row:
         return self._matcher is not None
 
     def advance(self) -> int:
-        """Follow the tokens sampled since; return how many there are. Raises: ConstraintViolation
+        """Advance over newly sampled tokens; return how many. Raises: ConstraintViolation
 
         Mutates: self
         """
@@ -90,7 +90,7 @@ class _Row:
 
     def _take(self, token_id: int) -> None:
         if token_id in self._own_ends:
-            return  # as an end token of the vocabulary
+            return  # the matcher ignores it, like an end token of the vocabulary
         if self._matcher is None:
             self._look_for_trigger(token_id)
             return
@@ -120,7 +120,7 @@ class _Row:
         self._tail = max((trigger.kept(self._tail) for trigger in triggers), key=len)
 
     def _reason(self, written: bytes) -> None:
-        """Take a token of the reasoning; after its end comes text, or more reasoning."""
+        """Process a token of the reasoning; its end is followed by text, or by more reasoning."""
         end = self._reasoning_markers[1]
         self._tail += written
         if end not in self._tail:
@@ -131,7 +131,7 @@ class _Row:
         self._look_for_reasoning(self._tail)
 
     def _look_for_reasoning(self, written: bytes) -> None:
-        """Take text before which there is only white space: it may open the reasoning."""
+        """Process text preceded only by white space: it may start the reasoning."""
         assert self._head is not None
         self._head = (self._head + written).lstrip(BLANKS)
         start = self._reasoning_markers[0]
@@ -141,9 +141,9 @@ class _Row:
             self._head = None
 
     def fill(self) -> None:
-        """Follow the tokens sampled since and fill the mask of what may follow. Mutates: self
+        """Advance over the newly sampled tokens and fill the mask of the next one. Mutates: self
 
-        What a backend raises is kept, and raised in `apply`: it ends this row alone.
+        Errors of a backend are stored and raised in `apply`, so that they end only this row.
         """
         self.fault = None
         try:
@@ -153,11 +153,11 @@ class _Row:
             self.fail(error)
 
     def fail(self, fault: Exception) -> None:
-        """Store a fault in place of a mask. Mutates: self"""
+        """Store a fault instead of a mask. Mutates: self"""
         self.fault, self.filled_tokens = fault, len(self.output_ids)
 
     def is_stale(self) -> bool:
-        """Return whether the mask is that of fewer tokens than there are."""
+        """Return whether tokens were sampled since the mask was filled."""
         return self.filled_tokens != len(self.output_ids)
 
     def _fill(self) -> None:
@@ -175,14 +175,14 @@ class _Row:
             np.bitwise_and.at(mask, over // 32, ~(np.uint32(1) << (over % 32).astype(np.uint32)))
 
     def _close(self, early_close: EarlyClose, matcher: Matcher, mask: np.ndarray) -> None:
-        """Near max_tokens, keep only tokens that let the answer end in time. Mutates: mask"""
+        """Near max_tokens, allow only tokens that let the answer end in time. Mutates: mask"""
         left = (self.max_tokens or 0) - len(self.output_ids)
         if left > WINDOW_TOKENS:
             return
         early_close.keep_closable(matcher, mask, left)
 
     def _allow_own_ends(self, mask: np.ndarray) -> None:
-        """Allow the request's own end tokens where what is written may end, and only there."""
+        """Allow the request's own end tokens if the text may end here, and only then."""
         can_end = self._can_end()
         for token_id in self._own_in_table:
             bit = np.uint32(1) << np.uint32(token_id % 32)
@@ -193,11 +193,11 @@ class _Row:
         return any(self.mask[i // 32] >> np.uint32(i % 32) & 1 for i in self._eos_ids)
 
     def own_ends(self) -> frozenset[int]:
-        """Return the end tokens that the row's adapter adds, where what is written may end."""
+        """Return the end tokens of the row's adapter, if the text may end here."""
         return self._own_ends if self._can_end() else frozenset()
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next, the end included. Mutates: self"""
+        """Return the tokens that must come next, including the end. Mutates: self"""
         known = self.advance()
         if self._matcher is None or not self.may_force:
             return ()
@@ -243,7 +243,7 @@ class ConstraintProcessor(LogitsProcessor):
         return params.constraint is not None
 
     def add_row(self, tokens: RowTokens) -> None:
-        """Start a row; tokens that it already has are followed. Mutates: self"""
+        """Start a row, advancing over the tokens that it already has. Mutates: self"""
         assert tokens.params.constraint is not None
         cached = self._cache.prepare(tokens.params.constraint)
         self._rows[tokens.row] = _Row(tokens, cached, self._cache, self.vocab_size)
@@ -254,9 +254,9 @@ class ConstraintProcessor(LogitsProcessor):
         self._rows.pop(row, None)
 
     def begin(self, rows: Sequence[int]) -> None:
-        """Start to fill the masks of those of these rows that have a constraint. Mutates: self"""
+        """Start to fill the masks of the constrained rows. Mutates: self"""
         constrained = [self._rows[row] for row in rows if row in self._rows]
-        # Handing over to a thread costs more than a short fill does; `apply` does those.
+        # A thread hand-off costs more than a short fill, so `apply` does those.
         if len(constrained) * self._fill_s > MIN_THREAD_S:
             self._wait()
             self._pending = self._thread.submit(self._fill_all, constrained)
@@ -296,7 +296,7 @@ class ConstraintProcessor(LogitsProcessor):
         return forced_ids
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Mask the tokens that constraints forbid. Raises: what a backend raised for a row
+        """Mask the tokens that constraints forbid. Raises: the error of a backend for a row
 
         Shapes: logits [S, V]
         Mutates: logits
@@ -316,8 +316,8 @@ class ConstraintProcessor(LogitsProcessor):
         forbid(logits, masks, indices)
 
     def _widened(self, masks: np.ndarray, width: int, states: Sequence[_Row]) -> np.ndarray:
-        """Return masks for logits with columns of tokens that adapters add, which constraints do
-        not know: they are forbidden, but for ends. Shapes: masks [S, W of V] -> [S, W of width]"""
+        """Return masks widened for tokens that adapters add. Constraints do not know these tokens,
+        so they are forbidden, except end tokens. Shapes: masks [S, W of V] -> [S, W of width]"""
         wide = np.zeros((len(masks), -(-width // 32)), dtype=np.uint32)
         wide[:, : masks.shape[1]] = masks
         word, bit = divmod(self.vocab_size, 32)

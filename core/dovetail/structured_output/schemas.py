@@ -1,4 +1,4 @@
-"""The schemas within a constraint: rewritten, and their places as the client wrote them."""
+"""The schemas within a constraint: rewriting, and pointers into the client's original."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def has_schema(constraint: Constraint) -> bool:
 
 
 def original_pointer(constraint: Constraint, pointer: str) -> str:
-    """Return the place in the schema of a constraint as it was given for a pointer into it."""
+    """Convert a pointer into a rewritten constraint to one into the client's schema."""
     return original(constraint.schema, pointer) if isinstance(constraint, JsonSchema) else pointer

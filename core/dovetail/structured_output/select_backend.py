@@ -1,7 +1,7 @@
-"""select_backend(constraint): the backend that enforces all of a constraint, or an error that says
+"""select_backend(constraint): the backend that enforces all of a constraint, or an error naming
 what none enforces.
 
-Looks at backend classes only: nothing is compiled and no vocabulary is needed.
+Looks only at backend classes: compiles nothing and needs no vocabulary.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES_SHOWN = 3
 
 
 def prepared(constraint: Constraint, where: str) -> Constraint:
-    """Return a constraint as backends read it: with schemas rewritten. Raises: RequestError"""
+    """Return a constraint for backends, with its schemas rewritten. Raises: RequestError"""
     try:
         return rewritten_constraint(constraint)
     except InvalidConstraint as error:
@@ -54,8 +54,7 @@ def select_backend(
 def select_backends(
     spec: StructuredOutputSpec, constraints: Sequence[Constraint], requested: str | None, where: str
 ) -> Iterator[str]:
-    """Yield the names of the backends to try, best first. `requested` is the one that the
-    request names.
+    """Yield the names of the backends to try, best first. `requested` is the request's choice.
 
     Raises: RequestError that points to what is not enforced.
     """
@@ -92,12 +91,12 @@ def ranked_backends(spec: StructuredOutputSpec, preferred: str) -> list[str]:
 
 
 def first_backend(spec: StructuredOutputSpec) -> str:
-    """Return the backend that is asked first where a request names none."""
+    """Return the backend that is tried first if a request names none."""
     return ranked_backends(spec, spec.backend)[0]
 
 
 def none_installed(where: str | None = None) -> RequestError:
-    """Return the error for a constraint where no backend is installed."""
+    """Return the error for a constraint when no backend is installed."""
     return RequestError(
         "no backend for structured output is installed.",
         where=where,
@@ -107,7 +106,7 @@ def none_installed(where: str | None = None) -> RequestError:
 
 
 def check_backend(spec: StructuredOutputSpec, name: str, where: str) -> None:
-    """Raise RequestError for a backend that is not loaded; `where` is the field that named it."""
+    """Raise RequestError for a backend that is not loaded; `where` is the field with its name."""
     names = ["auto", *(selection.name for selection in spec.backends)]
     if name not in names:
         raise RequestError(

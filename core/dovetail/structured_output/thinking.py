@@ -1,8 +1,8 @@
-"""ReasoningBudget: the logits processor that ends a row's reasoning when its budget of
-tokens is used up.
+"""ReasoningBudget: the logits processor that ends a row's reasoning when its token budget is used
+up.
 
-It finds the markers in the text of the tokens, however the text was split into tokens, and then
-allows only the tokens of the end marker. Only the first reasoning section of an answer is bounded.
+It finds the markers in the tokens' text, however that is split into tokens, and then allows only
+the tokens of the end marker. Only the first reasoning section of an answer is limited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_BYTES_PER_CHAR = 4
 
 
 class ReasoningBudget(LogitsProcessor):
-    """All rows of a runner that have a reasoning budget."""
+    """All rows of a runner with a reasoning budget."""
 
     stage = "allow"
 
@@ -33,11 +33,11 @@ class ReasoningBudget(LogitsProcessor):
 
     @classmethod
     def wants(cls, params: SamplingParams) -> bool:
-        """Return whether the request bounds its reasoning."""
+        """Return whether the request limits its reasoning."""
         return params.thinking is not None
 
     def add_row(self, tokens: RowTokens) -> None:
-        """Start a row; tokens that it already has are followed. Mutates: self"""
+        """Start a row, advancing over the tokens that it already has. Mutates: self"""
         assert tokens.params.thinking is not None
         vocabulary = self._cache.vocabulary
         self._rows[tokens.row] = _Row(tokens.output_ids, tokens.params.thinking, vocabulary)
@@ -47,7 +47,7 @@ class ReasoningBudget(LogitsProcessor):
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Allow rows whose budget is used up only the next token of the end marker.
+        """Force the next token of the end marker in rows whose budget is used up.
 
         Shapes: logits [S, V]
         Mutates: logits
@@ -60,7 +60,7 @@ class ReasoningBudget(LogitsProcessor):
 
 
 class _Row:
-    """The state of one answer: before its reasoning, within it, ending it, or behind it."""
+    """The state of one answer: before, within, ending, or after its reasoning."""
 
     def __init__(
         self, output_ids: Sequence[int], budget: ThinkingBudget, vocabulary: Vocabulary
@@ -85,7 +85,7 @@ class _Row:
         return self._end_ids[min(self._num_forced, len(self._end_ids) - 1)]
 
     def _must_end(self) -> bool:
-        """Return whether the budget is used up; a character already begun is finished first."""
+        """Return whether the budget is used up. A partial character is finished first."""
         if self._phase != "within" or self._num_thought < self._most:
             return False
         is_late = self._num_thought >= self._most + MOST_BYTES_PER_CHAR
@@ -96,7 +96,7 @@ class _Row:
             return
         is_forced = self._must_end()
         was_within = self._phase == "within"
-        if token_id < len(self._tokens):  # tokens that adapters add are no text of markers
+        if token_id < len(self._tokens):  # tokens of adapters are never part of markers
             self._text += self._special.get(token_id) or self._tokens[token_id]
         if not was_within:
             self._look_for_start()
@@ -108,7 +108,7 @@ class _Row:
             self._text = self._text[-max(len(self._end), MOST_BYTES_PER_CHAR) :]
 
     def _look_for_start(self) -> None:
-        """Enter the reasoning, or go behind it if the answer begins without. Mutates: self"""
+        """Enter the reasoning, or skip it if the answer starts without. Mutates: self"""
         begun = self._text.lstrip()
         if begun.startswith(self._start):
             self._phase, self._text = "within", begun[len(self._start) :]

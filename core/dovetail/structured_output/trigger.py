@@ -1,7 +1,7 @@
-"""Trigger: finds a text in the tokens of a row, and keeps tokens from extending beyond its end.
+"""Trigger: finds a text in the tokens of a row, and forbids tokens that extend beyond its end.
 
-A token that contains the end of a trigger and the beginning of what follows would write text that
-no matcher sees; such tokens are forbidden where they would complete the trigger.
+A token with the end of a trigger and the start of what follows would write text that no matcher
+sees. Such tokens are forbidden if they would complete the trigger.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class Trigger:
         self._extending_ids = self._extending(may_be_blank)
 
     def _extending(self, may_be_blank: bool) -> dict[int, np.ndarray]:
-        """Return the ids of tokens that extend beyond the trigger's end, by the number of its bytes
-        that they contain."""
+        """Return the tokens that extend beyond the trigger's end, by their trigger bytes."""
         tokens: dict[int, list[int]] = {}
         for size in range(1, len(self.text) + 1):
             tail = self.text[-size:]
@@ -45,19 +44,19 @@ class Trigger:
         return {size: np.array(ids, dtype=np.int64) for size, ids in tokens.items() if ids}
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of a token; those of its text for a special token."""
+        """Return the bytes of a token; for a special token, the bytes of its text."""
         return self._special.get(token_id) or self._tokens[token_id]
 
     def is_in(self, tail: bytes) -> bool:
-        """Return whether the end of the text contains the trigger."""
+        """Return whether the trigger is in the end of the text."""
         return self.text in tail
 
     def kept(self, tail: bytes) -> bytes:
-        """Return the end of the text that may be the beginning of the trigger."""
+        """Return the end of the text that may be the start of the trigger."""
         return tail[-(len(self.text) - 1) :] if len(self.text) > 1 else b""
 
     def forbidden(self, tail: bytes) -> np.ndarray:
-        """Return the ids that would extend beyond the trigger after a text with this end."""
+        """Return the ids that would extend beyond the trigger after text that ends with `tail`."""
         ids = [
             found
             for size, found in self._extending_ids.items()

@@ -1,5 +1,4 @@
-"""vocabulary_of(tokenizer): the bytes of a model's tokens, as backends need them, and the tokens
-that its tokenizer writes for a text."""
+"""vocabulary_of(tokenizer): a model's tokens as bytes, and the tokenization of texts."""
 
 from __future__ import annotations
 
@@ -11,14 +10,13 @@ from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer, end_token_ids
 
 LEADS = ("", "\x02", "\n", ".")
-"""What may stand before a text so that it is encoded as the continuation of another: some
-tokenizers write a space before the first word."""
+"""Prefixes for tokenizing a continuation: some tokenizers add a space before a first word."""
 SAMPLES = ("a", "{", '"', " a", "1")
 
 
 def vocabulary_of(tokenizer: Tokenizer, eos_ids: tuple[int, ...], size: int) -> Vocabulary:
-    """Return the vocabulary of a model whose logits have `size` entries. `eos_ids` are the ends
-    that its checkpoint states; the tokenizer's own is one too."""
+    """Return the vocabulary of a model whose logits have `size` entries. `eos_ids` are the
+    checkpoint's end tokens; the tokenizer's own is added."""
     facts = tokenizer.facts()
     ends = tuple(i for i in end_token_ids(eos_ids, facts) if i < size)
     special = frozenset(i for i in (*facts.special_ids, *ends) if i < size)
@@ -36,7 +34,7 @@ def vocabulary_of(tokenizer: Tokenizer, eos_ids: tuple[int, ...], size: int) -> 
 
 
 class TextEncoder:
-    """Text to the tokens that a tokenizer writes for it in the middle of a text."""
+    """Tokenizes a text as it would be inside a longer text."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[bytes]) -> None:
         self._tokenizer = tokenizer
@@ -44,8 +42,8 @@ class TextEncoder:
         self._lead = next((lead for lead in LEADS if self._is_neutral(lead)), None)
 
     def __call__(self, text: str) -> list[int] | None:
-        """Return the tokens, or None if they are not this text, byte for byte: the tokenizer
-        changes it, or reads a special token in it."""
+        """Return the tokens, or None if they do not spell this text byte for byte: the tokenizer
+        changes it, or finds a special token in it."""
         return None if self._lead is None else self._behind(self._lead, text)
 
     def _is_neutral(self, lead: str) -> bool:

@@ -1,1 +1,1 @@
-"""What becomes of a schema before a backend sees it; see `pipeline`."""
+"""Rewrites schemas before backends see them; see `pipeline`."""

@@ -1,7 +1,7 @@
 """Passes for lists: `contains`, `uniqueItems`, `unevaluatedItems`.
 
-The first item that `contains` asks for stands among the first eight (what comes later is right,
-and is not written). Lists of different values are listed where there are few. Source:
+The first item that meets `contains` must be among the first eight (later ones are valid, but not
+generated). Lists of unique values are enumerated if there are few. Source:
 https://json-schema.org/draft/2020-12/json-schema-validation (6.4), -core (10.3.1.3, 11.2).
 """
 
@@ -35,7 +35,7 @@ _BRANCHING = ("anyOf", "oneOf", "if", "contains", "dependentSchemas")
 
 
 def without_contains(node: Schema, context: Context) -> Any:
-    """Return a node with an alternative for each place of what it contains.
+    """Return a node with one alternative per position of the contained item.
 
     Raises: InvalidConstraint
     """
@@ -83,10 +83,10 @@ def _no_lists(node: Schema, at: str) -> list[Schema]:
 
 
 def without_unique(node: Schema, context: Context) -> Any:
-    """Return a node whose lists of different items are listed, or whose items differ anyhow.
+    """Return a node whose unique lists are enumerated, or whose items always differ.
 
-    Other lists keep `uniqueItems`, which is enforced while the answer is written.
-    Raises: InvalidConstraint for lists that could then not be completed
+    Other lists keep `uniqueItems`, which is enforced during generation. Raises: InvalidConstraint
+    for lists that might be impossible to complete
     """
     if not node.get("uniqueItems"):
         return node
@@ -139,7 +139,7 @@ def _listed(node: Schema, values: list[Any], context: Context) -> Schema:
 
 
 def without_unevaluated_items(node: Schema, context: Context) -> Any:
-    """Return a node in which other items are `items`. Raises: InvalidConstraint"""
+    """Return a node with `items` for unevaluated items. Raises: InvalidConstraint"""
     if "unevaluatedItems" not in node:
         return node
     at = f"{origin(node)}/unevaluatedItems"

@@ -1,8 +1,8 @@
-"""Regular expressions as automata: which texts match, what two expressions share, what one leaves.
+"""Regular expressions as automata: matching, intersection, difference and complement.
 
-By derivatives: what is left of an expression behind a character is an expression again, and
-expressions that say the same are kept equal, so that there are finitely many. Everything is
-bounded; beyond it is Undecided. Source: Brzozowski, Derivatives of Regular Expressions (1964);
+Uses derivatives: the rest of an expression after a character is again an expression, and equivalent
+expressions are normalized to be equal, so that there are finitely many. Everything has a limit;
+beyond it, Undecided is raised. Source: Brzozowski, Derivatives of Regular Expressions (1964);
 Owens, Reppy, Turon, Regular-expression derivatives re-examined (2009).
 """
 
@@ -32,24 +32,24 @@ from dovetail_grammars.regex_reader import found_within
 
 MAX_STATES = 300
 MAX_PARTS = 4_000
-"""Parts of one expression, and of one that is written from an automaton."""
+"""Maximum number of parts in one expression, also in one made from an automaton."""
 MAX_WORK = 500_000
-"""Parts of expressions that are walked, for one schema: less than a second."""
+"""The work limit for one schema, in parts of expressions: less than a second."""
 _NONE, _EMPTY = Or(()), Cat(())
 
 
 class Undecided(InvalidConstraint):
-    """It takes too much to tell. Where nobody decides otherwise the constraint is refused."""
+    """Deciding takes too much work. If nothing else decides, the constraint is refused."""
 
 
 class Effort:
-    """Counts the work on one schema."""
+    """The work budget of one schema."""
 
     def __init__(self, most: int = MAX_WORK) -> None:
         self._left = most
 
     def spend(self, count: int) -> None:
-        """Take so much work. Raises: Undecided when there is none left"""
+        """Use up some of the budget. Raises: Undecided when none is left"""
         self._left -= count
         if self._left < 0:
             raise Undecided("the expressions take too long")
@@ -57,7 +57,7 @@ class Effort:
 
 @lru_cache(maxsize=512)
 def searched(pattern: str) -> Node:
-    """Return the texts in which a schema's pattern finds something. Raises: Undecided"""
+    """Return the texts in which a schema's pattern finds a match. Raises: Undecided"""
     try:
         return found_within(pattern)
     except InvalidConstraint as error:
@@ -66,7 +66,7 @@ def searched(pattern: str) -> Node:
 
 @lru_cache(maxsize=4096)
 def looks(node: Node) -> bool:
-    """Return whether an expression looks ahead anywhere."""
+    """Return whether an expression contains lookahead."""
     match node:
         case Look():
             return True
@@ -78,15 +78,15 @@ def looks(node: Node) -> bool:
 
 
 def without_looks(node: Node, effort: Effort) -> Node:
-    """Return an expression of the same texts that does not look ahead. Raises: Undecided"""
+    """Return an equivalent expression without lookahead. Raises: Undecided"""
     if not looks(node):
         return node
     return _Automaton((node,), all, effort).expression() or _NONE
 
 
 def conditions(node: Node, effort: Effort) -> list[Node]:
-    """Return expressions all of which the same texts match, none of which looks ahead: what stands
-    after the lookahead at the beginning, then each of that. Raises: Undecided"""
+    """Return expressions without lookahead that together match the same texts: what follows the
+    lookaheads at the start, then each lookahead's own. Raises: Undecided"""
     parts = list(node.parts) if isinstance(node, Cat) else [node]
     found: list[Node] = []
     while parts and isinstance(seen := parts[0], Look):
@@ -97,8 +97,8 @@ def conditions(node: Node, effort: Effort) -> list[Node]:
 
 
 def _told_apart(node: Node) -> Node:
-    """Return an expression of the same texts in which each character leads one way: libraries try
-    all ways that "so many characters, then one of them, then anything" has."""
+    """Return an equivalent expression that is deterministic, since libraries try all ways to match
+    "a run of characters, then one of them, then anything"."""
     match node:
         case Cat((Many(Chars(runs), least, most), Chars(end), rest)) if rest == ANYTHING:
             others = outside(union([*outside(runs), *end]))
@@ -109,8 +109,8 @@ def _told_apart(node: Node) -> Node:
 
 
 def _opposite(node: Node, effort: Effort) -> Node:
-    """Return every text that an expression does not match. "So many characters at least" has no
-    automaton of a useful size, and needs none. Raises: Undecided"""
+    """Return the texts that an expression does not match. "At least N characters" has no automaton
+    of a useful size, so it is complemented directly. Raises: Undecided"""
     match node:
         case Cat((Many(Chars(found), least, most), *rest)) if least and (
             rest == [ANYTHING] or (not rest and most is None)
@@ -137,7 +137,7 @@ def shared(one: Node, other: Node, effort: Effort) -> Node | None:
 
 
 def left(one: Node, other: Node, effort: Effort) -> Node | None:
-    """Return the texts of one that the other does not match, None if none. Raises: Undecided"""
+    """Return the texts that only the first matches, None if none. Raises: Undecided"""
     return _Automaton((one, other), lambda ends: ends[0] and not ends[1], effort).expression()
 
 
@@ -147,12 +147,12 @@ def are_disjoint(one: Node, other: Node, effort: Effort) -> bool:
 
 
 def has_texts(node: Node, least: int, effort: Effort) -> bool:
-    """Return whether an expression matches at least `least` texts. Raises: Undecided"""
+    """Return whether an expression matches at least `least` different texts. Raises: Undecided"""
     return _Automaton((node,), all, effort).num_texts(least) >= least
 
 
 def other_texts(node: Node, effort: Effort) -> Node | None:
-    """Return every text that an expression does not match, None if none. Raises: Undecided"""
+    """Return the texts that an expression does not match, None if none. Raises: Undecided"""
     return left(ANYTHING, node, effort)
 
 
@@ -168,7 +168,7 @@ def _cat(parts: Sequence[Node]) -> Node:
 
 
 def _is_known(node: Node, made: list[Node]) -> bool:
-    """Return whether a condition on the rest of the text stands at the same place already."""
+    """Return whether the same lookahead is already at this position."""
     if isinstance(node, Look):
         for other in reversed(made):
             if other == node or not isinstance(other, Look):
@@ -230,7 +230,7 @@ def _behind(node: Node, code: int, effort: Effort) -> Node:
 
 
 def _derivative(node: Node, code: int) -> Node:
-    """Return what must follow a character."""
+    """Return the derivative: what must follow a character."""
     if looks(node):
         return _derivative_of_looking(node, code)
     match node:
@@ -256,7 +256,7 @@ def _derivative(node: Node, code: int) -> Node:
 
 
 def _derivative_of_looking(node: Node, code: int) -> Node:
-    """Return what must follow a character where the rest of the text is looked at."""
+    """Return what must follow a character, for an expression with lookahead."""
     first, *rest = node.parts if isinstance(node, Cat) else (node,)
     if isinstance(first, Look):
         seen = _seen(_derivative(first.part, code), is_wanted=first.is_wanted)
@@ -274,7 +274,7 @@ def _seen(node: Node, *, is_wanted: bool) -> Node:
 
 
 def _ways(node: Node) -> tuple[Node, ...]:
-    """Return the ways to begin with a part that looks ahead. Raises: Undecided"""
+    """Return the ways to start with a part that has lookahead. Raises: Undecided"""
     match node:
         case Or(parts):
             return parts
@@ -289,7 +289,7 @@ def _ways(node: Node) -> tuple[Node, ...]:
 
 
 def _may_be_empty(node: Node) -> bool:
-    """Return whether no character may be taken, whatever follows."""
+    """Return whether a part may match without consuming a character, whatever follows."""
     match node:
         case Cat(parts):
             return all(map(_may_be_empty, parts))
@@ -301,7 +301,7 @@ def _may_be_empty(node: Node) -> bool:
 
 
 def _firsts(node: Node, found: set[int]) -> None:
-    """Collect where the sets of characters that may come first begin and end. Mutates: found"""
+    """Collect the boundaries of the sets of possible first characters. Mutates: found"""
     match node:
         case Chars(runs):
             for first, last in runs:
@@ -319,7 +319,7 @@ def _firsts(node: Node, found: set[int]) -> None:
 
 
 class _Automaton:
-    """The states of several expressions side by side; state 0 is the beginning."""
+    """The product automaton of several expressions; state 0 is the start."""
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ class _Automaton:
             self.steps.append(targets)
 
     def _alive(self) -> list[bool]:
-        """Return for each state whether an end can be reached."""
+        """Return for each state whether an accepting state can be reached."""
         sources: dict[int, list[int]] = {}
         for source, targets in enumerate(self.steps):
             for target, found in targets.items():
@@ -371,27 +371,27 @@ class _Automaton:
         return alive
 
     def num_texts(self, most: int) -> int:
-        """Return how many texts lead to an end, `most` if there are more."""
-        counts = [int(end) for end in self.is_end]  # of texts of one length, by where they begin
+        """Return the number of accepted texts, at most `most`."""
+        counts = [int(end) for end in self.is_end]  # texts of one length, by their start state
         found = 0
         for _ in self.steps:
             found += counts[0]
             counts = self._one_longer(counts, most)
-        for _ in self.steps:  # a text of more characters than states goes in a circle
+        for _ in self.steps:  # a text with more characters than there are states has a loop
             if counts[0]:
                 return most
             counts = self._one_longer(counts, most)
         return min(found, most)
 
     def _one_longer(self, counts: list[int], most: int) -> list[int]:
-        """Return how many texts with one character more there are, by where they begin."""
+        """Return the number of texts with one more character, by their start state."""
         return [
             min(most, sum(_size_of(runs) * counts[target] for target, runs in targets.items()))
             for targets in self.steps
         ]
 
     def expression(self) -> Node | None:
-        """Return the expression of the automaton, states eliminated one by one."""
+        """Return the automaton's expression, by eliminating states one by one."""
         if not self.alive[0]:
             return None
         names = self._classes()
@@ -411,7 +411,7 @@ class _Automaton:
         return _eliminated(ways, self._effort).get(final)
 
     def _classes(self) -> list[int]:
-        """Return a number for each state; those that go on alike have the same (Moore)."""
+        """Return a class number per state; equivalent states share one (Moore)."""
         names = [
             int(end) + 2 * int(alive) for end, alive in zip(self.is_end, self.alive, strict=True)
         ]
@@ -435,13 +435,13 @@ def _size_of(found: list[tuple[int, int]]) -> int:
 
 
 def _characters(found: list[tuple[int, int]]) -> Ranges:
-    """Return runs without halves of surrogate pairs."""
+    """Return runs without surrogates."""
     return outside(outside(union(found)))
 
 
 def _eliminated(ways: dict[int, dict[int, Node]], effort: Effort) -> dict[int, Node]:
-    """Return what leads from the beginning to an end. States with the fewest ways on go first,
-    which makes expressions that libraries read best; where those grow too long, what is shortest.
+    """Return the expressions from the start to the end. States with the fewest outgoing transitions
+    go first, which suits libraries best; if that grows too long, shortest first.
     """
     pending = set(ways) - {-2, -1}
     made = {state: dict(targets) for state, targets in ways.items()}
@@ -459,7 +459,7 @@ def _eliminated(ways: dict[int, dict[int, Node]], effort: Effort) -> dict[int, N
 
 
 def _weight(ways: dict[int, dict[int, Node]], state: int) -> int:
-    """Return how much longer expressions become without a state."""
+    """Return how much longer the expressions become when a state is eliminated."""
     inward = [
         _size(targets[state]) for s, targets in ways.items() if s != state and state in targets
     ]
@@ -473,7 +473,7 @@ def _weight(ways: dict[int, dict[int, Node]], state: int) -> int:
 
 
 def _eliminate(ways: dict[int, dict[int, Node]], state: int, effort: Effort) -> None:
-    """Take a state out; what led through it leads around. Mutates: ways"""
+    """Eliminate a state, with its paths added to the others. Mutates: ways"""
     outward = ways.pop(state)
     loop = outward.pop(state, None)
     again = [] if loop is None else [_starred(loop)]

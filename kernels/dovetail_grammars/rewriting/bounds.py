@@ -1,4 +1,4 @@
-"""Pass 1: a schema may be so large and so deep. Whatever comes after may walk it by recursion."""
+"""Pass 1: limits the size and depth of a schema, so that later passes may recurse over it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.rewriting.tree import escaped
 
 MAX_DEPTH = 128
-"""Of values within values; a schema within a schema takes one or two of them."""
+"""The depth of nested values; a nested schema takes one or two levels."""
 MAX_VALUES = 100_000
 
 

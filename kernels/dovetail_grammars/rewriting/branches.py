@@ -1,7 +1,7 @@
-"""Passes "not" and "oneOf": what a value may not meet becomes what it meets instead.
+"""Passes "not" and "oneOf": rewrites exclusions as what a value must meet instead.
 
-Exactly one of several is any of them where no two overlap; where two do, each is taken without the
-other. Source: https://json-schema.org/draft/2020-12/json-schema-core (10.2.1).
+"Exactly one of" is "any of" if no two branches overlap; if two do, each excludes the other. Source:
+https://json-schema.org/draft/2020-12/json-schema-core (10.2.1).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from dovetail_grammars.rewriting.values import kind_of
 MAX_OVERLAPS = 200
 MAX_NESTED = 3
 MAX_PLACES = 16
-"""Places of constants that are looked at."""
+"""The maximum number of places of constants to compare."""
 MAX_COMPARED = 2_000
-"""Pairs of branches beyond which a long union is made narrower instead."""
+"""Maximum pairs of branches to compare; beyond it a long union is narrowed instead."""
 _SETTLED = frozenset(("type", "enum", "const", "$ref", "allOf"))
-"""Keywords of a branch beside which another type would not be read, or changes nothing."""
+"""Keywords of a branch next to which another `type` would be ignored or change nothing."""
 
 
 def without_not(node: Schema, context: Context) -> Any:
-    """Return a node with the opposite of `not` in its place. Raises: InvalidConstraint"""
+    """Return a node with the negation instead of `not`. Raises: InvalidConstraint"""
     if "not" not in node:
         return node
     at = f"{origin(node)}/not"
@@ -55,7 +55,7 @@ def without_not(node: Schema, context: Context) -> Any:
 
 
 def without_one_of(node: Schema, context: Context) -> Any:
-    """Return a node with `anyOf` in the place of `oneOf`. Raises: InvalidConstraint"""
+    """Return a node with `anyOf` instead of `oneOf`. Raises: InvalidConstraint"""
     if "oneOf" not in node:
         return node
     at = f"{origin(node)}/oneOf"
@@ -66,15 +66,14 @@ def without_one_of(node: Schema, context: Context) -> Any:
     taken = any_of(_alone(branches, given, needed, context, at), at)
     if taken is False:
         return False
-    is_alone = not {"anyOf", "allOf", "$ref"} & set(rest)  # these name members, which come first
+    is_alone = not {"anyOf", "allOf", "$ref"} & set(rest)  # these list members that come first
     if is_alone and isinstance(taken, Mapping) and set(taken) == {"$comment", "anyOf"}:
         return {**rest, "anyOf": taken["anyOf"]}
     return with_parts(rest, taken)
 
 
 def _typed(node: Schema, branches: list[Any]) -> tuple[Schema, list[Any]]:
-    """Return a node and its branches with the types that are left: not those whose every value two
-    branches take."""
+    """Return a node and its branches without the types that two branches accept completely."""
     kinds = kinds_of(node)
     open_to = Counter(k for branch in branches for k in kinds if _takes_all(branch, k))
     given = node.get("type", list(KINDS))
@@ -92,7 +91,7 @@ def _typed(node: Schema, branches: list[Any]) -> tuple[Schema, list[Any]]:
 
 
 def _takes_all(branch: Any, kind: str) -> bool:
-    """Return whether a branch surely takes every value of a type."""
+    """Return whether a branch certainly accepts every value of a type."""
     if not isinstance(branch, Mapping):
         return branch is True
     return all(k == ORIGIN or KIND_OF.get(k, kind) != kind for k in branch)
@@ -101,8 +100,8 @@ def _takes_all(branch: Any, kind: str) -> bool:
 def _alone(
     branches: list[Any], given: list[Any], needed: Any, context: Context, at: str
 ) -> list[Any]:
-    """Return each branch without what others meet as well. `given`: the same without types;
-    `needed`: the members that are required beside them."""
+    """Return each branch without the values that others accept. `given`: the same without types;
+    `needed`: the required members of the parent node."""
     whole = [all_of([branch, needed], at) for branch in branches]
     rivals = _rivals(whole, context)
     if sum(map(len, rivals)) <= MAX_COMPARED:
@@ -112,7 +111,7 @@ def _alone(
     narrower = [all_of([*both], at) for both in zip(branches, conditions, strict=True)]
     fewer = [all_of([branch, needed], at) for branch in narrower]
     size = len(branches)
-    rivals = [  # a value of a narrower branch may meet no other as it was given
+    rivals = [  # a value of a narrower branch must not meet another original branch
         [other - size for other in group if other >= size and other - size != number]
         for number, group in enumerate(_rivals([*fewer, *whole], context)[:size])
     ]
@@ -120,7 +119,7 @@ def _alone(
 
 
 class _TooManyOverlaps(InvalidConstraint):
-    """More pairs of branches overlap than are told apart one by one."""
+    """More pairs of branches overlap than can be separated one by one."""
 
 
 def _without_others(
@@ -132,8 +131,8 @@ def _without_others(
     context: Context,
     at: str,
 ) -> Iterator[Any]:
-    """Yield branches without what their rivals meet. `own`, `others`: with all that is known of
-    them, of each as a branch and as a rival."""
+    """Yield branches without the values that their rivals accept. `own`, `others`: each branch with
+    the parent's requirements, as a branch and as a rival."""
     names = sorted({name for part in branches for name in _names(part, context)})
     num_overlaps = 0
     for number, branch in enumerate(branches):
@@ -155,8 +154,9 @@ def _without_others(
 def _conditions(
     branches: list[Any], rivals: list[list[int]], context: Context, at: str
 ) -> list[Any]:
-    """Return for each branch of a long union what keeps it apart from many others: it needs the
-    member that is a constant in most, and has none that others need. Fewer values are left."""
+    """Return for each branch of a long union a condition that separates it from many others. It
+    requires the member that is constant in most branches, and forbids members that others require.
+    This accepts fewer values."""
     found = [_constants(branch, context, 0, has_all=True) for branch in branches]
     counts = Counter(name for one in found for name in one if name.count("/") == 1)
     common = {f"/{escaped(name)}": name for branch in branches for name in _names(branch, context)}
@@ -182,7 +182,7 @@ def _conditions(
 
 
 def _needed(branch: Any, context: Context) -> set[str] | None:
-    """Return the members that a branch for objects needs, None for one that takes others."""
+    """Return the required members of a branch for objects, None for other branches."""
     if context.kinds(branch) != {"object"}:
         return None
     nodes = [part for part in context.parts(branch) if isinstance(part, Mapping)]
@@ -190,9 +190,9 @@ def _needed(branch: Any, context: Context) -> set[str] | None:
 
 
 def _rivals(branches: list[Any], context: Context) -> list[list[int]]:
-    """Return for each branch the others that its constants do not tell apart from it, in order.
+    """Return for each branch the others that its constants do not exclude, in order.
 
-    One look at each branch finds those of a long union, where every pair would be too many.
+    Each branch is indexed once, since comparing every pair of a long union is too slow.
     """
     groups = [set(range(len(branches))) - {number} for number in range(len(branches))]
     indexes = (_by_members(branches, context), _by_absence(branches, context))
@@ -205,8 +205,8 @@ def _rivals(branches: list[Any], context: Context) -> list[list[int]]:
 
 
 def _by_constants(branches: list[Any], context: Context) -> Iterator[dict[int, set[int]]]:
-    """Yield, for each place where several have a constant, the branches that have one there and for
-    each of them who may have the same."""
+    """Yield, for each place with constants in several branches, the branches with a constant there
+    and for each of them the branches that may have the same one."""
     found = [_constants(branch, context, 0) for branch in branches]
     allowed = [_constants(branch, context, 0, has_all=True) for branch in branches]
     counts = Counter(name for one in found for name in one)
@@ -226,7 +226,7 @@ def _by_constants(branches: list[Any], context: Context) -> Iterator[dict[int, s
 
 
 def _by_members(branches: list[Any], context: Context) -> dict[int, set[int]]:
-    """Return for branches of objects that need members: who may have all of these."""
+    """Return for branches with required members the branches that may have all of these."""
     everyone = set(range(len(branches)))
     needed: dict[int, set[str]] = {}
     known: dict[str, set[int]] = {}
@@ -249,8 +249,8 @@ def _by_members(branches: list[Any], context: Context) -> dict[int, set[int]]:
 
 
 def _by_absence(branches: list[Any], context: Context) -> dict[int, set[int]]:
-    """Return for branches of objects who has no member that they need, and needs none that they may
-    not have."""
+    """Return for object branches the branches that allow their required members, and require none
+    that they forbid."""
     everyone = set(range(len(branches)))
     needs = {n: found for n in everyone if (found := _needed(branches[n], context)) is not None}
     lacks = {n: _absent(branches[n], context) for n in needs}
@@ -281,9 +281,9 @@ def _absent(branch: Any, context: Context) -> set[str]:
 def _constants(
     branch: Any, context: Context, depth: int, *, has_all: bool = False
 ) -> dict[str, frozenset[Any]]:
-    """Return the constants of a branch, by where they are: "" is the value itself, "/NAME" a member
-    that it needs (any member, with `has_all`), where it takes objects alone, "/0" the first item of
-    a list that has one."""
+    """Return the constants of a branch by place: "" is the value itself, "/NAME" a required member
+    (with `has_all` any member) if it accepts only objects, "/0" the first item of a list that has
+    one."""
     nodes = [part for part in context.parts(branch) if isinstance(part, Mapping)]
     found: dict[str, frozenset[Any]] = {}
     for listed in filter(None, map(_listed, nodes)):
@@ -307,7 +307,7 @@ def _constants(
 
 
 def _listed(node: Mapping[str, Any]) -> frozenset[Any] | None:
-    """Return the constants of a node, if it has such that can be looked up."""
+    """Return the hashable constants of a node, if it has only such."""
     values = node.get("enum", [node["const"]] if "const" in node else None)
     if values is None or any(isinstance(value, list | dict) for value in values):
         return None
@@ -315,7 +315,7 @@ def _listed(node: Mapping[str, Any]) -> frozenset[Any] | None:
 
 
 def _names(schema: Any, context: Context) -> set[str]:
-    """Return the names of members that a schema lists or needs."""
+    """Return the names of members that a schema lists or requires."""
     return {
         name
         for part in context.parts(schema)

@@ -1,10 +1,10 @@
-"""Passes "conditions": `if`, `dependentRequired` and `dependentSchemas` as alternatives.
+"""Passes "conditions": `if`, `dependentRequired` and `dependentSchemas` become alternatives.
 
-"If A then B else C" is A and B, or not A and C. Where several conditions ask for the value of one
-member (the usual way to tell kinds of objects apart), there is one alternative for each value
-instead of one for each combination. Where the opposite of A cannot be described, what meets both B
-and C stands for it, which is right whether or not A holds. Source:
-https://json-schema.org/draft/2020-12/json-schema-core (10.2.2), -validation (6.5.4).
+"If A then B else C" is A and B, or not A and C. If several conditions test the value of one member
+(the usual way to distinguish kinds of objects), there is one alternative per value instead of one
+per combination. If the negation of A cannot be expressed, the alternative is B and C, which is
+valid whether or not A holds. Source: https://json-schema.org/draft/2020-12/json-schema-core
+(10.2.2), -validation (6.5.4).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_A_TEST = {"properties", "required", "type", ORIGIN}
 
 
 def without_dependents(node: Schema, context: Context) -> Any:
-    """Return a node in which members that need others are alternatives."""
+    """Return a node with its dependent keywords rewritten as alternatives."""
     at = origin(node)
     rest = {k: v for k, v in node.items() if k not in ("dependentRequired", "dependentSchemas")}
     needed = set(node.get("required", ()))
@@ -60,7 +60,7 @@ def without_dependents(node: Schema, context: Context) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Test:
-    """A condition that asks for the value of one member."""
+    """A condition that tests the value of one member."""
 
     name: str
     values: list[Any]
@@ -70,12 +70,12 @@ class _Test:
     other: Any
 
     def outcome(self, value: Any) -> Any:
-        """Return the schema that must hold where the member has a value."""
+        """Return the schema that applies if the member has this value."""
         return self.then if any(same(value, one) for one in self.values) else self.other
 
 
 def without_conditions(node: Schema, context: Context) -> Any:
-    """Return a node in which conditions, its own and those of `allOf`, are alternatives."""
+    """Return a node with its conditions, including those in `allOf`, rewritten as alternatives."""
     own = {k: v for k, v in node.items() if k in _OF_A_CONDITION}
     conditions = [own] if "if" in node else []
     rest: list[Any] = []
@@ -124,7 +124,7 @@ def _test(condition: Mapping[str, Any], context: Context) -> _Test | None:
 
 
 def _by_value(node: Schema, tests: list[_Test], context: Context, at: str) -> Any:
-    """Return one alternative for each outcome of tests of one member."""
+    """Return one alternative per outcome of the tests of one member."""
     name = tests[0].name
     kinds = context.kinds(node)
     parts = [part for part in context.parts(node) if isinstance(part, Mapping)]
@@ -166,7 +166,7 @@ def _opposite_values(values: list[Any], at: str) -> list[Any]:
 
 
 def _grouped(values: list[Any], tests: list[_Test]) -> list[list[Any]]:
-    """Return values grouped by the outcomes that they have."""
+    """Return values grouped by their outcomes."""
     groups: dict[tuple[int, ...], list[Any]] = {}
     for value in values:
         key = tuple(id(test.outcome(value)) for test in tests)

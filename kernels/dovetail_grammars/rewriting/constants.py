@@ -1,4 +1,4 @@
-"""Pass 5: of a node with `enum` or `const` the values that its other keywords allow are left.
+"""Pass 5: reduces a node with `enum` or `const` to the values that its other keywords allow.
 
 Source: https://json-schema.org/draft/2020-12/json-schema-validation (6.1.2, 6.1.3).
 """
@@ -13,7 +13,7 @@ from dovetail_grammars.rewriting.tree import ORIGIN, Schema
 
 
 def only_constants(node: Schema, context: Context) -> Any:
-    """Return a node with constants and nothing beside them, where that can be decided."""
+    """Return a node with only its constants, if their validity can be decided."""
     if "enum" not in node and "const" not in node:
         return node
     given = "const" if "const" in node else "enum"

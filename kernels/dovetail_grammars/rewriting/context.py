@@ -1,4 +1,4 @@
-"""What the passes ask about schemas within their document: references, values, what is apart."""
+"""Queries of the passes on schemas within their document: references, values, disjointness."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from dovetail_grammars.rewriting.values import kind_of, meets
 
 MAX_PARTS = 64
 MAX_NESTED = 12
-"""How far down schemas are compared; deeper ones count as overlapping."""
+"""The maximum depth of comparisons; deeper schemas count as overlapping."""
 MAX_VALUES = 256
 MAX_RANGE = 16
 
 
 @dataclass(slots=True)
 class Context:
-    """A document, what may still be spent on it, and definitions made of parts of it.
+    """A document, its remaining budget, and definitions made from its parts.
 
-    `names`: what must hold together -> the name of its definition; `pending`: those that are not
+    `names`: schemas that must hold together -> the name of their definition; `pending`: those not
     rewritten yet.
     """
 
@@ -47,7 +47,7 @@ class Context:
     _circular: frozenset[str] | None = None
 
     def leads_back(self, schema: Any) -> bool:
-        """Return whether a schema is a reference that leads back to itself, or must meet one."""
+        """Return whether a schema is, or must meet, a recursive reference."""
         if not isinstance(schema, Mapping) or not {"$ref", "allOf"} & set(schema):
             return False
         if self._circular is None:
@@ -60,7 +60,7 @@ class Context:
         return meets(value, schema, self.root, self.effort)
 
     def parts(self, schema: Any) -> list[Any]:
-        """Return nodes all of which a value must meet, references and allOf followed."""
+        """Return the nodes that a value must all meet, following references and allOf."""
         nodes: list[Any] = []
         pending, seen = [schema], set()
         while pending and len(nodes) < MAX_PARTS:
@@ -78,7 +78,7 @@ class Context:
         return nodes
 
     def kinds(self, schema: Any) -> frozenset[str]:
-        """Return types that values of a schema have at most."""
+        """Return the types that values of a schema can have."""
         allowed = frozenset(KINDS)
         for part in self.parts(schema):
             if part is False:
@@ -90,7 +90,7 @@ class Context:
         return allowed
 
     def values(self, schema: Any, depth: int = 0) -> list[Any] | None:
-        """Return every value of a schema that has few, else None."""
+        """Return all values of a schema if there are few, else None."""
         if depth > MAX_NESTED:
             return None
         parts = self.parts(schema)
@@ -125,7 +125,7 @@ class Context:
         return None
 
     def are_apart(self, one: Any, other: Any, depth: int = 0) -> bool:
-        """Return whether surely no value meets both."""
+        """Return whether certainly no value meets both."""
         if depth > MAX_NESTED:
             return False
         parts = [self.parts(one), self.parts(other)]
@@ -208,8 +208,8 @@ class Context:
     def members_at(
         self, node: Mapping[str, Any], name: str, *, is_strict: bool = False
     ) -> Iterator[Any]:
-        """Yield the schemas that a node has for a member, as far as it is known. Raises: Undecided,
-        with `is_strict`, where it is not"""
+        """Yield a node's schemas for a member, as far as known. Raises: Undecided for the others,
+        if `is_strict`"""
         found = False
         if name in node.get("properties", ()):
             found = True
@@ -230,7 +230,7 @@ class Context:
 
 
 def item_at(node: Mapping[str, Any], at: int) -> Any:
-    """Return the schema of a node for the item at an index."""
+    """Return a node's schema for the item at an index."""
     heads = node.get("prefixItems", ())
     return heads[at] if at < len(heads) else node.get("items", True)
 

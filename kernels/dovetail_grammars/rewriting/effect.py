@@ -1,8 +1,8 @@
-"""Pass 4: keywords that cannot make a value invalid where they stand are left out.
+"""Pass 4: drops keywords that cannot make a value invalid.
 
-Those of other types than the node's, bounds that everything meets, formats that are annotations
-(every name that is not one of ours: the format vocabulary asserts nothing that it does not know),
-`then` without `if`. Source: https://json-schema.org/draft/2020-12/json-schema-validation (6, 7).
+These are keywords for types other than the node's, bounds that every value meets, formats that are
+annotations (all unknown names, since the format vocabulary does not assert those), and `then`
+without `if`. Source: https://json-schema.org/draft/2020-12/json-schema-validation (6, 7).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _ASKING = words("unevaluatedProperties unevaluatedItems")
 _EVALUATING = words(
     "items contains minContains if then else anyOf unevaluatedProperties unevaluatedItems"
 )
-"""Keywords that evaluate members and items, also where every value meets them."""
+"""Keywords that evaluate members and items, even if they allow every value."""
 
 MAX_COMPARED = 3_000
-"""Parts of expressions that are walked to compare a pattern with a format."""
+"""The work limit, in parts of expressions, for comparing a pattern with a format."""
 REACH = 10**38
-"""Bounds of numbers beyond this are drawn in: nothing here writes numbers with more digits, and
-generators write the ends of their types as bounds."""
+"""Bounds of numbers beyond this are narrowed: longer numbers are never written here, and generators
+write the limits of their types as bounds."""
 
 
 def effective(schema: Any) -> Any:
-    """Return a schema without what has no effect."""
+    """Return a schema without keywords that have no effect."""
     kept = _EVALUATING if _asks_what_is_evaluated(schema) else frozenset()
     return _effective(schema, kept)
 
@@ -66,7 +66,7 @@ def _asks_what_is_evaluated(schema: Any) -> bool:
 
 
 def _effective(schema: Any, kept: frozenset[str]) -> Any:
-    """Return a schema without what has no effect, but for `kept` keywords that allow everything."""
+    """Return a schema without keywords that have no effect; `kept` keywords always stay."""
     if not isinstance(schema, Mapping):
         return schema
     node = mapped(dict(schema), lambda inner: _effective(inner, kept))
@@ -85,7 +85,7 @@ def _effective(schema: Any, kept: frozenset[str]) -> Any:
 
 
 def _is_idle(node: Schema, keyword: str) -> bool:
-    """Return whether a keyword has no effect within its node."""
+    """Return whether a keyword has no effect in its node."""
     value = node[keyword]
     if keyword in _FROM_ZERO or keyword in _EMPTY:
         return not value
@@ -116,7 +116,7 @@ def _is_whole(node: Schema) -> bool:
 
 
 def _format(node: Schema, kinds: frozenset[str]) -> Schema:
-    """Return a node whose format is enforced or gone; beside a pattern it is a separate part."""
+    """Return a node with its format enforced or dropped; next to a pattern it moves to allOf."""
     if is_bound(node):
         return node
     rest = {k: v for k, v in node.items() if k != "format"}
@@ -137,7 +137,7 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
 
 
 def _names_local_times(node: Schema) -> bool:
-    """Return whether a node calls "time" what has no offset, as generators do."""
+    """Return whether a node uses "time" for times without an offset, as generators do."""
     if node["format"] != "time":
         return False
     try:
@@ -148,9 +148,9 @@ def _names_local_times(node: Schema) -> bool:
 
 
 def drawn_in(node: Schema) -> Schema:
-    """Return a node whose numbers are bounded within reach, if it bounds them beyond.
+    """Return a node with bounds beyond REACH narrowed to it.
 
-    Only for nodes whose values are written: the opposite of a narrower one is wider.
+    Only for nodes that generate values: the negation of a narrower node is wider.
     """
     if "enum" in node or "const" in node:
         return node

@@ -1,10 +1,10 @@
-"""Pass "not": what a schema excludes, as schemas without `not`.
+"""Pass "not": negates schemas, without using `not`.
 
-Every keyword constrains values of one type, so that what breaks it is a schema again: "not at
-least 3" is a number below 3. What breaks a schema breaks one of its keywords. Where a keyword has
-no such opposite (a format, multipleOf) it is left out of the alternatives: what is written then is
-still right, only not everything right is written; where nothing is left, `not` is refused.
-Source: https://json-schema.org/draft/2020-12/json-schema-core (10.2.1), De Morgan.
+Every keyword constrains values of one type, so its negation is a schema again: "not at least 3" is
+a number below 3. A value breaks a schema by breaking one of its keywords. Keywords without such a
+negation (a format, multipleOf) are left out of the alternatives: all values are still valid, but
+not every valid value is generated. If no alternative is left, `not` is refused. Source:
+https://json-schema.org/draft/2020-12/json-schema-core (10.2.1), De Morgan.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def opposite(
 ) -> Any:
     """Return a schema of values that do not meet this one. Raises: Undecided
 
-    `names` are those that members may have which the schema does not list. `at` is where it stands.
+    `names` are further names that members may have. `at` is the pointer of the schema.
     """
     if isinstance(schema, bool):
         return not schema
@@ -121,7 +121,7 @@ class _Opposite:
                 return [self._inner(part) for part in said]
             case "anyOf":
                 return [all_of([self._inner(part) for part in said], self._at)]
-            case "oneOf":  # those that meet several branches are left out
+            case "oneOf":  # values that meet several branches are left out
                 return [all_of([self._inner(part) for part in said], self._at)]
             case "if":
                 return self._if(node)
@@ -137,7 +137,7 @@ class _Opposite:
     def _type(self, said: Any) -> list[Any]:
         names = {said} if isinstance(said, str) else set(said)
         if "integer" in names:
-            names.add("number")  # numbers that are not whole are left out
+            names.add("number")  # numbers with a fraction are left out
         others = [kind for kind in KINDS if kind not in names]
         return [self._made(type=others)] if others else []
 
@@ -181,7 +181,7 @@ class _Opposite:
             case "properties":
                 return self._members(node)
             case "required":
-                # With a schema of its own, the branch of "properties" takes absence as well.
+                # If it has a schema, the branch of "properties" covers absence as well.
                 others = [name for name in said if name not in node.get("properties", {})]
                 return [self._member(name, False, is_needed=False) for name in others]
             case "additionalProperties":
@@ -201,7 +201,7 @@ class _Opposite:
         raise Undecided(f'what breaks "{keyword}" cannot be described')
 
     def _members(self, node: Mapping[str, Any]) -> list[Any]:
-        """Return objects with a member that breaks its schema, or that lacks one it needs."""
+        """Return objects with a member that breaks its schema, or without a required one."""
         branches: list[Any] = []
         undecided: list[Undecided] = []
         for name, part in node["properties"].items():
@@ -225,7 +225,7 @@ class _Opposite:
         return self._made(type="object", properties={name: schema}, **needed)
 
     def _others(self, node: Mapping[str, Any]) -> list[Any]:
-        """Return objects with a member of another name, as far as names are known."""
+        """Return objects with a member of another name, among the known names."""
         names = [name for name in self._names if name not in node.get("properties", ())]
         if "patternProperties" in node or not names:
             raise Undecided('what breaks "additionalProperties" cannot be described')
@@ -235,7 +235,7 @@ class _Opposite:
 
 
 def other_values(values: list[Any], at: str) -> list[Any]:
-    """Return schemas of all values but these; of lists and objects only where none is listed."""
+    """Return schemas of all values except these; other lists and objects only if none is listed."""
     by_kind: dict[str, list[Any]] = {}
     for value in values:
         by_kind.setdefault(kind_of(value), []).append(value)
@@ -270,7 +270,7 @@ def _numbers_between(listed: list[Any], at: str) -> list[Any]:
 
 
 def texts_outside(texts: list[str]) -> Node:
-    """Return the texts that are none of these. Raises: Undecided"""
+    """Return all texts except these. Raises: Undecided"""
     if sum(map(len, texts)) > MAX_LETTERS or max(map(len, texts), default=0) > 120:
         raise Undecided("the texts are too long")
     return _outside(sorted(set(texts)))
@@ -287,5 +287,5 @@ def _outside(texts: list[str]) -> Node:
 
 
 def pattern_of(node: Node) -> str:
-    """Return the pattern of a schema that finds exactly these whole texts."""
+    """Return the schema pattern that matches exactly these whole texts."""
     return f"^(?:{written(node)})$"

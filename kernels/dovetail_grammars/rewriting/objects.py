@@ -1,9 +1,9 @@
-"""Passes for names: `propertyNames`, `patternProperties` that overlap, `unevaluatedProperties`.
+"""Passes for names: `propertyNames`, overlapping `patternProperties`, `unevaluatedProperties`.
 
-Names under a schema are either listed (then they become `properties`) or a set of texts (then a
-pattern). Patterns that a name may match together are cut apart. Members are evaluated where a
-keyword beside, or a schema that holds, names them; what is left over meets `unevaluatedProperties`.
-Source: https://json-schema.org/draft/2020-12/json-schema-core (10.3.2, 11.3).
+Allowed names become `properties` if they are a list, else a pattern. Patterns that match a common
+name are made disjoint. A member is evaluated if an adjacent keyword, or a subschema that applies,
+names it; the other members must meet `unevaluatedProperties`. Source:
+https://json-schema.org/draft/2020-12/json-schema-core (10.3.2, 11.3).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ MAX_PATTERNS = 12
 MAX_ALTERNATIVES = 32
 MAX_DEPTH = 24
 MAX_COUNTED = 24
-"""Characters up to which lengths beside a pattern are told exactly."""
+"""The maximum length up to which lengths next to a pattern are exact."""
 MAX_LOOKAHEAD = 5_000
-"""Parts of expressions that are walked to make one pattern of one that looks ahead."""
+"""The work limit, in parts of expressions, for removing lookahead from one pattern."""
 _NOTHING = Or(())
 
 
 def without_property_names(node: Schema, context: Context) -> Any:
-    """Return a node whose names are listed or match a pattern. Raises: InvalidConstraint"""
+    """Return a node with names that are listed or match a pattern. Raises: InvalidConstraint"""
     if "propertyNames" not in node:
         return node
     at = f"{origin(node)}/propertyNames"
@@ -119,8 +119,8 @@ def _texts(schema: Any, context: Context, depth: int) -> Node:
 
 
 def _shortened(node: Node, most: int, context: Context) -> Node:
-    """Return the texts of at most that many characters; of a pattern with repeats and many
-    characters those whose repeats share what room there is. Raises: Undecided"""
+    """Return the texts of at most `most` characters. If `most` is large and there are unlimited
+    repeats, the repeats share the remaining length equally. Raises: Undecided"""
     repeats, room = _repeats(node), most - _least(node)
     if most <= MAX_COUNTED or not repeats:
         both = shared(node, Many(Chars(ANY), 0, most), context.effort)
@@ -131,7 +131,7 @@ def _shortened(node: Node, most: int, context: Context) -> Node:
 
 
 def _least(node: Node) -> int:
-    """Return the characters of the longest text without what may be left out or repeated."""
+    """Return the length of the longest text with unlimited repeats at their minimum."""
     match node:
         case Cat(parts):
             return sum(map(_least, parts))
@@ -143,7 +143,7 @@ def _least(node: Node) -> int:
 
 
 def _repeats(node: Node) -> int:
-    """Return the characters that one more of every repeat without limit adds."""
+    """Return the characters added by one more round of every unlimited repeat."""
     match node:
         case Cat(parts):
             return sum(map(_repeats, parts))
@@ -157,7 +157,7 @@ def _repeats(node: Node) -> int:
 
 
 def _repeated(node: Node, more: int) -> Node:
-    """Return an expression whose repeats without limit have one."""
+    """Return an expression with unlimited repeats limited to `more` extra rounds."""
     match node:
         case Cat(parts):
             return Cat(tuple(_repeated(part, more) for part in parts))
@@ -208,7 +208,7 @@ def _texts_of_all(parts: list[Any], context: Context, depth: int) -> Node:
 
 
 def without_overlaps(node: Schema, context: Context) -> Any:
-    """Return a node no two of whose patterns fit one name. Raises: InvalidConstraint"""
+    """Return a node with patterns that are disjoint. Raises: InvalidConstraint"""
     given = node.get("patternProperties", {})
     if len(given) < 2:
         return node
@@ -223,7 +223,7 @@ def without_overlaps(node: Schema, context: Context) -> Any:
 
 
 def _cut(given: Mapping[str, Any], context: Context, at: str) -> Schema:
-    """Return patterns apart from each other, each with what all that it came from say."""
+    """Return disjoint patterns, each with all schemas of the patterns that it came from."""
     effort = context.effort
     found: list[tuple[Node, Any, str | None]] = []
     for pattern, schema in given.items():
@@ -248,7 +248,7 @@ def _cut(given: Mapping[str, Any], context: Context, at: str) -> Schema:
 
 
 def without_lookaround(node: Schema, context: Context) -> Any:
-    """Return a node whose patterns do not look ahead. Raises: InvalidConstraint"""
+    """Return a node with patterns that have no lookahead. Raises: InvalidConstraint"""
     made = node
     if "pattern" in node:
         at = f"{origin(node)}/pattern"
@@ -267,7 +267,7 @@ def without_lookaround(node: Schema, context: Context) -> Any:
 
 
 def _renamed(given: Schema, plain: dict[str, list[str]], at: str) -> Schema:
-    """Return members by other patterns; what two of them say of the same names, together."""
+    """Return members by their new patterns; schemas of equal patterns are combined."""
     made: Schema = {}
     for pattern, schema in given.items():
         name = plain[pattern][0]
@@ -276,8 +276,8 @@ def _renamed(given: Schema, plain: dict[str, list[str]], at: str) -> Schema:
 
 
 def _plain_patterns(pattern: str, at: str) -> list[str]:
-    """Return patterns without lookahead that all must be found: one, if that is not too large.
-    A pattern that cannot be read stays as it is."""
+    """Return patterns without lookahead that must all match; a single one if it is small enough. A
+    pattern that cannot be parsed stays unchanged."""
     try:
         tree = searched(pattern)
     except Undecided:
@@ -293,8 +293,8 @@ def _plain_patterns(pattern: str, at: str) -> list[str]:
 
 
 def without_counts(node: Schema, context: Context) -> Any:
-    """Return a node in which the number of members is a choice of which there are, where names are
-    listed and some may be left out. With others beside them, those are left out."""
+    """Return a node in which limits on the number of listed members become alternatives by the
+    names that are present. A maximum excludes all other names."""
     names, needed = list(node.get("properties", ())), set(node.get("required", ()))
     free = [name for name in names if name not in needed and node["properties"][name] is not False]
     least, most = node.get("minProperties", 0), node.get("maxProperties")
@@ -321,8 +321,7 @@ def without_counts(node: Schema, context: Context) -> Any:
 
 
 def _sizes(count: int, least: int, most: int | None) -> list[int]:
-    """Return how many of the free names there may be; without a limit the least number is enough
-    to ask for."""
+    """Return the possible numbers of optional names; without a maximum just the minimum."""
     first = max(0, least)
     if most is None:
         return [first] if first <= count else []
@@ -336,7 +335,7 @@ def _no_object(node: Schema, at: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """One way to meet a schema: what must hold for it, and the names that it evaluates."""
+    """One way to meet a schema: the schemas that must hold, and the names that they evaluate."""
 
     holds: tuple[Any, ...] = ()
     names: tuple[str, ...] = ()
@@ -344,7 +343,7 @@ class _Evaluated:
     is_all: bool = False
 
     def joined(self, other: _Evaluated) -> _Evaluated:
-        """Return both together."""
+        """Return the combination of both."""
         return _Evaluated(
             (*self.holds, *other.holds),
             tuple(dict.fromkeys((*self.names, *other.names))),
@@ -354,7 +353,7 @@ class _Evaluated:
 
 
 def without_unevaluated_properties(node: Schema, context: Context) -> Any:
-    """Return a node in which other members are `additionalProperties`. Raises: InvalidConstraint"""
+    """Return a node with unevaluatedProperties as alternatives. Raises: InvalidConstraint"""
     if "unevaluatedProperties" not in node:
         return node
     at = f"{origin(node)}/unevaluatedProperties"
@@ -376,7 +375,7 @@ def without_unevaluated_properties(node: Schema, context: Context) -> Any:
 
 
 def _ways(schema: Any, context: Context, at: str, depth: int) -> list[_Evaluated]:
-    """Return the ways to meet a schema, as to which members they evaluate."""
+    """Return the ways to meet a schema, by the members that they evaluate."""
     if not isinstance(schema, Mapping):
         return [_Evaluated()]
     if depth > MAX_DEPTH:

@@ -1,6 +1,6 @@
-"""rewritten(schema): a schema for backends, in which everything that they need not read is gone.
+"""rewritten(schema): converts a schema for backends, so that they need few keywords.
 
-The passes, in order; each module says what it rewrites and where the standard has it:
+The passes, in order; each module says what it rewrites and cites the standard:
 
 | pass | what |
 |---|---|
@@ -10,8 +10,8 @@ The passes, in order; each module says what it rewrites and where the standard h
 | effect | keywords that change nothing are dropped |
 | constants, objects, arrays, conditions, branches, recursion | node by node, from the root down |
 
-Every rewriting is exact, or narrower than the schema: what is written under it is always valid. A
-keyword that no pass rewrites stays, and the backends say whether they enforce it.
+Every rewriting is exact, or narrower than the schema: generated values are always valid. A keyword
+that no pass rewrites stays, and the backends report whether they enforce it.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ PASSES: tuple[Callable[[Schema, Context], Any], ...] = (
     without_one_of,
     with_references_alone,
 )
-"""What happens to each node."""
+"""The passes that run on each node."""
 
 
 def rewritten(schema: Schema) -> Schema:
     """Return a schema with the same meaning, or a narrower one, in fewer keywords.
 
-    Raises: InvalidConstraint, with the JSON Pointer of what is wrong or cannot be rewritten
+    Raises: InvalidConstraint, with the JSON Pointer of the wrong or unsupported part
     """
     check_bounds(schema)
     budget = Budget()
@@ -96,7 +96,7 @@ def rewritten(schema: Schema) -> Schema:
 
 
 def _applied(schema: Any, context: Context, depth: int) -> Any:
-    """Return a schema after all passes, and so its parts."""
+    """Return a schema after all passes, including its subschemas."""
     if not isinstance(schema, Mapping):
         return schema
     if depth > MAX_DEPTH:
@@ -115,7 +115,7 @@ def _applied(schema: Any, context: Context, depth: int) -> Any:
 
 
 def _plain(node: Schema) -> Any:
-    """Return a node without parts that say nothing; False where one takes nothing."""
+    """Return a node without parts that allow everything; False if one allows nothing."""
     if "allOf" in node:
         parts = [part for part in node["allOf"] if not is_any(part)]
         if any(part is False for part in parts):
@@ -132,7 +132,7 @@ def _plain(node: Schema) -> Any:
 
 
 def _forget_origins(root: Schema) -> None:
-    """Keep the origin only of nodes that are not where they were. Mutates: root"""
+    """Remove the origin of nodes that have not moved. Mutates: root"""
     pending: list[tuple[str, Any]] = [("", root)]
     while pending:
         at, node = pending.pop()
@@ -143,7 +143,7 @@ def _forget_origins(root: Schema) -> None:
 
 
 def original(schema: Schema, pointer: str) -> str:
-    """Return the place in the schema as it was given for a JSON Pointer into the rewritten one."""
+    """Convert a JSON Pointer into the rewritten schema to one into the original schema."""
     node: Any = schema
     found, rest = "", ""
     for step in pointer.split("/")[1:]:

@@ -1,8 +1,8 @@
-"""Last pass: a reference that leads back to itself, and what stands beside it, become a definition.
+"""Last pass: a recursive reference, combined with its adjacent keywords, becomes a definition.
 
-Libraries put both together where they meet, which has no end: what is put together refers to itself
-beside the same keywords again. So each set of schemas that must hold together is a definition once,
-and refers to itself by name. There are finitely many: each is a set of parts of the schema.
+Libraries merge both when they meet, which never ends: the merged schema refers to itself next to
+the same keywords again. So each set of schemas that must hold together becomes a definition once,
+and refers to itself by name. There are finitely many, since each is a set of parts of the schema.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASKING = ("unevaluatedProperties", "unevaluatedItems")
 
 
 def with_references_alone(node: Schema, context: Context) -> Any:
-    """Return a node in which a reference that leads back stands alone. Mutates: context"""
+    """Return a node with a recursive reference as its only keyword. Mutates: context"""
     said = [keyword for keyword in node if keyword not in _OF_OTHERS]
     if said == ["$ref"] or not context.leads_back(node):
         return node
@@ -55,7 +55,7 @@ def with_references_alone(node: Schema, context: Context) -> Any:
 
 
 def _alone(part: Any) -> Schema:
-    """Return a part without the others, which hold as well; whole where it asks what they have."""
+    """Return a part without $ref and allOf; unchanged if it has an unevaluated keyword."""
     if not isinstance(part, Mapping):
         return {}
     followed = () if any(keyword in part for keyword in _ASKING) else _FOLLOWED
@@ -63,7 +63,7 @@ def _alone(part: Any) -> Schema:
 
 
 def _key(part: Schema) -> str:
-    """Return the text of a schema without the places that it comes from."""
+    """Return a schema as text, without its origins."""
 
     def bare(schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -79,7 +79,7 @@ def _new_name(context: Context) -> str:
 
 
 def _merged(parts: list[Schema], context: Context, at: str) -> list[Schema]:
-    """Return parts in which what leads back is said of each member and of the items once."""
+    """Return parts with recursive schemas of a member or of the items combined into one part."""
     made = [dict(part) for part in parts]
     for name in sorted({name for part in made for name in part.get("properties", ())}):
         owners = [part for part in made if name in part.get("properties", ())]
@@ -95,14 +95,14 @@ def _merged(parts: list[Schema], context: Context, at: str) -> list[Schema]:
 
 
 def _said_once(schemas: list[Any], context: Context, at: str) -> list[Any]:
-    """Return schemas of one place, the first as all of them if they lead back together."""
+    """Return schemas for one place; if they are recursive, the first one combines all."""
     if len(schemas) < 2 or not any(map(context.leads_back, schemas)):
         return schemas
     return [all_of(schemas, at), *[True] * (len(schemas) - 1)]
 
 
 def _joined(parts: list[Schema]) -> list[Schema]:
-    """Return fewer parts: what two say in different keywords that do not read each other is one."""
+    """Return fewer parts, merging those with keywords that do not affect each other."""
     made: list[Schema] = []
     for part in parts:
         subjects = _subjects(part)
@@ -116,5 +116,5 @@ def _joined(parts: list[Schema]) -> list[Schema]:
 
 
 def _subjects(part: Schema) -> set[str]:
-    """Return the keywords of a part, those that read each other by one name."""
+    """Return the keywords of a part, with related keywords under one name."""
     return {_GROUP.get(keyword, keyword) for keyword in part if keyword != ORIGIN}

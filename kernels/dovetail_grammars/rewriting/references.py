@@ -1,11 +1,10 @@
-"""Pass 2: the part of a document that is reached, as one root and flat `$defs`.
+"""Pass 2: the reachable part of a document, as one root and flat `$defs`.
 
-Every reference becomes "#" or "#/$defs/NAME", whatever it was: a JSON Pointer to anywhere in the
-document, an anchor, an address relative to an `$id`. Definitions that nothing refers to are left
-out, and so is every keyword that does not validate. References to other documents than the
-metaschemas of drafts are refused: nothing is fetched. Source:
-https://json-schema.org/draft/2020-12/json-schema-core (8.2, 9.2); in drafts 3 to 7 keywords beside
-`$ref` are ignored (draft 7, 8.3).
+Every reference becomes "#" or "#/$defs/NAME", whether it was a JSON Pointer to anywhere in the
+document, an anchor, or an address relative to an `$id`. Unused definitions and all keywords that do
+not validate are dropped. References to other documents are refused, except to the metaschemas of
+drafts: nothing is fetched. Source: https://json-schema.org/draft/2020-12/json-schema-core (8.2,
+9.2); in drafts 3 to 7 keywords next to `$ref` are ignored (draft 7, 8.3).
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _NOT_COPIED = ("$defs", "definitions")
 
 
 def draft_of(schema: Any) -> int | None:
-    """Return the number of the draft that `$schema` names (3, 4, 6, 7, 8 for 2019-09), None for
-    the latest one and for those that are not known."""
+    """Return the number of the draft in `$schema` (3, 4, 6, 7, 8 for 2019-09), None for the latest
+    or an unknown one."""
     named = schema.get("$schema") if isinstance(schema, Mapping) else None
     found = re.search(r"draft-0([3467])/", f"{named}/".replace("#", "/"))
     if found:
@@ -46,13 +45,13 @@ def draft_of(schema: Any) -> int | None:
 
 
 def gathered(document: Schema, budget: Budget) -> Schema:
-    """Return the root with every schema that it refers to. Raises: InvalidConstraint"""
+    """Return the root with all schemas that it references. Raises: InvalidConstraint"""
     return _Gatherer(document, budget).run()
 
 
 @dataclass(slots=True)
 class _Index:
-    """Where the schemas of a document are, by address, by anchor and by the base they stand in."""
+    """The schemas of a document by address, by anchor, and their base addresses."""
 
     resources: dict[str, Any] = field(default_factory=dict)
     anchors: dict[tuple[str, str], Any] = field(default_factory=dict)
@@ -113,7 +112,7 @@ class _Gatherer:
         return {**made, "$defs": defs} if defs else made
 
     def _copied(self, node: Any, at: str, base: str) -> Any:
-        """Return a schema with its references made plain. `at`: its pointer in the document."""
+        """Return a schema with its references simplified. `at`: its pointer in the document."""
         if not isinstance(node, Mapping):
             return node
         self._budget.spend(1, at)
@@ -130,7 +129,7 @@ class _Gatherer:
     def _is_kept(self, keyword: str, node: Mapping[str, Any]) -> bool:
         draft = self._draft or 9
         if draft < 8 and ("$ref" in node or keyword in ("minContains", "maxContains")):
-            return False  # what stands beside a reference is ignored
+            return False  # keywords next to a reference are ignored
         if draft < 9 and keyword == "prefixItems":
             return False
         if keyword in _OF_DRAFT_3:
@@ -153,7 +152,7 @@ class _Gatherer:
         return self._copied(value, at, base) if keyword in OF_ONE else value
 
     def _refer(self, made: Schema, keyword: str, value: Any, at: str, base: str) -> None:
-        """Put a reference into a copied node. Mutates: made"""
+        """Add a reference to a copied node. Mutates: made"""
         target = self._target(keyword, value, base)
         if not isinstance(target, bool | Mapping):
             raise InvalidConstraint("the reference leads to no schema within this one", at)
@@ -169,7 +168,7 @@ class _Gatherer:
             made.setdefault("allOf", []).append(part)
 
     def _name(self, target: Any, reference: str) -> str:
-        """Return the name of a definition, found anew if this is its first reference."""
+        """Return the name of a definition, created on its first reference."""
         found = self._names.get(id(target))
         if found is not None:
             return found
@@ -191,7 +190,7 @@ class _Gatherer:
             return None
         named = unquote(reference.partition("#")[2])
         if keyword == "$dynamicRef" and self._index.num_dynamic.get(named, 0) > 1:
-            return None  # which of them is meant depends on the way that leads there
+            return None  # its target depends on the path of references to it
         if keyword == "$recursiveRef" and len(self._index.resources) > 1:
             return None
         address, _, fragment = _joined(base, reference).partition("#")
@@ -208,7 +207,7 @@ class _Gatherer:
         return target
 
     def _of_schemas(self, address: str) -> Any:
-        """Return the metaschema at an address, None for others. Mutates: self"""
+        """Return the metaschema at an address, None for other addresses. Mutates: self"""
         found = metaschema(address)
         if found is not None:
             self._index.resources[address] = found

@@ -1,4 +1,4 @@
-"""has_values(schema, least): whether a schema surely has that number of different values."""
+"""has_values(schema, least): whether a schema certainly has that many different values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 1000
 
 
 def has_values(schema: Any, least: int, context: Context, depth: int = 0) -> bool:
-    """Return whether a schema surely has `least` different values."""
+    """Return whether a schema certainly has `least` different values."""
     if depth > MAX_NESTED:
         return False
     values = context.values(schema)
@@ -37,7 +37,7 @@ def has_values(schema: Any, least: int, context: Context, depth: int = 0) -> boo
 
 
 def _as_one(schema: Any, context: Context) -> Schema | None:
-    """Return one node that says what all parts of a schema say, None where parts meet."""
+    """Return all parts of a schema as one node, None if they have conflicting keywords."""
     made: Schema = {}
     for part in context.parts(schema):
         if part is False:
@@ -89,7 +89,7 @@ def _has_numbers(node: Schema, least: int) -> bool:
 
 
 def _has_objects(node: Schema, least: int, context: Context, depth: int) -> bool:
-    """Return whether one member alone has `least` values."""
+    """Return whether some single member has `least` values."""
     if {"propertyNames", "dependentSchemas", "patternProperties"} & set(node):
         return False
     members = node.get("properties", {})

@@ -1,8 +1,8 @@
-"""Pass 3: every keyword has a value of the right type, in the spelling of draft 2020-12.
+"""Pass 3: checks the type of every keyword's value, and converts to the spelling of draft 2020-12.
 
 Source: https://json-schema.org/draft/2020-12 (validation), and the sections "changes" of drafts 4
-to 2020-12: bounds that are excluded by `true` (4), tuples in `items` with `additionalItems` (4 to
-2019-09), `dependencies` (3 to 7), members required by `true` (3), the type "any" (3).
+to 2020-12: bounds excluded by `true` (4), tuples in `items` with `additionalItems` (4 to 2019-09),
+`dependencies` (3 to 7), members required by `true` (3), the type "any" (3).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _COUNTS = words(
     "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains"
 )
 MOST_COUNTED = 10**9
-"""No answer has as many letters, items or members."""
+"""No answer has this many letters, items or members."""
 _BOUNDS = words("minimum maximum exclusiveMinimum exclusiveMaximum")
 _OF_NUMBERS = _BOUNDS | words("enum const multipleOf")
 CERTAIN_DIGITS = 15
-"""Decimals with no more digits are told apart by every reader."""
+"""Every reader parses decimals with at most this many digits exactly."""
 
 
 def spelled(schema: Any) -> Any:
-    """Return a schema in today's spelling. Raises: InvalidConstraint for a value of wrong type"""
+    """Return a schema in the latest spelling. Raises: InvalidConstraint for a wrong type"""
     if not isinstance(schema, Mapping):
         return schema
     node = dict(schema)
@@ -54,7 +54,7 @@ def spelled(schema: Any) -> Any:
 
 
 def _constant(node: Schema) -> Schema:
-    """One value, as a list of one."""
+    """Convert `const` to an `enum` with one value."""
     for keyword in ("const", "enum"):
         if keyword in node and not _has_only(math.isfinite, node[keyword]):
             what = "a number in it is not finite, or too large for 64 bits of floating point"
@@ -65,7 +65,7 @@ def _constant(node: Schema) -> Schema:
 
 
 def _has_only(is_right: Callable[[float], bool], value: Any) -> bool:
-    """Return whether every decimal within a value is right."""
+    """Return whether every decimal within a value passes `is_right`."""
     match value:
         case float():
             return is_right(value)
@@ -77,14 +77,14 @@ def _has_only(is_right: Callable[[float], bool], value: Any) -> bool:
 
 
 def _is_certain(value: float) -> bool:
-    """Return whether a decimal is surely the one of the schema's text: with more digits, it may be
-    one that was rounded to a whole number when it was read."""
+    """Return whether a decimal is exact. One with more digits may have been rounded to a whole
+    number when it was parsed."""
     digits = f"{value!r}".partition("e")[0].replace(".", "").strip("-0")
     return abs(value) < 2**53 or len(digits) <= CERTAIN_DIGITS
 
 
 def _is_certain_bound(value: float) -> bool:
-    """Return whether it is, or is the end of a type of numbers, which generators write rounded."""
+    """Return whether it is exact, or the limit of a number type, which generators write rounded."""
     return abs(value) >= 2**63 or _is_certain(value)
 
 
@@ -93,7 +93,7 @@ def _whole(value: float) -> float | int:
 
 
 def _members(node: Schema) -> Schema:
-    """Members that say of themselves that they are required (draft 3)."""
+    """Convert members that are marked as required themselves (draft 3)."""
     given = node.get("properties")
     if not isinstance(given, Mapping):
         return node
@@ -113,7 +113,7 @@ def _members(node: Schema) -> Schema:
 
 
 def _bounds(node: Schema) -> Schema:
-    """Bounds that `true` excludes (draft 4)."""
+    """Convert bounds excluded by `true` (draft 4)."""
     for bound, excluded in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(node.get(excluded), bool):
             is_excluded = node.pop(excluded)
@@ -123,7 +123,7 @@ def _bounds(node: Schema) -> Schema:
 
 
 def _tuple(node: Schema) -> Schema:
-    """A list in `items`, and what follows it in `additionalItems` (drafts 4 to 2019-09)."""
+    """Convert a list in `items`, followed by `additionalItems` (drafts 4 to 2019-09)."""
     if isinstance(node.get("items"), list):
         heads = node.pop("items")
         rest = node.pop("additionalItems", True)
@@ -136,7 +136,7 @@ def _tuple(node: Schema) -> Schema:
 
 
 def _dependencies(node: Schema) -> Schema:
-    """Names and schemas in one keyword (drafts 3 to 7)."""
+    """Split names and schemas in one keyword (drafts 3 to 7)."""
     given = node.get("dependencies")
     if not isinstance(given, Mapping):
         return node
@@ -150,7 +150,7 @@ def _dependencies(node: Schema) -> Schema:
 
 
 def _type(node: Schema) -> Schema:
-    """Types that are schemas, and the type "any" (draft 3)."""
+    """Convert types that are schemas, and the type "any" (draft 3)."""
     given = node.get("type")
     if given == "any" or (isinstance(given, list) and "any" in given):
         del node["type"]
@@ -227,4 +227,4 @@ RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
         (_is_schema, "a schema"),
     ),
 }
-"""Keyword -> whether its value has the right type, and that type in words."""
+"""Keyword -> whether its value has the right type, and a description of that type."""

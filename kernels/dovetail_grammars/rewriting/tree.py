@@ -1,7 +1,7 @@
-"""What the passes share: the words of schemas, origins of nodes, and a budget.
+"""Shared by the passes: keywords of schemas, origins of nodes, and a budget.
 
-A node that a pass has moved or made keeps the JSON Pointer of what it comes from, as its
-`$comment`; comments of the schema's author are dropped before.
+A node that a pass has moved or made stores the JSON Pointer of its origin as its `$comment`; the
+author's own comments are dropped first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail_grammars.keywords import words
 Schema = dict[str, Any]
 ORIGIN = "$comment"
 KINDS = ("object", "array", "string", "number", "boolean", "null")
-"""The types of values; "integer" is a part of "number"."""
+"""The types of values; "number" includes "integer"."""
 OF_SCHEMAS = (
     "properties",
     "patternProperties",
@@ -59,29 +59,29 @@ KIND_OF = {
         "object",
     ),
 }
-"""Keyword -> the type of values that it constrains; values of others are valid under it."""
+"""Keyword -> the type of values that it constrains; values of other types are always valid."""
 VALIDATING = frozenset(KIND_OF) | words(
     "type enum const format allOf anyOf oneOf not if then else $ref"
 )
-"""The keywords that can make a value invalid. Whatever else a schema has is an annotation."""
+"""The keywords that can make a value invalid. All others are annotations."""
 MAX_NODES = 20_000
 
 
 class Budget:
-    """Counts the nodes that passes make, so that no rewriting explodes."""
+    """Counts the nodes that passes make, so that rewriting cannot explode."""
 
     def __init__(self, most: int = MAX_NODES) -> None:
         self._left = most
 
     def spend(self, count: int, at: str) -> None:
-        """Take this many nodes. Raises: InvalidConstraint when there are none left"""
+        """Use up this many nodes. Raises: InvalidConstraint when none are left"""
         self._left -= count
         if self._left < 0:
             raise InvalidConstraint("the schema becomes too large where it is rewritten", at)
 
 
 def kinds_of(node: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types of KINDS that `type` allows; "number" stands for integers, too."""
+    """Return the types of KINDS that `type` allows; "number" includes integers."""
     given = node.get("type")
     if given is None:
         return frozenset(KINDS)
@@ -90,18 +90,18 @@ def kinds_of(node: Mapping[str, Any]) -> frozenset[str]:
 
 
 def origin(node: Any) -> str:
-    """Return the JSON Pointer that a node comes from."""
+    """Return the JSON Pointer of a node's origin."""
     found = node.get(ORIGIN, "") if isinstance(node, Mapping) else ""
     return str(found)
 
 
 def is_any(schema: Any) -> bool:
-    """Return whether a schema says nothing about its values."""
+    """Return whether a schema allows every value."""
     return schema is True or (isinstance(schema, Mapping) and not set(schema) - {ORIGIN, "$defs"})
 
 
 def with_parts(node: Schema, *parts: Any) -> Schema:
-    """Return a node that must meet these schemas as well."""
+    """Return a node that must also meet these schemas."""
     wanted = [part for part in parts if not is_any(part)]
     if not wanted:
         return node
@@ -109,7 +109,7 @@ def with_parts(node: Schema, *parts: Any) -> Schema:
 
 
 def any_of(branches: list[Any], at: str) -> Any:
-    """Return the schema of the values that meet one of these."""
+    """Return the schema of the values that meet at least one of these."""
     kept = [branch for branch in branches if branch is not False]
     if any(map(is_any, kept)):
         return True
@@ -129,7 +129,7 @@ def all_of(parts: list[Any], at: str) -> Any:
 
 
 def mapped(node: Schema, change: Callable[[Any], Any]) -> Schema:
-    """Return a node whose direct subschemas were changed."""
+    """Return a node with `change` applied to its direct subschemas."""
     changed: Schema = {}
     for keyword, value in node.items():
         if keyword in OF_SCHEMAS and isinstance(value, Mapping):
@@ -177,7 +177,7 @@ def resolved(root: Schema, reference: str) -> Any:
 
 
 def circular(root: Schema) -> frozenset[str]:
-    """Return the references of a gathered document whose targets lead to themselves."""
+    """Return the references of a gathered document that are recursive."""
     targets = {f"#/$defs/{escaped(name)}": schema for name, schema in root.get("$defs", {}).items()}
     targets["#"] = {keyword: value for keyword, value in root.items() if keyword != "$defs"}
     leads = {reference: _references(schema) for reference, schema in targets.items()}

@@ -1,7 +1,7 @@
-"""Whether a value is valid under a schema of the gathered form: a small validator for constants.
+"""A small validator: whether a constant is valid under a schema in gathered form.
 
-Regular expressions run as automata, so that no pattern takes long. What cannot be decided is
-Undecided. Source: https://json-schema.org/draft/2020-12.
+Regular expressions run as automata, so that no pattern takes long. Raises Undecided for what it
+cannot decide. Source: https://json-schema.org/draft/2020-12.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def kind_of(value: Any) -> str:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an integer, as 1.0 is one."""
+    """Return whether a value is an integer; 1.0 is one."""
     return kind_of(value) == "number" and (isinstance(value, int) or value.is_integer())
 
 

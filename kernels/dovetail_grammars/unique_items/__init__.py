@@ -1,1 +1,1 @@
-"""Where arrays whose items are unique are, in a schema and in an answer as it is written."""
+"""Finds arrays with unique items, in a schema and in an answer while it is generated."""

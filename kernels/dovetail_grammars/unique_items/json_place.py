@@ -1,9 +1,9 @@
-"""Place: where a JSON text that is being written stands, and the items of its lists that must
-differ.
+"""Place: the parser state of a JSON text that is being written, with the items of lists that must
+be unique.
 
-Reads bytes and keeps nothing but what is open. Places do not change: reading returns another, so
-that tokens can be tried and taken back. The text of an item is kept without white space.
-Source: RFC 8259.
+Reads bytes and stores only the open levels. Places are immutable: reading returns a new one, so
+that tokens can be tried and rolled back. An item's text is stored without white space. Source: RFC
+8259.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 
 
 class Duplicate(Exception):
-    """An item that the list has already."""
+    """An item that is already in the list."""
 
 
 class NotJson(Exception):
-    """No JSON goes on like this."""
+    """The text cannot be continued to valid JSON."""
 
 
 class Mode(Enum):
@@ -46,8 +46,8 @@ class Mode(Enum):
 
 
 class Level(NamedTuple):
-    """A list or an object that is open. `items` are the texts of a list whose items must differ,
-    None for another; `values` what they mean; the item being written begins at `start`."""
+    """An open list or object. `items` are the texts of a list's items if they must be unique, else
+    None; `values` are their parsed values. The current item begins at `start`."""
 
     is_list: bool
     shape: Shape
@@ -57,7 +57,7 @@ class Level(NamedTuple):
 
 
 class Place(NamedTuple):
-    """`text` is the item of the outermost list of different items, `name` the member's name."""
+    """`text` is the item of the outermost list of unique items, `name` the member's name."""
 
     mode: Mode
     shape: Shape
@@ -67,7 +67,7 @@ class Place(NamedTuple):
     name: bytes = b""
 
     def lists(self) -> list[tuple[Level, bytes]]:
-        """Return the open lists of different items, each with what its item has so far."""
+        """Return the open lists of unique items, each with the text of its current item so far."""
         if not self.is_kept:
             return []
         text = self.text
@@ -85,7 +85,7 @@ def start(shape: Shape) -> Place:
 
 
 def read(place: Place, data: bytes) -> tuple[Place, int]:
-    """Return the place behind these bytes, and how many belong to the value.
+    """Return the place after these bytes, and how many belong to the value.
 
     Raises: Duplicate, NotJson
     """
@@ -106,13 +106,13 @@ def read(place: Place, data: bytes) -> tuple[Place, int]:
 
 
 def _plain_end(data: bytes, at: int) -> int:
-    """Return where the next quotation mark or backslash is."""
+    """Return the position of the next quotation mark or backslash."""
     found = [end for end in (data.find(b'"', at), data.find(b"\\", at)) if end >= 0]
     return min(found, default=len(data))
 
 
 def _kept(place: Place, written: bytes) -> Place:
-    """Return a place behind text that changes nothing else."""
+    """Return a place after text that changes nothing else."""
     text = place.text + written if place.is_kept else place.text
     is_name = place.mode in (Mode.IN_NAME, Mode.NAME_ESCAPE)
     return place._replace(text=text, name=place.name + written if is_name else place.name)
@@ -197,7 +197,7 @@ def _after(place: Place, byte: int) -> Place:
 
 
 def _closed(place: Place, byte: int) -> Place:
-    """Return the place behind the end of a list or object."""
+    """Return the place after the end of a list or object."""
     levels = place.levels[:-1]
     is_kept = any(level.items is not None for level in levels)
     text = place.text + bytes((byte,)) if is_kept else b""
@@ -205,7 +205,7 @@ def _closed(place: Place, byte: int) -> Place:
 
 
 def _ended(place: Place) -> Place:
-    """Return the place behind a value. Raises: Duplicate"""
+    """Return the place after a value. Raises: Duplicate"""
     if not place.levels:
         return place._replace(mode=Mode.DONE)
     level = place.levels[-1]
@@ -228,7 +228,7 @@ def _text(name: bytes) -> str:
 
 
 def _meaning(item: bytes) -> Any:
-    """Return something that is equal for equal values, as readers of JSON hold them."""
+    """Return a key that is equal for equal JSON values."""
     try:
         return _key(json.loads(item))
     except (ValueError, RecursionError) as error:

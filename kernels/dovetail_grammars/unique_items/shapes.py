@@ -1,8 +1,7 @@
-"""Shapes: what a schema says of the value at a place of a JSON text, as far as lists of different
-items need it.
+"""Shapes: the parts of a schema that apply at a place of a JSON text, for `uniqueItems`.
 
-A shape is every subschema that may apply to the value, whichever alternatives it takes: a list
-counts as one of different items if any of them says so, which is at most narrower. Source:
+A shape is the set of all subschemas that may apply to the value, over all alternatives. A list must
+have unique items if any of them says so, which may be too strict but never too lax. Source:
 https://json-schema.org/draft/2020-12/json-schema-validation (6.4.3, uniqueItems).
 """
 
@@ -23,13 +22,13 @@ _ROOMY = words("type $ref $defs definitions allOf anyOf oneOf minLength $comment
 
 
 def has_unique(schema: Any) -> bool:
-    """Return whether a schema asks for different items anywhere."""
+    """Return whether a schema has `uniqueItems` anywhere."""
     return any(node.get("uniqueItems") for _, node in nodes(schema))
 
 
 def _is_positional(node: Mapping[str, Any]) -> bool:
-    """Return whether items at different places differ, but for an alternative of `contains`, beside
-    which there are those with the item at each place before."""
+    """Return whether items have schemas by position. An alternative made for `contains` does not
+    count, since there are alternatives with the item at each earlier position."""
     heads = node.get("prefixItems", ())
     return bool(heads) and not all(map(is_any, heads[:-1]))
 
@@ -46,7 +45,7 @@ class Shape:
 
     @cached_property
     def items(self) -> Shape:
-        """Return the shape of the items of a list."""
+        """Return the shape of a list's items."""
         found = [node["items"] for node in self._nodes if "items" in node]
         found += [item for node in self._nodes for item in node.get("prefixItems", ())]
         return self._document.shape(found)
@@ -67,22 +66,22 @@ class Shape:
 
     @cached_property
     def is_roomy(self) -> bool:
-        """Return whether behind every beginning of a value there are ever more: texts of any
-        letters and length."""
+        """Return whether any prefix of a value has endless continuations: strings without a pattern
+        or a maximum length."""
         kinds = {node["type"] for node in self._nodes if isinstance(node.get("type"), str)}
         return kinds == {"string"} and all(set(node) <= _ROOMY for node in self._nodes)
 
     @cached_property
     def is_endless(self) -> bool:
-        """Return whether there are ever more values, in whatever way one begins: nothing is said of
-        them but types, one of which has no end."""
+        """Return whether there are infinitely many values: strings or numbers are allowed, and only
+        a single `type` constrains them."""
         kinds = [node["type"] for node in self._nodes if "type" in node]
         lists = [{kind} if isinstance(kind, str) else set(kind) for kind in kinds]
         is_long = all(found & {"string", "integer", "number"} for found in lists)
         return is_long and len(kinds) <= 1 and all(set(node) <= _ROOMY for node in self._nodes)
 
     def inner(self) -> Iterator[Shape]:
-        """Yield the shapes of all parts."""
+        """Yield the shapes of all children."""
         yield self.items
         names = {name for node in self._nodes for name in node.get("properties", ())}
         for name in sorted(names):
@@ -97,28 +96,27 @@ class Shape:
         )
 
     def check(self) -> None:
-        """Raise InvalidConstraint for a list of which other alternatives may allow equal items
-        only."""
+        """Raise InvalidConstraint for a list whose alternatives may allow only equal items."""
         if self.is_unique and any(map(_is_positional, self._nodes)):
             raise InvalidConstraint('"uniqueItems" is not enforced beside items by position')
 
 
 class _Document:
-    """A schema, and the shapes within it that were asked for."""
+    """A schema, and a cache of the shapes within it."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self._shapes: dict[frozenset[int], Shape] = {}
 
     def shape(self, found: Iterable[Any]) -> Shape:
-        """Return the shape of a value that these subschemas may apply to."""
+        """Return the shape of a value with these possible subschemas."""
         made = Shape(found, self)
         return self._shapes.setdefault(made.key, made)
 
 
 def shape_of(schema: Any) -> Shape:
-    """Return the shape of a whole text. Raises: InvalidConstraint where a list of different items
-    could not be completed"""
+    """Return the shape of a whole text. Raises: InvalidConstraint if a list of unique items might
+    be impossible to complete"""
     root = _Document(schema).shape([schema])
     pending, seen = [root] if has_unique(schema) else [], {root.key}
     while pending:
@@ -134,7 +132,7 @@ def shape_of(schema: Any) -> Shape:
 
 
 def _closed(found: Iterable[Any], root: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield subschemas and those that apply beside them."""
+    """Yield subschemas, and those that also apply through references and combinators."""
     pending, seen = list(found), set()
     while pending:
         node = pending.pop()

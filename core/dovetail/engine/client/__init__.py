@@ -1,1 +1,1 @@
-"""What an API process or a script sees of an engine: text in, deltas out."""
+"""The API process's or script's interface to an engine: text in, deltas out."""

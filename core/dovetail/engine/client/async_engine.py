@@ -1,7 +1,7 @@
-"""AsyncEngine: a model as an API process sees it: prompts in, deltas out, one event loop.
+"""AsyncEngine: a model's interface in an API process: prompts in, deltas out, one event loop.
 
-It has one engine or several: a child process, a thread, or what another API process started. The
-router chooses one for each request (`routing`); all else is asked of each of them."""
+An engine is a child process, a thread, or one that another API process started. The router chooses
+one for each request (`routing`); every other call goes to all engines."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ from dovetail.structured_output.compiler import ConstraintCompiler
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Watch = Callable[[], TextWatch]
-"""Makes what finds the stop strings of a completion, and is shown all its text."""
+"""Creates the watch that reads a completion's text and finds its end."""
 
 TICK_PERIOD_S = 1.0
 FLUSH_PERIOD_S = 5.0
 STOP_WAIT_S = 5.0
-# An engine that is still loading hears nothing; the pipe from its parent is closed after this time.
+# A loading engine reads no messages; after this time the pipe from its parent is closed.
 ABANDON_WAIT_S = 0.3
 ATTACH_LIMIT_S = 60.0
-# One of several engines that share experts, and so end together, may still say why it ended.
+# Time for one of several engines that share experts to report why it died.
 SHARERS_WAIT_S = 0.3
 
 
 class AsyncEngine(EngineOperations):
-    """One model's engines. Made by `start` or `attach`; used within the event loop that made it."""
+    """One model's engines. Created by `start` or `attach`; used only in that event loop."""
 
     def __init__(
         self, spec: EngineSpec, ends: Sequence[tuple[EngineSpec, ClientEnd, EngineHost | None]]
@@ -112,11 +112,11 @@ class AsyncEngine(EngineOperations):
         prepares: bool = False,
         elsewhere: Sequence[EngineHost] = (),
     ) -> AsyncEngine:
-        """Return running engines, in child processes or one in a thread of this process, and behind
-        them those of `spec.elsewhere`, which have begun to start.
+        """Start engines, in child processes or one in a thread of this process, followed by those
+        of `spec.elsewhere`, which are already starting.
 
-        `prepares`: what compiles constraints is started meanwhile, before a request needs it.
-        Raises: ConfigError as an engine raised it; EngineDead when one ended while starting.
+        `prepares`: the constraint compiler is started too, before a request needs it. Raises:
+        ConfigError of an engine; EngineDead if one died while starting.
         """
         hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
@@ -144,7 +144,7 @@ class AsyncEngine(EngineOperations):
     ) -> AsyncEngine:
         """Return engines that another API process has started. `process` is this one's number.
 
-        Raises: EngineDead when one does not answer.
+        Raises: EngineDead if one does not answer.
         """
         ends = [client_end(address) for address in addresses]
         engine = cls(spec, [(own, end, None) for own, end in zip(spec.every(), ends, strict=True)])
@@ -163,7 +163,7 @@ class AsyncEngine(EngineOperations):
         return engine
 
     async def _connect(self, process: int = 0) -> None:
-        """Introduce this process, load the tokenizer meanwhile, and wait for the engines."""
+        """Connect to the engines, load the tokenizer, and wait until the engines are ready."""
         for connection in self._connections:
             connection.greet()
         self._stats = StatLoggers.build(self.spec)
@@ -185,39 +185,39 @@ class AsyncEngine(EngineOperations):
         return [c.host for c in self._connections if c.host is not None]
 
     def addresses_for(self, process: int) -> tuple[str, ...]:
-        """Return where a further API process of this number, from 0, can attach; none for an engine
-        in a thread."""
+        """Return the addresses where API process number `process`, from 0, can attach; none for an
+        engine in a thread."""
         found = [host.address_for(process) for host in self.hosts]
         return tuple(address for address in found if address is not None)
 
     def hand_over(self) -> None:
-        """Leave to further API processes what was theirs, once all have started."""
+        """Leave their connections to the other API processes once all have started."""
         for host in self.hosts:
             host.hand_over()
 
     @property
     def name(self) -> str:
-        """Return the name by which the first engine knows this API process."""
+        """Return the first engine's name for this API process."""
         return self._connections[0].end.name
 
     @property
     def phases(self) -> list[Phase]:
-        """Return the parts of the start, of several engines each part where it took longest."""
+        """Return the phases of the start-up; with several engines, each phase's slowest."""
         return slowest_phases(self._connections)
 
     @property
     def death_reason(self) -> str | None:
-        """Return why there is no engine any more; None while one lives."""
+        """Return why all engines died; None while one is alive."""
         return common_death(self._connections)
 
     @property
     def is_alive(self) -> bool:
-        """Return whether an engine is up and this has not been shut down."""
+        """Return whether an engine is alive and this has not been shut down."""
         return bool(self._living()) and not self._is_shut_down
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """Return what sleeps in every engine that lives: then none takes requests."""
+        """Return the parts that sleep if all live engines sleep; then no requests are accepted."""
         states = [connection.asleep for connection in self._living()]
         return states[0] if states and all(states) else ()
 
@@ -225,30 +225,30 @@ class AsyncEngine(EngineOperations):
         return [connection for connection in self._connections if connection.is_alive]
 
     def states(self) -> list[EngineState]:
-        """Return how each engine is, in the order of their numbers."""
+        """Return the state of each engine, in the order of their numbers."""
         return [connection.state() for connection in self._connections]
 
     def given_up(self) -> dict[int, str]:
-        """Return why engines died, by number."""
+        """Return the death reasons of dead engines, by number."""
         return {s.engine: s.reason for s in self.states() if s.reason is not None}
 
     def give_up(self, engines: Mapping[int, str]) -> None:
-        """Take engines for dead, by number, for the reasons that another process had."""
+        """Mark engines as dead, by number, for the reasons that another process reported."""
         for connection in self._connections:
             if connection.spec.engine in engines:
                 connection.die(engines[connection.spec.engine])
 
     def heartbeat_age_s(self) -> float:
-        """Return the seconds since an engine last said anything; each is asked every second."""
+        """Return the seconds since the last message of any engine; each is pinged every second."""
         return min(connection.heartbeat_age_s() for connection in self._connections)
 
     def load(self) -> tuple[int, int]:
-        """Return (running, waiting), with what the engines have not yet answered as waiting."""
+        """Return (running, waiting); requests that the engines have not counted yet are waiting."""
         loads = [connection.load() for connection in self._living()]
         return sum(running for running, _ in loads), sum(waiting for _, waiting in loads)
 
     def default_params(self, **fields: Any) -> SamplingParams:
-        """Return the model's default sampling params overlaid by `fields`."""
+        """Return the model's default sampling params with `fields` overriding them."""
         return SamplingParams(**{**self.spec.default_sampling, **fields})
 
     async def generate(
@@ -263,10 +263,10 @@ class AsyncEngine(EngineOperations):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs until it is finished. Closing the generator aborts it.
 
-        `how`: what else InputProcessor.prepare takes, by name. A request that `is_whole` has one
-        output, at its end; before an error one with what came until then.
-        Raises: RequestError when the request is refused, RequestFault when it ends with an error,
-        EngineDead when the engine is gone, EngineAsleep, Overloaded while draining.
+        `how`: further arguments of InputProcessor.prepare, by name. With `is_whole` there is one
+        output, at the end, or before an error with the result so far. Raises: RequestError if the
+        request is refused, RequestFault if it ends with an error, EngineDead if the engine is dead,
+        EngineAsleep, Overloaded while draining.
         """
         self._verify_open()
         if self.asleep:
@@ -280,15 +280,15 @@ class AsyncEngine(EngineOperations):
                 yield output
 
     async def read(self, prompt: MediaPrompt | VectorPrompt, adapter: str = "") -> PlacedPrompt:
-        """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
+        """Convert a prompt of media or vectors to token ids and parts. Raises: RequestError"""
         return await self._loop.run_in_executor(None, self._input.read, prompt, adapter)
 
     async def pool(
         self, prompt: Prompt, params: PoolingParams, request_id: str, **how: Any
     ) -> RequestOutput:
-        """Return what becomes of a prompt. Cancelling the call aborts it.
+        """Return the result of pooling a prompt. Cancelling the call aborts it.
 
-        `how`: what else PooledInput.prepare takes, by name. Raises: as `generate`
+        `how`: further arguments of PooledInput.prepare, by name. Raises: as `generate`
         """
         self._verify_open()
         if self.asleep:
@@ -301,7 +301,7 @@ class AsyncEngine(EngineOperations):
             return await anext(outputs)
 
     def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Return the whole output of a request that the caller has prepared (see `generate`)."""
+        """Return the output of a request that the caller has prepared, as one (see `generate`)."""
         return self._outputs(next(self._serials), prepared, None, is_whole=True)
 
     async def _outputs(
@@ -322,7 +322,7 @@ class AsyncEngine(EngineOperations):
     async def _prepared(
         self, prompt: Prompt, prepare: Callable[[], PreparedRequest]
     ) -> PreparedRequest:
-        """Return the checked request of a prompt, made in a thread where that takes long."""
+        """Return the checked request of a prompt; slow preparation runs in a thread."""
         if self._input.is_quick(prompt):
             return prepare()
         return await self._loop.run_in_executor(None, prepare)
@@ -330,7 +330,7 @@ class AsyncEngine(EngineOperations):
     def _submit(
         self, key: int, prepared: PreparedRequest, watch: Watch | None, *, is_whole: bool
     ) -> Mailbox:
-        """Send a request to an engine; return where its outputs will arrive."""
+        """Send a request to an engine; return the mailbox for its outputs."""
         home = self._routing.home_of(prepared)
         mailbox = self._mailboxes[key] = Mailbox()
         self._homes[key] = home
@@ -339,13 +339,13 @@ class AsyncEngine(EngineOperations):
         try:
             home.send(prepared.requests)
         except BaseException:
-            home.output.drop(key)  # never sent: it is refused, not ended
+            home.output.drop(key)  # never sent: the request is refused, not finished
             self._forget(key, prepared.request_id)
             raise
         return mailbox
 
     def _forget(self, key: int, request_id: str) -> None:
-        """Let go of a request; what of it still runs in its engine ends."""
+        """Forget a request; abort what is still running in its engine."""
         self._mailboxes.pop(key, None)
         keys = self._keys.get(request_id)
         if keys is not None:
@@ -359,7 +359,7 @@ class AsyncEngine(EngineOperations):
         home.abort(ids)
 
     async def abort(self, request_id: str) -> None:
-        """End the requests of this id; their generators finish with reason "abort"."""
+        """Abort the requests of this id; their generators finish with reason "abort"."""
         for key in tuple(self._keys.get(request_id, ())):
             home = self._homes[key]
             home.abort(home.output.unfinished_ids(key))
@@ -367,7 +367,7 @@ class AsyncEngine(EngineOperations):
     async def call_each(
         self, operation: Operation[Result], timeout_s: float | None = None
     ) -> list[Result]:
-        """Have every engine that lives do something; return what comes of it in each."""
+        """Run an operation in every live engine; return the result of each."""
         self._verify_open()
         calls = [connection.calls.call(operation, timeout_s) for connection in self._living()]
         ended = await asyncio.gather(*calls, return_exceptions=True)
@@ -404,11 +404,11 @@ class AsyncEngine(EngineOperations):
             self._record(stats)
 
     def _note_step(self, stats: StepStats) -> None:
-        if self._is_owner:  # of several API processes one counts the steps
+        if self._is_owner:  # with several API processes, only one counts the steps
             self._stats.step(stats)
 
     def _end_all(self, connection: EngineConnection, error: EngineDead) -> None:
-        """End every request that an engine has with an error; their generators tidy up."""
+        """End every request of an engine with an error; their generators clean up."""
         for key in [key for key, home in self._homes.items() if home is connection]:
             self._mailboxes[key].fail(error)
             _, stats = connection.output.drop(key, error.what)
@@ -420,7 +420,7 @@ class AsyncEngine(EngineOperations):
         hooks.tell(hooks.request_finished, {"stats": stats}, using=self._hooks)
 
     def _note_death(self, number: int) -> None:
-        """End what was sent to an engine that has died; the others go on."""
+        """Fail the requests of an engine that has died; the others continue."""
         connection = self._connections[number]
         reason = connection.death_reason or "unknown cause"
         self._end_all(connection, EngineDead(reason))
@@ -429,28 +429,28 @@ class AsyncEngine(EngineOperations):
             self._loop.call_later(SHARERS_WAIT_S, self._end_sharers, connection)
         if connection.host is not None:
             note_up(connection.spec, 0)
-            # Its last numbers, so that nobody sees it run for ever.
+            # Report final zeros, so that it does not appear to run forever.
             self._stats.step(
                 StepStats(num_running=0, num_waiting=0, kv_usage=0.0, engine=connection.spec.engine)
             )
-            if self._living():  # one that hangs still has its memory
+            if self._living():  # a hung engine still holds memory
                 self._tidying.append(self._loop.create_task(closed(connection.host, 0.0)))
         if not self._living():
             self._ended.set()
         hooks.tell(hooks.engine_stopped, {"reason": reason}, using=self._hooks)
 
     def _end_sharers(self, dead: EngineConnection) -> None:
-        """End the engines that need the experts of one that has died."""
+        """Kill the engines that need the experts of one that has died."""
         for connection in self._living():
             connection.die(f"{dead.name}, whose experts it needs, has ended: {dead.death_reason}")
 
     async def _tick(self) -> None:
-        """Look after the steps that engines are in, and let stat loggers write now and then."""
+        """Check the engines for steps that take too long, and flush the stat loggers regularly."""
         flushed_s = looked_s = time.monotonic()
         while self.is_alive:
             late_s = time.monotonic() - looked_s - TICK_PERIOD_S
             for connection in self._connections:
-                if late_s > TICK_PERIOD_S:  # this process was stopped, and has yet to read
+                if late_s > TICK_PERIOD_S:  # this process was suspended, and has messages to read
                     connection.note_pause(late_s)
                 connection.check_step()
             looked_s = time.monotonic()
@@ -460,7 +460,7 @@ class AsyncEngine(EngineOperations):
             await asyncio.sleep(TICK_PERIOD_S)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for those under way; return whether all have finished."""
+        """Refuse new requests and wait for running ones; return whether all have finished."""
         self._is_draining = True
         deadline_s = time.monotonic() + timeout_s
         while self._mailboxes and self.is_alive and time.monotonic() < deadline_s:
@@ -472,8 +472,7 @@ class AsyncEngine(EngineOperations):
             await self.constraint_compiler.close()
 
     async def shutdown(self) -> None:
-        """End the engines (or leave them, when another process started them). May be called
-        twice."""
+        """Shut down the engines, or disconnect from another process's. May be called twice."""
         if self._is_shut_down:
             return
         self._is_shut_down = True

@@ -1,7 +1,7 @@
-"""CacheNews: what engines say of their prefix caches, brought to the router of this process.
+"""CacheNews: passes engines' prefix-cache events to the router of this process.
 
-A thread reads the feeds of all engines that have one; the thread that asks the router hands over
-what has come, just before it asks.
+A thread reads the event feeds of all engines that have one. The thread that calls the router
+delivers the collected events just before the call.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dovetail.observability.supervise import supervised_thread
 
 READ_EVERY_S = 0.02
 REST_S = 0.64
-"""How long the thread rests where nothing has come for a while and nobody has asked the router."""
+"""The maximum pause of the thread while no events come and the router is not called."""
 MOST_WAITING = 100_000
-"""So many batches wait for a request at most; then all that is known is dropped."""
+"""The maximum number of undelivered batches; beyond that all cache knowledge is dropped."""
 
 _News = tuple[int, tuple[Event, ...] | None]
 
 
 def feeds_of(spec: EventsSpec | None, num_engines: int) -> dict[int, EventFeed]:
-    """Return the feeds of engines by their numbers, as far as their publisher has some. Raises:
-    PluginError, ConfigError"""
+    """Return the engines' event feeds by engine number, as far as their publisher has feeds.
+    Raises: PluginError, ConfigError"""
     if spec is None or num_engines < 2:
         return {}
     publisher = registry.load_selection(spec.publisher)
@@ -49,7 +49,7 @@ class CacheNews:
         self._thread.start()
 
     def _read(self) -> None:
-        """Gather what comes. Mutates: self"""
+        """Collect events from the feeds. Mutates: self"""
         wait_s = READ_EVERY_S
         while not self._is_over.is_set():
             is_asked = self._is_asked.wait(wait_s)
@@ -68,13 +68,13 @@ class CacheNews:
             feed.close()
 
     def tell(self, router: Router) -> None:
-        """Hand over what has come. Mutates: self, router"""
+        """Deliver the collected events. Mutates: self, router"""
         self._is_asked.set()
         while self._waiting:
             router.learn(*self._waiting.popleft())
 
     def close(self) -> None:
-        """Read no more. May be called twice."""
+        """Stop reading. May be called twice."""
         self._is_over.set()
         self._is_asked.set()
         self._thread.join()

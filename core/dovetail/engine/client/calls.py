@@ -1,6 +1,6 @@
-"""Calls of one client: what it asks an engine to do, beside generation, and waits for.
+"""Calls: one client's pending operations on an engine, other than generation.
 
-Knows what a call returns, not what any of them means.
+Knows the result types of operations, not their meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Calls:
-    """The calls under way, by id. Used within one event loop."""
+    """The pending calls, by id. Used within one event loop."""
 
     def __init__(self, send: Callable[[Call], None]) -> None:
         self._send = send
@@ -29,10 +29,10 @@ class Calls:
         return len(self._waiting)
 
     async def call(self, operation: Operation[Result], timeout_s: float | None = None) -> Result:
-        """Have the engine do something; return what comes of it.
+        """Run an operation in the engine; return its result.
 
-        A caller that is cancelled, or has waited for `timeout_s`, is forgotten; the engine does it
-        all the same. Raises: what the engine raised; EngineDead; Overloaded after `timeout_s`
+        If the caller is cancelled or `timeout_s` passes, the engine still completes the operation.
+        Raises: any error from the engine; EngineDead; Overloaded after `timeout_s`
         """
         call_id = next(self._ids)
         returned = self._waiting[call_id] = asyncio.get_running_loop().create_future()
@@ -46,7 +46,7 @@ class Calls:
             del self._waiting[call_id]
 
     def take(self, message: Return) -> None:
-        """Give a call's end to its caller, if it still waits. Mutates: self"""
+        """Deliver a call's result to its caller, if it still waits. Mutates: self"""
         returned = self._waiting.get(message.id)
         if returned is None or returned.done():
             return
@@ -56,7 +56,7 @@ class Calls:
             returned.set_exception(error_of(message.fault))
 
     def fail(self, error: DovetailError) -> None:
-        """End all calls with an error. Mutates: self"""
+        """Fail all pending calls with an error. Mutates: self"""
         for returned in self._waiting.values():
             if not returned.done():
                 returned.set_exception(error)

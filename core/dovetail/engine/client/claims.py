@@ -1,4 +1,4 @@
-"""Fields of a request that logits processors claim: which there are, and what a body says of them.
+"""Request fields that logits processors claim, and their values in a request body.
 
 A claimed field is sent in the body itself or in `vllm_xargs`, and reaches the processors as
 SamplingParams.extra_args.
@@ -24,9 +24,9 @@ def claimed_fields(processors: Iterable[Selection]) -> frozenset[str]:
 
 
 def extra_args(undeclared: Mapping[str, Any], claimed: frozenset[str]) -> dict[str, Any]:
-    """Return what a body says in claimed fields; `undeclared` are its fields of no other meaning.
+    """Return the claimed fields of a body; `undeclared` are its fields with no other meaning.
 
-    Raises: RequestError for what no processor claims in `vllm_xargs`, and for a field said twice.
+    Raises: RequestError for an unclaimed field in `vllm_xargs`, and for a field set twice.
     """
     found = {n: v for n, v in undeclared.items() if n in claimed and v is not None}
     inner = undeclared.get(XARGS) or {}

@@ -1,7 +1,7 @@
-"""RequestClock: what is known of one client's request in time, from the engine's own stamps.
+"""RequestClock: the timing of one client's request, from the engine's timestamps.
 
-All times are monotonic seconds, which the processes of one machine share; those of an engine
-elsewhere are brought to this machine's clock.
+All times are monotonic seconds, which the processes of one machine share. Times of an engine on
+another machine are converted to this machine's clock.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ LEAD_SAMPLES = 64
 
 
 class ClockLead:
-    """How far another machine's monotonic clock is ahead of this one's, from answers that tell its
-    time. The quickest of the last answers says it best: it is wrong by half its way at most.
-
-    Source: the clock filter of RFC 5905, section 10.
+    """How far another machine's monotonic clock is ahead of this one's, estimated from replies with
+    its time. The fastest recent reply is the most accurate: its error is at most half the round
+    trip. Source: the clock filter of RFC 5905, section 10.
     """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=LEAD_SAMPLES)
 
     def note(self, asked_s: float, there_s: float, answered_s: float) -> float:
-        """Return the lead in seconds, given an answer of the time `there_s`. Mutates: self"""
+        """Return the lead in seconds, given a reply with the time `there_s`. Mutates: self"""
         self._samples.append((answered_s - asked_s, there_s - (asked_s + answered_s) / 2))
         return min(self._samples)[1]
 
 
 class RequestClock:
-    """Times of a request with `n` completions; 0 is not yet.
+    """Times of a request with `n` completions; 0 means not yet.
 
-    `gaps_s` holds one time per token but each completion's first; `forward_s` and `execute_s` are
-    those of the completion that took part in most steps.
+    `gaps_s` has one entry per token except each completion's first. `forward_s` and `execute_s` are
+    the maximum over the completions.
     """
 
     __slots__ = (
@@ -60,8 +59,8 @@ class RequestClock:
         self._last_s = [0.0] * n
 
     def note(self, update: RequestUpdate, lead_s: float = 0.0) -> None:
-        """Record when the request took a row, and what its steps have cost. The engine's clock is
-        ahead by `lead_s`. Mutates: self"""
+        """Record when the request first got a row, and its step times. The engine's clock is ahead
+        by `lead_s`. Mutates: self"""
         timings = update.timings
         if not self.scheduled_s and timings.scheduled_s:
             self.scheduled_s = timings.scheduled_s - lead_s
@@ -69,15 +68,15 @@ class RequestClock:
         self.execute_s = max(self.execute_s, timings.execute_s)
 
     def note_tokens(self, index: int, count: int, now_s: float) -> None:
-        """Record when `count` tokens of a completion were drawn. Mutates: self
+        """Record when `count` tokens of a completion were sampled. Mutates: self
 
-        Tokens that came together share the time since the one before them.
+        Tokens that arrive together share the time since the previous token.
         """
         last_s = self._last_s[index]
         if last_s:
             self.gaps_s += [(now_s - last_s) / count] * count
         else:
-            # The first has nothing before it; those that came with it came at once.
+            # The first token has no gap; tokens that came with it have gap 0.
             self.gaps_s += [0.0] * (count - 1)
         self.first_token_s = self.first_token_s or now_s
         self.last_token_s = self._last_s[index] = now_s
@@ -92,7 +91,7 @@ class RequestClock:
         )
 
     def times(self, ended_s: float) -> RequestTimes:
-        """Return the times of the request, ended now."""
+        """Return the times of the request, finished at `ended_s`."""
         return RequestTimes(
             arrival_s=self.arrival_s,
             scheduled_s=self.scheduled_s,

@@ -1,6 +1,6 @@
-"""EngineConnection: one engine as an API process sees it: what it says, what it has to do, its end.
+"""EngineConnection: an API process's connection to one engine: messages, pending work, death.
 
-Knows the requests sent to that engine, not where others go. Used within one event loop.
+Knows the requests sent to that engine, not those of others. Used within one event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 PING_PERIOD_S = 1.0
 STALL_S = 10.0
-"""An engine with work that gives no sign of life for so long counts as stalled."""
+"""An engine with work that is silent for this long counts as stalled."""
 START_FIX = (
     "see the engine's log lines above; if they name no cause, memory may have run out: lower "
     "--kv-cache-memory-bytes or choose a smaller model."
@@ -51,7 +51,7 @@ START_FIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who hears of outputs, of an engine's steps, and of its death, by its number."""
+    """Callbacks for outputs, for an engine's steps, and for its death, by its number."""
 
     outputs: Callable[[Processed], None]
     step: Callable[[StepStats], None]
@@ -60,9 +60,9 @@ class Listener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """How one of the engines is. `engine` is its number, `reason` why it died (None: it lives),
-    `machine` the host on which it runs where that is another one, `failing` those of its threads
-    that have failed within the last minute."""
+    """The state of an engine. `engine` is its number, `reason` why it died (None: it is alive),
+    `machine` its host if that is another one. `failing` names its threads that have failed within
+    the last minute."""
 
     engine: int
     reason: str | None
@@ -75,14 +75,14 @@ class EngineState:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether it has work and has been silent for long."""
+        """Return whether it has work but has been silent for too long."""
         return self.running + self.waiting > 0 and self.heartbeat_age_s > STALL_S
 
 
 class EngineConnection:
-    """The connection to the engine of `spec`. `number` is its place among the engines, from 0;
-    `host` is None where another process started it. One that `is_elsewhere`, on another machine,
-    has another clock."""
+    """The connection to the engine of `spec`. `number` is its index among the engines, from 0;
+    `host` is None if another process started it. `is_elsewhere`: on another machine, with its own
+    clock."""
 
     def __init__(
         self,
@@ -121,23 +121,23 @@ class EngineConnection:
 
     @property
     def name(self) -> str:
-        """Return what an error calls the engine: its number where there are several."""
+        """Return the engine's name in errors, with its number if there are several."""
         return f"engine {self.spec.engine}" if self.spec.num_engines > 1 else "the engine"
 
     @property
     def calls(self) -> Calls:
-        """Return what this process has asked of the engine beside generating."""
+        """Return the pending calls of this process, other than generation."""
         return self._calls
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the engine is up and the connection has not been closed."""
+        """Return whether the engine is alive and the connection open."""
         return self.death_reason is None and not self._is_closed
 
     @property
     def _num_own(self) -> int:
-        """Return this process's unfinished completions. An engine that others use already tells
-        of its steps before this process can send anything."""
+        """Return this process's unfinished completions. If others use the engine, it may report
+        steps before this process sends anything."""
         return self.output.num_unfinished
 
     def greet(self) -> None:
@@ -146,24 +146,24 @@ class EngineConnection:
         self.end.send(Hello())
 
     async def wait_ready(self) -> None:
-        """Wait until the engine takes requests. Raises: what it failed to start for; EngineDead"""
+        """Wait until the engine accepts requests. Raises: its start-up error; EngineDead"""
         ready = await self._ready
         self.num_blocks = ready.num_blocks
         self._machine = ready.machine if self._is_elsewhere else ""
         self._ping_task = supervised(f"engine-{self.spec.engine}-ping", self._ping)
 
     def verify_started(self) -> None:
-        """Raise EngineDead for an engine that died while others were still starting."""
+        """Raise EngineDead if the engine died while others were still starting."""
         if self.death_reason is not None:
             raise EngineDead(self.death_reason, fix=START_FIX)
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether it has work and has been silent for long."""
+        """Return whether it has work but has been silent for too long."""
         return self.heartbeat_age_s() > STALL_S and self._num_present > 0
 
     def state(self) -> EngineState:
-        """Return how the engine is."""
+        """Return the engine's state."""
         return EngineState(
             engine=self.spec.engine,
             machine=self._machine,
@@ -175,42 +175,42 @@ class EngineConnection:
             failing=self.failing,
         )
 
-    # What a router sees (interfaces.router.EngineView).
+    # The router's view (interfaces.router.EngineView).
 
     @property
     def num_running(self) -> int:
-        """Return the completions that run, as of the engine's last numbers."""
+        """Return the number of running completions, from the engine's latest statistics."""
         return min(self._counts[0], self._num_present)
 
     @property
     def num_waiting(self) -> int:
-        """Return the completions that wait or have just been sent."""
+        """Return the number of completions that wait or have just been sent."""
         return max(0, self._num_present - self._counts[0])
 
     @property
     def pending_tokens(self) -> int:
-        """Return the prompt tokens of requests without a first token; those of other processes'
-        waiting requests are guessed to be as long as this one's."""
+        """Return the prompt tokens of requests without a first token. Waiting requests of other
+        processes are assumed to have this process's mean length."""
         waiting_elsewhere = max(0, self.num_waiting - self.output.num_unstarted)
         return self.output.pending_tokens + int(waiting_elsewhere * self.output.mean_prompt_tokens)
 
     @property
     def _num_present(self) -> int:
-        """Return all completions in the engine: its last numbers, brought up to date by what this
-        process knows of its own."""
+        """Return all completions in the engine: its latest statistics, updated by what this process
+        knows of its own."""
         return self._num_of_others + self._num_own
 
     def load(self) -> tuple[int, int]:
-        """Return (running, waiting), with what the engine has not yet answered as waiting."""
+        """Return (running, waiting); requests not counted by the engine yet are waiting."""
         running, waiting = self._counts
         return running, max(waiting, self._num_own - running)
 
     def heartbeat_age_s(self) -> float:
-        """Return the seconds since the engine last said anything; it is asked every second."""
+        """Return the seconds since the engine's last message; it is pinged every second."""
         return time.monotonic() - self._heard_s
 
     def send(self, requests: tuple[EngineRequest, ...]) -> None:
-        """Send requests that `output` expects already. Raises: EngineDead, RequestError"""
+        """Send requests that `output` already tracks. Raises: EngineDead, RequestError"""
         if self.output.num_unfinished == len(requests):
             self._busy_since_s = time.monotonic()
         try:
@@ -219,7 +219,7 @@ class EngineConnection:
             raise RequestError(f"a number is too large: {error}") from None
 
     def abort(self, ids: tuple[str, ...]) -> None:
-        """Have the engine end its requests of these ids."""
+        """Abort the engine requests with these ids."""
         if ids and self.is_alive:
             try:
                 self.end.send(Abort(ids))
@@ -227,13 +227,13 @@ class EngineConnection:
                 self.die(error.what)
 
     def note_pause(self, duration_s: float) -> None:
-        """Do not count a time in which this process could not listen as the engine's silence."""
+        """Exclude a time in which this process could not read from the engine's silence."""
         now_s = time.monotonic()
         self._heard_s = min(now_s, self._heard_s + duration_s)
         self._busy_since_s = min(now_s, self._busy_since_s + duration_s)
 
     def check_step(self) -> None:
-        """Give an engine up that has been in one step for longer than it may be."""
+        """Declare an engine dead if it has been in one step for too long."""
         limit_s = self.spec.step_timeout_s
         if limit_s is None or not self.is_alive or sum(self.load()) == 0:
             return
@@ -242,15 +242,15 @@ class EngineConnection:
             self.die(f"a step has taken {age_s:.0f} s, --engine-step-timeout is {limit_s:g} s.")
 
     def close(self, error: EngineDead) -> None:
-        """Hear no more of the engine; what still waits for it ends with this error. The end stays
-        open, for a goodbye."""
+        """Stop reading from the engine; pending calls fail with this error. The socket stays open,
+        for the Goodbye message."""
         self._is_closed = True
         if self._ping_task is not None:
             self._ping_task.cancel()
         self._calls.fail(error)
 
     def _hear(self, message: FromEngine) -> None:
-        """Take a message of the engine."""
+        """Handle a message from the engine."""
         self._heard_s = time.monotonic()
         match message:
             case Updates(updates, stats):
@@ -276,7 +276,7 @@ class EngineConnection:
                 self.die(reason)
 
     def _processed(self, updates: tuple[RequestUpdate, ...]) -> Processed:
-        """Return what updates come to; what of them ends here ends in the engine."""
+        """Process updates; abort the engine requests that they end on this side."""
         processed = self.output.process(updates)
         self.abort(tuple(processed.aborts))
         return processed
@@ -286,18 +286,18 @@ class EngineConnection:
         self._num_of_others = max(0, running + waiting - self._num_own)
 
     def note_exit(self, reason: str) -> None:
-        """Learn from another thread that the engine has ended."""
+        """Report from another thread that the engine process has exited."""
         try:
             self._loop.call_soon_threadsafe(self._note_exit_soon, reason)
         except RuntimeError:
             logger.debug("the event loop is closed already: %s", reason)
 
     def _note_exit_soon(self, reason: str) -> None:
-        # Last words may still lie in the socket: they name the cause, an exit status does not.
+        # A last message may still be in the socket: it has the cause, an exit status does not.
         self._loop.call_later(0.05, self.die, reason)
 
     def _note_loss(self, reason: str) -> None:
-        """Learn that the connection broke; a parent soon knows more, so it may speak first."""
+        """Handle a lost connection. The parent soon has the exit status, so it may come first."""
         self._loop.call_later(0.0 if self.host is None else 0.2, self.die, reason)
 
     def _fail_start(self, error: Exception) -> None:
@@ -305,12 +305,12 @@ class EngineConnection:
             self._ready.set_exception(error)
 
     def die(self, reason: str) -> None:
-        """End everything that waits for this engine. Only the first reason counts."""
+        """Fail everything that waits for this engine. Only the first reason counts."""
         if not self.is_alive:
             return
         self.death_reason = reason
         if not self._ready.done():
-            # A start-up failure is told over the socket just before the process ends.
+            # A start-up failure is sent over the socket just before the process exits.
             self._loop.call_later(0.2, self._fail_start, EngineDead(reason, fix=START_FIX))
             return
         logger.error("%s is dead: %s", self.name, reason)
@@ -318,7 +318,7 @@ class EngineConnection:
         self._listener.death(self.number)
 
     async def _ping(self) -> None:
-        """Ask for a sign of life, again and again; an engine in a long step answers after it."""
+        """Ping the engine regularly; an engine in a long step answers after it."""
         while self.is_alive:
             asked_s = time.monotonic()
             try:
@@ -335,7 +335,7 @@ class EngineConnection:
 
 
 def slowest_phases(connections: Sequence[EngineConnection]) -> list[Phase]:
-    """Return the parts of the start, of several engines each part where it took longest."""
+    """Return the phases of the start-up; with several engines, each phase's slowest."""
     slowest: dict[str, Phase] = {}
     for phase in (phase for connection in connections for phase in connection.phases):
         known = slowest.get(phase.name)
@@ -345,7 +345,7 @@ def slowest_phases(connections: Sequence[EngineConnection]) -> list[Phase]:
 
 
 def common_death(connections: Sequence[EngineConnection]) -> str | None:
-    """Return why all engines are dead; None while one lives."""
+    """Return why all engines are dead; None while one is alive."""
     reasons = {c.spec.engine: c.death_reason for c in connections}
     if None in reasons.values():
         return None
@@ -355,7 +355,7 @@ def common_death(connections: Sequence[EngineConnection]) -> str | None:
 
 
 def note_up(spec: EngineSpec, value: int) -> None:
-    """Let the metrics say whether an engine lives: 1 or 0."""
-    from dovetail.observability import metrics  # how numbers are kept is decided at its import
+    """Set the metric of whether an engine is alive: 1 or 0."""
+    from dovetail.observability import metrics  # the import decides how metrics are stored
 
     metrics.ENGINE_UP.labels(str(spec.engine)).set(value)

@@ -1,8 +1,8 @@
-"""Detokenizer: one completion's tokens as text that is safe to show.
+"""Detokenizer: converts one completion's tokens to text that is safe to show.
 
-Joins the tokenizer's stream with the search for stop strings, token by token, so that the answer
-does not depend on how many tokens arrive together. Knows no engine and no finish reasons but its
-own: a stop string found.
+Combines incremental detokenization with the search for stop strings, token by token. So the result
+does not depend on how many tokens arrive together. Of all finish reasons, it only decides on stop
+strings.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 
 
 class Detokenizer:
-    """Text of one completion. `num_tokens` counts the tokens taken so far.
+    """The text of one completion. `num_tokens` counts the tokens so far.
 
-    With a `watch` all text is shown, and that alone says where it ends.
+    A `watch` gets all text and alone decides where it ends.
     """
 
     __slots__ = ("_matcher", "_min_tokens", "_stream", "_watch", "num_tokens")
@@ -49,7 +49,7 @@ class Detokenizer:
         return self._matcher.matched if self._watch is None else self._watch.matched
 
     def push(self, token_id: int, *, is_shown: bool = True) -> str:
-        """Return the text to emit after this token; `is_shown` False counts it, but silently."""
+        """Return the text to emit after this token. With `is_shown` False it is only counted."""
         self.num_tokens += 1
         text = self._stream.push(token_id) if self._stream is not None and is_shown else ""
         if self._watch is not None:
@@ -57,7 +57,7 @@ class Detokenizer:
         return self._matcher.push(text, may_stop=self._may_stop()) if text else ""
 
     def flush(self, *, is_cut: bool = False) -> str:
-        """Return what is held back at the end; may still complete a stop string.
+        """Return the text held back at the end; it may still complete a stop string.
 
         `is_cut`: the answer was cut off by a limit.
         """

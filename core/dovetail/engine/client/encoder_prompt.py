@@ -1,7 +1,7 @@
-"""EncoderPrompt: what is sent to a model with an encoder: what that reads, and what the decoder
-begins with.
+"""EncoderPrompt: the input of an encoder-decoder model: the encoder's input and the decoder's
+prompt.
 
-A plain prompt is the encoder's; the decoder begins with the checkpoint's own first tokens.
+A plain prompt is the encoder's; the decoder then starts with the checkpoint's start tokens.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from dovetail.interfaces.spec import EncoderSpec
 ENCODER, DECODER = "encoder_prompt", "decoder_prompt"
 TEXT = "text"
 TOKEN_IDS = "token_ids"
-"""The feature that an encoder of texts reads. Shapes: [S] int64"""
+"""The input feature of a text encoder. Shapes: [S] int64"""
 PlainPrompt = str | Sequence[int]
 Ids = Callable[[PlainPrompt], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderPrompt:
-    """What the encoder reads: text, token ids, or features that were made of something else. The
-    decoder goes on behind its own prompt (None: behind the checkpoint's first tokens). Unless that
-    `is_whole`, the token that stands for a start is put before it."""
+    """The encoder's input: text, token ids, or features of other data. The decoder continues its
+    own prompt (None: the checkpoint's start tokens). Unless that `is_whole`, the decoder start
+    token is put before it."""
 
     encoder: PlainPrompt | PromptPart
     decoder: PlainPrompt | None = None
     is_whole: bool = False
 
     def __len__(self) -> int:
-        """Return about how long the text is that becomes tokens."""
+        """Return the approximate length of the text to tokenize."""
         return 0 if isinstance(self.encoder, PromptPart) else len(self.encoder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """An EncoderPrompt in token ids: `sent` are those that count as the prompt's."""
+    """An EncoderPrompt as token ids. `sent` are counted as the request's prompt."""
 
     sent: tuple[int, ...]
     decoder: tuple[int, ...]
@@ -52,8 +52,8 @@ class ReadPrompt:
 def read_prompt(
     prompt: EncoderPrompt, encoder: EncoderSpec, max_rows: int, ids_of: Ids, plain_ids_of: Ids
 ) -> ReadPrompt:
-    """Return both prompts in token ids. `ids_of` makes those of a text with what begins and ends
-    it, `plain_ids_of` without. Raises: RequestError"""
+    """Return both prompts as token ids. `ids_of` tokenizes a text with special tokens around it,
+    `plain_ids_of` without. Raises: RequestError"""
     decoder = encoder.start_ids
     if prompt.decoder is not None:
         decoder = plain_ids_of(prompt.decoder)
@@ -86,7 +86,7 @@ def read_prompt(
 
 
 def verify_alignment(asked: Alignment | None, encoder: EncoderSpec | None) -> None:
-    """Check what a request asks of cross attention. Raises: RequestError"""
+    """Check a request's alignment by cross attention. Raises: RequestError"""
     if asked is None:
         return
     if encoder is None:
@@ -96,7 +96,7 @@ def verify_alignment(asked: Alignment | None, encoder: EncoderSpec | None) -> No
 
 
 def text_part(ids: Sequence[int]) -> PromptPart:
-    """Return the part that an encoder reads of a text's token ids."""
+    """Return the encoder input for a text's token ids."""
     data = array("q", ids).tobytes()
     place = PartPlace(hashlib.sha256(b"text" + data).hexdigest(), TEXT, (), len(ids))
     return PromptPart(place=place, features=(Feature(TOKEN_IDS, "int64", (len(ids),), data),))

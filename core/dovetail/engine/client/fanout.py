@@ -19,12 +19,12 @@ SEED_MASK = (1 << 63) - 1
 
 
 def root_seed(seed: int | None) -> int:
-    """Return the request's seed as a number from 0 to 2**63 - 1; None draws one."""
+    """Return the request's seed as a number from 0 to 2**63 - 1; a random one for None."""
     return secrets.randbits(63) if seed is None else seed & SEED_MASK
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Return the seed of completion `index`; the first keeps the request's own."""
+    """Return the seed of completion `index`; the first uses the request's own."""
     if index == 0:
         return seed
     z = (seed + index * _GOLDEN) & _MASK
@@ -34,7 +34,7 @@ def child_seed(seed: int, index: int) -> int:
 
 
 def child_params(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the params of completion `index`: n is 1, only the first tells prompt logprobs."""
+    """Return the params of completion `index`: n is 1, only the first has prompt logprobs."""
     if params.n == 1:
         return params
     prompt_logprobs = params.prompt_logprobs if index == 0 else None

@@ -1,6 +1,6 @@
 """EngineHost: how an API process starts an engine and learns of its end.
 
-Either a child process or a thread of this process.
+The engine is either a child process or a thread of this process.
 """
 
 from __future__ import annotations
@@ -32,35 +32,33 @@ from dovetail.observability.supervise import note_failure
 logger = logging.getLogger(__name__)
 
 KILL_WAIT_S = 5.0
-# A child whose parent pipe is closed leaves at once; one that is stopped, or keeps the interpreter
-# lock, never would.
+# A child exits when its parent pipe closes, unless it is stopped or holds the interpreter lock.
 LEAVE_WAIT_S = 1.0
 
 OnExit = Callable[[str], None]
-"""Told in words, in any thread, that the engine has ended."""
+"""Called from any thread with a description of the engine's end."""
 
 
 class EngineHost(Protocol):
-    """Where the engine runs. `end` is this process's end of the transport."""
+    """The process or thread of an engine. `end` is this process's end of the transport."""
 
     end: ClientEnd
 
     def address_for(self, process: int) -> str | None:
-        """Return how a further API process of this number, from 0, reaches the engine; None where
-        none can."""
+        """Return the address for API process number `process`, from 0; None if there is none."""
 
     def hand_over(self) -> None:
-        """Leave to further API processes what was theirs, once all have started."""
+        """Leave their connections to the other API processes once all have started."""
 
     def watch(self, on_exit: OnExit) -> None:
         """Register a callback for the end of the engine."""
 
     def stop(self, timeout_s: float) -> None:
-        """End the engine, by force after `timeout_s`. Blocks; may be called twice."""
+        """Stop the engine, by force after `timeout_s`. Blocks; may be called twice."""
 
 
 class EngineProcess:
-    """An engine in a child process. The caller is its parent: when it dies, the child does."""
+    """An engine in a child process, which dies when this parent process dies."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._folder = make_socket_folder(spec.socket_dir)
@@ -89,18 +87,18 @@ class EngineProcess:
         return self._child.pid
 
     def address_for(self, process: int) -> str:
-        """Return the address of the engine's socket, which takes any number of processes."""
+        """Return the address of the engine's socket, which accepts any number of processes."""
         return self.address
 
     def hand_over(self) -> None:
-        """Nothing belongs to one API process alone."""
+        """Do nothing: all API processes share one socket."""
 
     def watch(self, on_exit: OnExit) -> None:
-        """Ask to be told when the engine ends."""
+        """Register a callback for the end of the engine."""
         self._watcher = self._child.on_exit(lambda status: on_exit(how_it_ended(status)))
 
     def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
-        """End the child, by force after `timeout_s`. Blocks; may be called twice."""
+        """Stop the child, by force after `timeout_s`. Blocks; may be called twice."""
         self.end.close()
         if self._child.wait(timeout_s) is None:
             logger.info("the engine process is busy after %.1f s; it is ended at once", timeout_s)
@@ -111,7 +109,7 @@ class EngineProcess:
             self._watcher.join(timeout_s)
 
     def _tidy(self) -> None:
-        """Close the parent pipe, which ends the child at once, and remove the socket."""
+        """Close the parent pipe, which ends the child immediately, and remove the socket."""
         self._child.close_parent_pipe()
         self._remove_leftovers()
 
@@ -121,7 +119,7 @@ class EngineProcess:
 
 
 def how_it_ended(status: int) -> str:
-    """Return the end of an engine process in words."""
+    """Return a description of how an engine process ended."""
     if status < 0:
         return f"the engine process was killed by signal {-status}."
     return f"the engine process ended with status {status}."
@@ -131,7 +129,7 @@ class EngineThread:
     """An engine in a thread of this process, for --disable-frontend-multiprocessing."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        from dovetail.engine import loop  # imports the engine side, which other processes lack
+        from dovetail.engine import loop  # imports the engine side, which other API processes lack
 
         self._link = MemoryLink()
         self.end: ClientEnd = self._link.client_end
@@ -156,13 +154,13 @@ class EngineThread:
             on_exit(reason)
 
     def address_for(self, process: int) -> None:
-        """No other process reaches a thread."""
+        """Return None: no other process can reach a thread."""
 
     def hand_over(self) -> None:
-        """There are no other processes."""
+        """Do nothing: there are no other processes."""
 
     def watch(self, on_exit: OnExit) -> None:
-        """Ask to be told when the engine ends."""
+        """Register a callback for the end of the engine."""
         with self._lock:
             self._on_exit = on_exit
             reason = self._reason
@@ -170,7 +168,7 @@ class EngineThread:
             on_exit(reason)
 
     def stop(self, timeout_s: float = KILL_WAIT_S) -> None:
-        """End the engine's thread after the step it is in. Blocks; may be called twice."""
+        """Stop the engine's thread after its current step. Blocks; may be called twice."""
         self.end.close()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -180,8 +178,7 @@ class EngineThread:
 def started(
     spec: EngineSpec, elsewhere: Sequence[EngineHost] = (), *, in_process: bool
 ) -> list[tuple[EngineSpec, EngineHost]]:
-    """Return engines that begin to load, all or none, in processes of their own or in threads;
-    behind them those that run elsewhere."""
+    """Start all engines or none, in processes or threads; return them and then `elsewhere`."""
     hosts: list[EngineHost] = []
     specs = _meeting(spec.each())
     try:
@@ -195,8 +192,8 @@ def started(
 
 
 def _meeting(specs: Sequence[EngineSpec]) -> Sequence[EngineSpec]:
-    """Return the specs with a new folder in which engines that share experts meet; they end
-    together, and each removes it."""
+    """Return the specs with a new shared folder if engines share experts. They end together, and
+    each removes the folder."""
     if not any(spec.shares_experts for spec in specs):
         return specs
     folder = make_socket_folder(specs[0].socket_dir)
@@ -210,7 +207,7 @@ def _meeting(specs: Sequence[EngineSpec]) -> Sequence[EngineSpec]:
 
 
 def say_shutdown(end: ClientEnd) -> None:
-    """Ask the engine to end; one that is gone already is fine."""
+    """Send Shutdown to an engine; one that is dead already is fine."""
     message: ToEngine = Shutdown()
     try:
         end.send(message)
@@ -219,7 +216,7 @@ def say_shutdown(end: ClientEnd) -> None:
 
 
 async def closed(host: EngineHost, timeout_s: float) -> None:
-    """Ask an engine to end and wait for it without blocking the event loop."""
+    """Shut down an engine without blocking the event loop."""
     say_shutdown(host.end)
     host.end.close()
     await asyncio.get_running_loop().run_in_executor(None, host.stop, timeout_s)

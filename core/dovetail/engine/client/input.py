@@ -1,6 +1,6 @@
-"""InputProcessor: a prompt and sampling params, checked and made into engine requests.
+"""InputProcessor: checks a prompt and sampling params, and turns them into engine requests.
 
-Everything a client can get wrong is found here, before the engine hears of the request.
+Every mistake of a client is found here, before the engine gets the request.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from dovetail.multimodal.reader import MediaReader
 from dovetail.multimodal.vectors import has_no_tokens, placed_vectors
 
 INLINE_PROMPT_CHARS = 2048
-"""Longer prompts are tokenized in a thread, so that other requests' streams keep flowing."""
+"""Longer prompts are tokenized in a thread, so that other requests keep streaming."""
 Prompt = PlainPrompt | MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A client's request, ready for the engine. `requests[i]` makes completion i, which `tokenizer`
-    writes; with `are_pieces` they are the pieces of one prompt, whose vectors (of length 1 if
-    `has_length_1`) become one."""
+    """A client's request, ready for the engine. `requests[i]` makes completion i, decoded by
+    `tokenizer`. With `are_pieces` they are the pieces of one prompt, and their vectors (of length 1
+    if `has_length_1`) are merged."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -57,7 +57,7 @@ class PreparedRequest:
 
 
 class InputProcessor:
-    """Turns prompts into engine requests. Called from several threads; holds no request."""
+    """Turns prompts into engine requests. Used by several threads; stores no request."""
 
     def __init__(self, spec: EngineSpec, vocabularies: Vocabularies, *, name: str = "") -> None:
         self._vocabularies = vocabularies
@@ -91,10 +91,10 @@ class InputProcessor:
     ) -> PreparedRequest:
         """Return the engine requests of one client's request.
 
-        `serial` tells apart requests for which clients chose the same id, `adapter` names one that
-        is loaded ("": none). What is cached of the prompt stays for `cache_pin_s` seconds after it;
-        `kv_transfer` are the client's kv_transfer_params.
-        Raises: RequestError naming the field that is wrong.
+        `serial` distinguishes requests with the same client id. `adapter` names a loaded adapter
+        ("": none). The prompt's cached prefix stays for `cache_pin_s` seconds after the request;
+        `kv_transfer` are the client's kv_transfer_params. Raises: RequestError naming the field
+        that is wrong.
         """
         arrival_s = time.monotonic()
         if self._pools:
@@ -140,13 +140,13 @@ class InputProcessor:
         )
 
     def _media_adapter(self, parts: Sequence[PromptPart]) -> str:
-        """Return the adapter of a prompt's media, "" where they have none, or several."""
+        """Return the adapter of a prompt's media, "" if they have none or several."""
         kinds = {part.place.kind for part in parts}
         found = {self._media_adapters[kind] for kind in kinds & self._media_adapters.keys()}
         return found.pop() if len(found) == 1 else ""
 
     def _verify_reuse(self, pin_s: float, kv_transfer: Mapping[str, Any] | None) -> None:
-        """Raise RequestError for what needs a cache or a connector that is not there."""
+        """Raise RequestError if the request needs a prefix cache or a connector that is off."""
         if pin_s and not self._keeps_prefixes:
             raise RequestError(
                 "prefix caching is off, so that no prefix stays.",
@@ -161,7 +161,7 @@ class InputProcessor:
             )
 
     def _seed(self, params: SamplingParams, serial: int) -> int:
-        """Return the request's own seed, one by its place in line under --seed, or a new one."""
+        """Return the request's own seed, one derived from --seed and `serial`, or a random one."""
         if params.seed is None and self._request_seed is not None:
             return child_seed(self._request_seed, serial + 1)
         return root_seed(params.seed)
@@ -169,8 +169,7 @@ class InputProcessor:
     def _read(
         self, prompt: Prompt, params: SamplingParams, vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[PromptPart, ...]]:
-        """Return the token ids that are computed, those that count as the prompt's, and what is
-        read beside them. Raises: RequestError"""
+        """Return the token ids to compute, the prompt's, and the media. Raises: RequestError"""
         encoder = self._encoder
         if encoder is None and isinstance(prompt, EncoderPrompt):
             raise RequestError(
@@ -199,7 +198,7 @@ class InputProcessor:
         return read.decoder, read.sent, (read.part,)
 
     def _bare_ids(self, prompt: PlainPrompt) -> tuple[int, ...]:
-        """Return token ids of a text without what begins and ends one. Raises: RequestError"""
+        """Return a text's token ids without special tokens around it. Raises: RequestError"""
         if isinstance(prompt, str):
             verify_text(DECODER, prompt)
             own = self._vocabularies.own.tokenizer
@@ -209,23 +208,23 @@ class InputProcessor:
 
     @property
     def media_words(self) -> dict[str, str]:
-        """Return what stands for a medium in a text before it is read, by kind."""
+        """Return each kind of medium's placeholder text."""
         reader = self._reader
         return {} if reader is None else {kind: reader.placeholder(kind) for kind in reader.kinds}
 
     def is_quick(self, prompt: Prompt) -> bool:
-        """Return whether a prompt is prepared in no time: a short one without media."""
+        """Return whether a prompt is fast to prepare: a short one without media."""
         if isinstance(prompt, MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt):
             return False
         return len(prompt) <= INLINE_PROMPT_CHARS
 
     def read(self, prompt: MediaPrompt | VectorPrompt, adapter: str = "") -> PlacedPrompt:
-        """Return a prompt of media or vectors, for an adapter ("": none), as token ids and parts.
-        Raises: RequestError"""
+        """Convert a prompt of media or vectors to token ids and parts, with the vocabulary of an
+        adapter ("": none). Raises: RequestError"""
         return self._placed(prompt, self._vocabularies.of(adapter))
 
     def _placed(self, prompt: MediaPrompt | VectorPrompt, vocabulary: Vocabulary) -> PlacedPrompt:
-        """Return a prompt of media or vectors as token ids and parts. Raises: RequestError"""
+        """Convert a prompt of media or vectors to token ids and parts. Raises: RequestError"""
         if isinstance(prompt, VectorPrompt):
             return placed_vectors(prompt, self._model, is_taken=self._takes_vectors)
         if self._reader is None:
@@ -243,7 +242,7 @@ class InputProcessor:
         taken = {place for start, count in runs for place in range(start, start + count)}
         size = vocabulary.num_tokens
         verify_ids(PROMPT, (one for i, one in enumerate(found.token_ids) if i not in taken), size)
-        # What stands where vectors do is looked up all the same, so it lies in the vocabulary.
+        # Placeholder ids are embedded before they are replaced, so they must be in the vocabulary.
         ids = tuple(
             0 if i in taken and one >= size else one for i, one in enumerate(found.token_ids)
         )
@@ -252,7 +251,7 @@ class InputProcessor:
     def _with_media(
         self, prompt: Prompt, params: SamplingParams, vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], tuple[PromptPart, ...]]:
-        """Return a prompt's token ids, and what stands in it beside tokens. Raises: RequestError"""
+        """Return a prompt's token ids and its media. Raises: RequestError"""
         assert not isinstance(prompt, EncoderPrompt), "the model has no encoder"
         if isinstance(prompt, MediaPrompt | VectorPrompt):
             prompt = self._placed(prompt, vocabulary)
@@ -281,7 +280,7 @@ class InputProcessor:
                 )
 
     def _verify_parts(self, parts: Iterable[PromptPart]) -> None:
-        """Raise RequestError for parts that no step computes whole, where one must."""
+        """Raise RequestError for media too large for one step, if each must fit into one."""
         most = self._most_part_tokens
         for place in (part.place for part in parts):
             size = 0 if place.kind == VECTORS else place.end - place.start
@@ -298,8 +297,8 @@ class InputProcessor:
     def _token_ids(
         self, prompt: PlainPrompt, params: SamplingParams, vocabulary: Vocabulary
     ) -> tuple[int, ...]:
-        """Return the prompt as token ids within the vocabulary; of a long text that is to be
-        truncated its end."""
+        """Return the prompt as token ids within the vocabulary. Of a long text that will be
+        truncated only the end is tokenized."""
         if isinstance(prompt, str):
             verify_text(PROMPT, prompt)
             most = self._max_model_tokens
@@ -316,7 +315,7 @@ class InputProcessor:
         return prompt_ids
 
     def _truncated(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
-        """Return the end of the prompt that is wanted, checked to leave room for an answer."""
+        """Return the truncated prompt, checked to leave room for an answer."""
         prompt_ids = truncated(
             prompt_ids, params.truncate_prompt_tokens, self._max_model_tokens, params.max_tokens
         )
@@ -325,8 +324,7 @@ class InputProcessor:
 
 
 def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
-    """Return the chosen tokenizer, the model's or that of an adapter's folder. Raises: ConfigError
-    naming the file at fault."""
+    """Return the model's or an adapter folder's tokenizer. Raises: ConfigError naming the file"""
     tokenizer_class = registry.load_selection(spec.tokenizer)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")

@@ -1,4 +1,4 @@
-"""Data of other forms on its way through an IOProcessor: what goes wrong in it ends its request."""
+"""Runs an IOProcessor plugin on non-text data; a failure in it fails only its request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = "data"
 
 
 def make_io_processor(spec: EngineSpec) -> IOProcessor | None:
-    """Return the plugin that makes prompts of other data, None without one. Raises: ConfigError"""
+    """Return the plugin that makes prompts of other data, or None. Raises: ConfigError"""
     if spec.io_processor is None or spec.run.pooling is None:
         return None
     facts = IOFacts(
@@ -32,12 +32,12 @@ def make_io_processor(spec: EngineSpec) -> IOProcessor | None:
 
 
 def processed_prompts(processor: IOProcessor, data: Any) -> list[str | Sequence[int]]:
-    """Return the prompts of data. Raises: RequestError"""
+    """Return the prompts for some data. Raises: RequestError"""
     try:
         prompts = list(processor.prompts(data))
     except DovetailError:
         raise
-    except Exception as error:  # a plugin's fault ends one request
+    except Exception as error:  # a plugin's fault fails one request
         logger.exception("the I/O processor failed")
         raise RequestError(
             f"the server's plugin failed to read it ({type(error).__name__}).", where=DATA
@@ -50,12 +50,12 @@ def processed_prompts(processor: IOProcessor, data: Any) -> list[str | Sequence[
 def processed_answer(
     processor: IOProcessor, data: Any, outputs: Sequence[numpy.ndarray[Any, Any]]
 ) -> Any:
-    """Return what becomes of the model's outputs. Raises: RequestError"""
+    """Convert the model's outputs to the answer. Raises: RequestError"""
     try:
         return processor.answer(data, outputs)
     except DovetailError:
         raise
-    except Exception as error:  # a plugin's fault ends one request
+    except Exception as error:  # a plugin's fault fails one request
         logger.exception("the I/O processor failed")
         raise RequestError(
             f"the server's plugin failed to answer ({type(error).__name__}).",

@@ -1,6 +1,6 @@
-"""Logprobs on their way out: finite, cut to what was asked for, summed.
+"""Logprobs for output: made finite, and summed.
 
-JSON has no infinity, so a token that cannot be drawn is shown with LOGPROB_FLOOR.
+JSON has no infinity, so a token that cannot be sampled gets LOGPROB_FLOOR.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOGPROB_FLOOR = -9999.0
 
 
 def finite(value: float) -> float:
-    """Return the logprob, or LOGPROB_FLOOR where it is -inf, NaN or below the floor."""
+    """Return the logprob, or LOGPROB_FLOOR if it is -inf, NaN or below the floor."""
     return value if math.isfinite(value) and value > LOGPROB_FLOOR else LOGPROB_FLOOR
 
 
@@ -26,7 +26,7 @@ def shaped(entries: Iterable[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
 
 
 def cumulative(entries: Sequence[TokenLogprobs]) -> float:
-    """Return the sum of the drawn tokens' logprobs."""
+    """Return the sum of the sampled tokens' logprobs."""
     return sum(entry.logprob for entry in entries)
 
 

@@ -1,8 +1,8 @@
-"""Long texts on their way to tokens: whether they can fit into the context, and which part of them
-is wanted. Only as much is tokenized as it takes to know.
+"""Tokenizes long texts: checks whether they fit into the context, and tokenizes only the part that
+is needed.
 
-Pieces are cut at a space between two letters, where hardly any tokenizer joins: a count of pieces
-is near the count of the whole, never used as it.
+Texts are cut into pieces at a space between two letters, where hardly any tokenizer merges. So the
+sum of the pieces' token counts is close to the exact count, but only an estimate.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
 
 LONG_TEXT_CHARS = 1 << 15
-"""Longer texts are not worth a token when they cannot fit."""
+"""Longer texts are checked for their length before they are tokenized."""
 
 PIECE_CHARS = 1 << 16
 LEAST_CHARS = 1 << 12
 CHARS_PER_TOKEN = 8
-"""A first guess at how much text holds the tokens wanted of it."""
+"""Initial estimate of the characters per token."""
 
 SPARE_TOKENS = 64
-"""Tokens beside a cut that may differ from those of the whole text."""
+"""The number of tokens next to a cut that may differ from those of the whole text."""
 
 Rest = Callable[[], None]
 CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 
 
 def no_rest() -> None:
-    """Go on at once."""
+    """Continue immediately."""
 
 
 def encoded(
@@ -46,11 +46,11 @@ def encoded(
     plain: Sequence[tuple[int, int]] = (),
     rest: Rest = no_rest,
 ) -> Sequence[int]:
-    """Return the tokens of a text, or with `keep` at least that many from its end, or its start.
+    """Return the tokens of a text, or with `keep` at least that many from its end or start.
 
-    `most` is the length of the context; None: any number is wanted. `answers`: the answer has to
-    fit into it too. The control words at `plain` are ordinary text. `rest` is called between parts
-    of a long text. Raises: RequestError
+    `most` is the context length; None: unlimited. `answers`: the answer must fit into it too.
+    Control words in the ranges `plain` are ordinary text. `rest` is called between parts of a long
+    text. Raises: RequestError
     """
     if keep and not plain:
         return _part(tokenizer, text, add_special_tokens, keep, keeps_start=keeps_start)
@@ -67,7 +67,7 @@ def encoded(
 
 
 def kept(truncates_to: int | None, context: int) -> int | None:
-    """Return how many tokens truncate_prompt_tokens can keep at most; None: all are wanted."""
+    """Return the maximum that truncate_prompt_tokens keeps; None: all tokens."""
     if not truncates_to:
         return None
     return min(truncates_to, context) if truncates_to > 0 else context
@@ -76,7 +76,7 @@ def kept(truncates_to: int | None, context: int) -> int | None:
 def too_many_chars(
     num_chars: int, longest_token_chars: int | None, most: int, where: str, *, answers: bool = True
 ) -> None:
-    """Raise RequestError for a text of more characters than `most` tokens can stand for."""
+    """Raise RequestError if a text has more characters than `most` tokens can hold."""
     if longest_token_chars is None or num_chars <= most * longest_token_chars:
         return
     raise RequestError(
@@ -91,7 +91,7 @@ def too_many_chars(
 def check_fits(
     tokenizer: Tokenizer, text: str, most: int, rest: Rest, *, answers: bool = True
 ) -> None:
-    """Raise RequestError for a long text as soon as its pieces have more tokens than `most`."""
+    """Raise RequestError for a long text as soon as its pieces have more than `most` tokens."""
     if len(text) <= 2 * PIECE_CHARS:
         return
     num_tokens = num_spare = 0
@@ -111,7 +111,7 @@ def check_fits(
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces, cut between two words where there are words."""
+    """Yield a text in pieces, cut between two words if possible."""
     start = 0
     while len(text) - start > 2 * PIECE_CHARS:
         found = CUT.search(text, start + PIECE_CHARS, start + 2 * PIECE_CHARS)
@@ -124,7 +124,7 @@ def pieces(text: str) -> Iterator[str]:
 def _part(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool, keep: int, *, keeps_start: bool
 ) -> Sequence[int]:
-    """Return `keep` tokens of the end of a text, or of its start; all where it has few."""
+    """Return `keep` tokens of the end or start of a text; all tokens if it has fewer."""
     num_chars = max(LEAST_CHARS, CHARS_PER_TOKEN * keep)
     while num_chars < len(text):
         at = num_chars // 2 if keeps_start else len(text) - num_chars

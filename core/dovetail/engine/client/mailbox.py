@@ -1,6 +1,6 @@
-"""Mailbox: the outputs of one request on their way to one consumer, merged when it is slow.
+"""Mailbox: a queue of one request's outputs, merged if the consumer is slow.
 
-So memory stays bounded by the request itself, however slowly a client reads.
+So memory is bounded by the request itself, however slowly a client reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: DovetailError) -> None:
-        """End with an error, after what is pending. The first error stays."""
+        """End with an error, after the pending outputs. The first error wins."""
         if self._error is None:
             self._error = error
         self._wake()
@@ -35,7 +35,7 @@ class Mailbox:
     async def get(self) -> RequestOutput:
         """Return everything since the last call as one output.
 
-        Raises: what `fail` was given, once nothing is pending.
+        Raises: the error of `fail`, once nothing is pending.
         """
         while not self._pending:
             if self._error is not None:

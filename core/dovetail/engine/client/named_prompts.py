@@ -1,4 +1,4 @@
-"""The prompts of a sentence-transformers folder: texts that stand before what is embedded."""
+"""The named prompts of a sentence-transformers checkpoint: instructions put before a text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dovetail.interfaces.spec import PoolingSpec
 
 
 def prompt_before(pooling: PoolingSpec | None, name: str | None = None) -> str:
-    """Return the prompt of a name (None: of the checkpoint's usual one); empty where there is none.
+    """Return the prompt of a name (None: the checkpoint's default); empty if there is none.
 
     Raises: RequestError for a name that the checkpoint does not have.
     """

@@ -1,6 +1,6 @@
-"""NoTokenizer: what stands in for the tokenizer under --skip-tokenizer-init.
+"""NoTokenizer: replaces the tokenizer under --skip-tokenizer-init.
 
-Prompts are token ids and so are answers; whatever needs text is the request's error. Reads no file.
+Prompts and answers are token ids; a request that needs text fails. Reads no file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.interfaces.tokenizer import Tokenizer, TokenizerFacts
 
 @dataclass(slots=True, kw_only=True)
 class NoFacts:
-    """The facts of no tokenizer: no special tokens and no template."""
+    """Empty tokenizer facts: no special tokens and no template."""
 
     vocab_size: int = 0
     bos_token_id: int | None = None
@@ -44,12 +44,12 @@ class SilentStream:
 
 
 class NoTokenizer(Tokenizer):
-    """Refuses text. Tokens are shown as "token_id:N" where a name is asked for."""
+    """Refuses text. Shows tokens as "token_id:N" if names are needed."""
 
     info = Info(summary="no tokenizer: prompts and answers are token ids")
 
     def __init__(self, options: Any, path: str) -> None:
-        """Take a tokenizer's arguments, and ignore them."""
+        """Ignore a tokenizer's arguments."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raise RequestError."""
@@ -70,7 +70,7 @@ class NoTokenizer(Tokenizer):
         return SilentStream()
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Return each id as a word."""
+        """Return each id as text."""
         return [f"token_id:{token_id}" for token_id in token_ids]
 
     def token_bytes(self) -> list[bytes]:
@@ -78,12 +78,12 @@ class NoTokenizer(Tokenizer):
         raise text_refused("structured output")
 
     def facts(self) -> TokenizerFacts:
-        """Return the facts of no tokenizer."""
+        """Return empty tokenizer facts."""
         return NoFacts()
 
 
 def text_refused(where: str) -> RequestError:
-    """Return the error for text, or what needs text, in a request. `where` is its field."""
+    """Return the error for a request that has or needs text. `where` is its field."""
     return RequestError(
         "this server runs without a tokenizer (--skip-tokenizer-init).",
         where=where,

@@ -1,6 +1,6 @@
-"""EngineOperations: what a client asks all its engines to do beside generating.
+"""EngineOperations: operations of a client on all its engines, other than generation.
 
-Each operation is one call that every engine gets; a new one is a method here and a message.
+Each operation is one call that every engine gets; to add one, add a method here and a message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
 
-# How much longer than its workers an engine may take for an answer, which names those that hang.
+# Extra time for an engine's answer after its workers' timeout, to name the hanging ones.
 ANSWER_WAIT_S = 1.0
 
 
@@ -44,46 +44,45 @@ class EngineOperations(ABC):
 
     @cached_property
     def _ended(self) -> asyncio.Event:
-        """Return what is set once no engine lives any more, or the client has been shut down."""
+        """Return the event that is set when all engines are dead or the client is shut down."""
         return asyncio.Event()
 
     async def wait_end(self) -> None:
-        """Return once nothing can be asked for any more."""
+        """Return once no more operations are possible."""
         await self._ended.wait()
 
     @abstractmethod
     async def call_each(
         self, operation: Operation[Result], timeout_s: float | None = None
     ) -> list[Result]:
-        """Have every engine that lives do something; return what comes of it in each.
+        """Run an operation in every live engine; return the result of each.
 
-        An engine that dies meanwhile is left out. Raises: what the first engine raised that did;
-        EngineDead when none is left; Overloaded while draining and after `timeout_s`
+        An engine that dies meanwhile is left out. Raises: the first engine's error; EngineDead if
+        no engine is left; Overloaded while draining and after `timeout_s`
         """
 
     @abstractmethod
     def _forget_prefixes(self) -> None:
-        """Route as if no engine had cached anything."""
+        """Reset the router's knowledge of the engines' prefix caches."""
 
     async def call(self, operation: Operation[Result], timeout_s: float | None = None) -> Result:
-        """Have every engine do something beside generating; return what comes of it in the first
-        of those that live.
+        """Run an operation in every engine; return the result of the first live one.
 
         Raises: as `call_each`
         """
         return (await self.call_each(operation, timeout_s))[0]
 
     async def reset_prefix_cache(self) -> None:
-        """Have the engines find no prefix that they have cached so far.
+        """Invalidate the engines' cached prefixes.
 
-        Raises: EngineDead; Overloaded when one does not answer within `reply_timeout_s`.
+        Raises: EngineDead; Overloaded if one does not answer within `reply_timeout_s`.
         """
         await self.call_each(ResetPrefixCache(), self.spec.reply_timeout_s)
         self._forget_prefixes()
 
     async def sleep(self, level: int = 1, *, waits: bool = False) -> None:
-        """Have the engines release their memory, in whatever time that takes; new requests are
-        refused, those under way end now or, if it `waits`, once they have finished.
+        """Have the engines release their memory, without a time limit. New requests are refused;
+        running ones are aborted, or finish first if it `waits`.
 
         Raises: RequestError, EngineDead
         """
@@ -91,20 +90,20 @@ class EngineOperations(ABC):
         self._forget_prefixes()
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Have the engines take the memory of "weights", "kv_cache" (none named: both) again.
+        """Have the engines reallocate the memory of "weights", "kv_cache" (none named: both).
 
         Raises: RequestError, EngineDead
         """
         await self.call_each(WakeUp(tuple(tags)))
 
     async def is_sleeping(self) -> bool:
-        """Return whether any of an engine sleeps. Raises: EngineDead"""
+        """Return whether any part of an engine sleeps. Raises: EngineDead"""
         return any(status.asleep for status in await self.call_each(GetSleepStatus()))
 
     async def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
-        """Have the engines read an adapter and serve it. `replaces`: in place of one of its name.
+        """Load an adapter into the engines and serve it. `replaces`: instead of one with its name.
 
-        Raises: RequestError saying what is wrong with it; EngineDead
+        Raises: RequestError with what is wrong with it; EngineDead
         """
         try:
             await self.call_each(LoadAdapter(source=source, replaces=replaces))
@@ -115,13 +114,13 @@ class EngineOperations(ABC):
             await self.adapters()
 
     async def unload_adapter(self, name: str) -> None:
-        """Have the engines take no more requests for an adapter. Raises: RequestError for a name
-        that is not known; EngineDead"""
+        """Stop accepting requests for an adapter in all engines. Raises: RequestError for an
+        unknown name; EngineDead"""
         await self.call_each(UnloadAdapter(name))
 
     async def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for, whichever engine they go to; know their
-        vocabularies from then on. Raises: EngineDead"""
+        """Return the adapters that all engines serve, and update their vocabularies. Raises:
+        EngineDead"""
         first, *others = [told.sources for told in await self.call_each(ListAdapters())]
         names = [{source.name for source in sources} for sources in others]
         found = tuple(source for source in first if all(source.name in known for known in names))
@@ -132,22 +131,22 @@ class EngineOperations(ABC):
         return found
 
     async def learn_of(self, adapter: str) -> None:
-        """Have the vocabulary of an adapter ("": none) at hand. Raises: EngineDead"""
+        """Make sure that an adapter's vocabulary is known ("": none). Raises: EngineDead"""
         if not self.vocabularies.knows(adapter):
             await self.adapters()
 
     async def _even_out(self, name: str) -> None:
-        """Have the engines forget an adapter that only some of them could load. Raises:
-        EngineDead"""
+        """Unload an adapter that only some of the engines could load. Raises: EngineDead"""
         told = await self.call_each(ListAdapters())
         holding = [any(source.name == name for source in one.sources) for one in told]
         if any(holding) and not all(holding):
-            with contextlib.suppress(RequestError):  # of those that do not have it
+            with contextlib.suppress(RequestError):  # from engines that do not have it
                 await self.call_each(UnloadAdapter(name))
 
     async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have the workers of all ranks run a method; return the answers, engine by engine in one
-        list. Raises: RequestError naming a rank, or without an answer in time; EngineDead
+        """Run a method on the workers of all ranks; return all engines' answers in one list.
+
+        Raises: RequestError naming a rank, or without an answer in time; EngineDead
         """
         limit_s = None if call.timeout_s is None else call.timeout_s + ANSWER_WAIT_S
         found = await self.call_each(CallWorkers(call), limit_s)
@@ -156,15 +155,15 @@ class EngineOperations(ABC):
     async def start_profile(self) -> None:
         """Start the profiler of every rank of every engine, or of none.
 
-        Raises: RequestError naming a rank where one runs already, or no trace can be written;
+        Raises: RequestError naming a rank with a running profiler or an unwritable trace;
         EngineDead
         """
         for function in (GET_READY, START):
             await self.collective_rpc(WorkerCall(method=function))
 
     async def stop_profile(self) -> list[str]:
-        """Stop the profiler of every rank; return the files of their traces, each on its machine.
+        """Stop the profiler of every rank; return the paths of the trace files on each machine.
 
-        Raises: RequestError naming a rank where none runs; EngineDead
+        Raises: RequestError naming a rank without a running profiler; EngineDead
         """
         return await self.collective_rpc(WorkerCall(method=STOP))

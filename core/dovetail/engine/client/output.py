@@ -1,7 +1,7 @@
-"""OutputProcessor: engine updates as text, deltas and numbers, in the API process.
+"""OutputProcessor: turns engine updates into text, deltas and statistics, in the API process.
 
-Merges the n completions of a request, finds stop strings and tells which engine requests they
-end. Knows no transport and no HTTP; AsyncEngine and SyncEngine drive it.
+Merges the n completions of a request, finds stop strings, and returns the engine requests that they
+end. Knows nothing of transport or HTTP; used by AsyncEngine and SyncEngine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dovetail.interfaces.step import Pooled, TokenLogprobs
 from dovetail.registry.blame import described
 
 MEMORY = 1 / 32
-"""The share by which a new prompt changes the mean length of prompts."""
+"""The weight of a new prompt in the moving average of prompt lengths."""
 
 
 class _Child:
-    """One of a request's n completions on its way to text."""
+    """One of a request's n completions."""
 
     __slots__ = ("detokenizer", "finish_reason", "index", "request_id")
 
@@ -46,10 +46,10 @@ class _Child:
 
 
 class LiveRequest:
-    """One client's request that is not finished. `key` is what the caller knows it by; `is_whole`
-    says that the caller wants nothing before the request has ended.
+    """One client's unfinished request. `key` is the caller's key for it; with `is_whole` the caller
+    gets one output, at the end.
 
-    `deltas` and `prompt_logprobs` are news that the caller has not been told yet.
+    `deltas` and `prompt_logprobs` are new output that the caller has not received yet.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class LiveRequest:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether every completion has its finish reason."""
+        """Return whether every completion has finished."""
         return all(child.finish_reason is not None for child in self.children)
 
     def unfinished_ids(self) -> tuple[str, ...]:
-        """Return the engine's ids of the completions still running."""
+        """Return the engine ids of the unfinished completions."""
         return tuple(c.request_id for c in self.children if c.finish_reason is None)
 
     def stats(self, engine: int) -> RequestStats:
-        """Return the request's numbers, ended now in the engine of this number."""
+        """Return the request's statistics, finishing now in engine number `engine`."""
         now_s = time.monotonic()
         clock = self.clock
         first_s = clock.first_token_s or now_s
@@ -135,7 +135,7 @@ class LiveRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Processed:
-    """The results of a batch of updates, per caller's key. `aborts` are engine ids to end.
+    """The results of a batch of updates, by the caller's keys. `aborts` are engine ids to abort.
 
     The counts are of tokens as clients count them: see TokenStats.
     """
@@ -149,7 +149,7 @@ class Processed:
     engine: int = 0
 
     def tokens(self) -> TokenStats | None:
-        """Return the tokens that came, or None when none did."""
+        """Return the token counts of this batch, or None if there are none."""
         if not self.num_generated_tokens and not self.num_prompt_tokens:
             return None
         return TokenStats(
@@ -162,9 +162,9 @@ class Processed:
 class OutputProcessor:
     """All requests of one API process that one engine has not finished.
 
-    `pending_tokens` are the prompt tokens of requests that have had no token, `num_unstarted` the
-    completions of those; `mean_prompt_tokens` is the mean length of the last prompts.
-    `clock_lead_s` is how far the engine's clock is ahead of this process's.
+    `pending_tokens` are the prompt tokens of requests without a first token, `num_unstarted` their
+    completions; `mean_prompt_tokens` is the mean length of recent prompts. `clock_lead_s` is how
+    far the engine's clock is ahead of this process's.
     """
 
     def __init__(self, *, engine: int = 0) -> None:
@@ -181,7 +181,7 @@ class OutputProcessor:
 
     @property
     def num_unfinished(self) -> int:
-        """Return the completions that are not finished."""
+        """Return the number of unfinished completions."""
         return len(self._owners)
 
     def add(
@@ -193,9 +193,9 @@ class OutputProcessor:
         *,
         is_whole: bool = False,
     ) -> LiveRequest:
-        """Expect updates of a request. `key` is the caller's, unique among live requests; `watch`
-        makes what finds the ends of its completions, instead of a search in all text. One that
-        `is_whole` has one output, at its end."""
+        """Expect updates of a request. `key` is the caller's, unique among live requests. `watch`
+        creates what finds the end of its completions, instead of a search for stop strings. With
+        `is_whole` there is one output, at the end."""
         live = LiveRequest(key, prepared, caller, watch, is_whole=is_whole)
         self._live[key] = live
         for child in live.children:
@@ -208,23 +208,23 @@ class OutputProcessor:
         return live
 
     def _settle(self, live: LiveRequest) -> None:
-        """Count a request as started or gone. Mutates: self, live"""
+        """Count a request as started or finished. Mutates: self, live"""
         if live.is_pending:
             live.is_pending = False
             self.pending_tokens -= len(live.prompt_ids)
             self.num_unstarted -= len(live.children)
 
     def unfinished_ids(self, key: int) -> tuple[str, ...]:
-        """Return the engine's ids of what a request still has running."""
+        """Return the engine ids of a request's unfinished completions."""
         live = self._live.get(key)
         return () if live is None else live.unfinished_ids()
 
     def drop(
         self, key: int, error: str | None = None
     ) -> tuple[tuple[str, ...], RequestStats | None]:
-        """Forget a request; return the engine ids to abort, and its numbers if it was live.
+        """Forget a request; return the engine ids to abort, and its statistics if it was live.
 
-        `error` is why it ends, None when its client ended it.
+        `error` is why it ends, None if its client ended it.
         """
         live = self._live.pop(key, None)
         if live is None:
@@ -240,12 +240,12 @@ class OutputProcessor:
         return ids, live.stats(self._engine)
 
     def process(self, updates: Sequence[RequestUpdate]) -> Processed:
-        """Return the results of these updates. A fault of one request touches no other."""
+        """Return the results of these updates. A failing request does not affect others."""
         processed = Processed(engine=self._engine)
         for update in updates:
             owner = self._owners.get(update.request_id)
             if owner is None:
-                continue  # ended here already; the engine will have heard or soon hears
+                continue  # already finished here; the engine knows or will soon
             live, child = owner
             try:
                 self._take(live, child, update, processed)
@@ -275,7 +275,7 @@ class OutputProcessor:
         if live.pieces is not None and pooled is not None:
             pooled = live.pieces.take(child.index, pooled)
             if pooled is None:
-                return  # other pieces of the prompt are to come
+                return  # wait for the prompt's other pieces
         live.deltas.append(delta)
         if update.prompt_logprobs is not None:
             live.prompt_logprobs = shaped(update.prompt_logprobs)
@@ -296,7 +296,7 @@ class OutputProcessor:
         update: RequestUpdate,
         processed: Processed,
     ) -> None:
-        """Record that tokens came, and when. Mutates: live, processed"""
+        """Record the number and time of new tokens. Mutates: live, processed"""
         if not num_tokens and update.pooled is None:
             return
         now_s = update.timings.updated_s - self.clock_lead_s
@@ -308,7 +308,7 @@ class OutputProcessor:
             processed.num_prompt_tokens += len(live.prompt_ids)
 
     def _fail(self, live: LiveRequest, error: DovetailError, processed: Processed) -> None:
-        """End the whole request with an error, its other completions too."""
+        """Fail the whole request, including its other completions."""
         if live.deltas:
             processed.outputs.append((live.key, _output_of(live, None)))
         live.error = error.what
@@ -323,7 +323,7 @@ class OutputProcessor:
 
 
 def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> CompletionDelta:
-    """Return the news of one completion. Mutates: child"""
+    """Return the new output of one completion. Mutates: child"""
     detokenizer = child.detokenizer
     pieces: list[str] = []
     num_taken = 0
@@ -350,7 +350,7 @@ def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> Comple
 
 
 def _hidden_position(live: LiveRequest, update: RequestUpdate) -> int:
-    """Return the position of the stop token, whose text is not shown; -1 when there is none."""
+    """Return the position of a stop token that is not shown; -1 if there is none."""
     if update.finish_reason != "stop" or live.params.include_stop_str_in_output:
         return -1
     return len(update.token_ids) - 1
@@ -365,7 +365,7 @@ def _logprobs_of(
 
 
 def _output_of(live: LiveRequest, pooled: Pooled | None) -> RequestOutput:
-    """Return what the caller has not been told yet. Mutates: live"""
+    """Return the output that the caller has not received yet. Mutates: live"""
     deltas, live.deltas = live.deltas, []
     if live.is_whole:
         deltas = joined(deltas)
@@ -384,7 +384,7 @@ def _output_of(live: LiveRequest, pooled: Pooled | None) -> RequestOutput:
 
 
 def _error_of(update: RequestUpdate, request_id: str) -> DovetailError:
-    """Return the exception an engine's error becomes for the caller."""
+    """Return the caller's exception for an engine's error."""
     what = update.error or "the engine gave no reason."
     if update.error_code == EngineAsleep.kind:
         return EngineAsleep(what, where=request_id, code=update.error_code)

@@ -26,7 +26,7 @@ class Logprob:
 class LogprobsById(dict[int, Logprob]):
     """The logprobs at one position by token id: the token itself first, then the most likely ones.
 
-    The attributes tell the token itself and the others in order, as the engine reports them.
+    The attributes have the token itself and the others in order, as reported by the engine.
     """
 
     __slots__ = ("logprob", "rank", "token_id", "top_ids", "top_logprobs")
@@ -34,7 +34,7 @@ class LogprobsById(dict[int, Logprob]):
     def __init__(
         self, told: TokenLogprobs, texts: Mapping[int, str], *, are_ranked: bool = True
     ) -> None:
-        """`are_ranked`: the others are the most likely tokens, in order, not chosen ones."""
+        """`are_ranked`: the other tokens are the most likely ones, in order, not requested ones."""
         own = {told.token_id: Logprob(told.logprob, told.rank, texts.get(told.token_id))}
         others = zip(told.top_ids, told.top_logprobs, strict=True)
         top = {
@@ -47,16 +47,16 @@ class LogprobsById(dict[int, Logprob]):
 
 
 PromptLogprobs = tuple[TokenLogprobs, ...]
-"""Entry i belongs to prompt token i + 1; the first prompt token has none."""
+"""Entry i is for prompt token i + 1; the first prompt token has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionDelta:
-    """News of one of a request's n completions.
+    """New output of one of a request's n completions.
 
-    `text` is new and final: no stop string and no half character is in it, so it may lag behind
-    `token_ids`. `logprobs` pairs up with `token_ids`, and so does `num_chars`: how much of the
-    text each of them brought.
+    `text` is new and final: it has no stop string and no partial character, so it may lag behind
+    `token_ids`. `logprobs` pairs up with `token_ids`, and so does `num_chars`, the number of
+    characters of `text` from each token.
     """
 
     index: int
@@ -70,7 +70,7 @@ class CompletionDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of the monotonic clock; 0 is not yet."""
+    """Times of a request's events, in seconds of the monotonic clock; 0 means not yet."""
 
     arrival_s: float
     first_scheduled_s: float = 0.0
@@ -80,9 +80,9 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """News of one request. `prompt_logprobs` is in the first output only, `pooled` in the only
-    output of a prompt that is pooled. `transfer` are the kv_transfer_params by which another engine
-    goes on, at the end of a request that asked for them."""
+    """New output of one request. `prompt_logprobs` is in the first output only, `pooled` in the
+    only output of a pooled prompt. `transfer` are the kv_transfer_params with which another engine
+    continues, at the end of a request that wants them."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -98,7 +98,7 @@ class RequestOutput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One whole completion. `logprobs` pairs up with `token_ids`. `cumulative_logprob` is None
-    unless logprobs were asked for."""
+    unless logprobs were requested."""
 
     index: int
     text: str
@@ -115,9 +115,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """One whole request, offline. `error` says why it ended with an error, else None.
-    `prompt_logprobs` pairs up with the prompt's tokens; the first has none. `pooled` is what was
-    asked of the prompt in place of tokens (see SamplingParams.alignment)."""
+    """One whole request, offline. `error` is its error text, else None. `prompt_logprobs` pairs up
+    with the prompt's tokens; the first has none. `pooled` is the requested output other than tokens
+    (see SamplingParams.alignment)."""
 
     request_id: str
     prompt: str | None
@@ -136,12 +136,12 @@ class GenerationResult:
 
 
 def numbers(pooled: Pooled) -> np.ndarray:
-    """Return what was told of a prompt as an array, float32."""
+    """Return the pooled output as an array, float32."""
     return np.frombuffer(pooled.data, dtype=np.float32).reshape(pooled.shape)
 
 
 def join_deltas(deltas: Sequence[CompletionDelta]) -> CompletionDelta:
-    """Return consecutive deltas of one completion as one. Linear, however many there are."""
+    """Join consecutive deltas of one completion. Linear, however many there are."""
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]
@@ -160,7 +160,7 @@ def join_deltas(deltas: Sequence[CompletionDelta]) -> CompletionDelta:
 
 
 def joined(deltas: Iterable[CompletionDelta]) -> list[CompletionDelta]:
-    """Return consecutive deltas of a request as one for each completion."""
+    """Join consecutive deltas of a request into one per completion."""
     by_index: dict[int, list[CompletionDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)
@@ -168,7 +168,7 @@ def joined(deltas: Iterable[CompletionDelta]) -> list[CompletionDelta]:
 
 
 def merge(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """Return consecutive outputs of one request as one."""
+    """Join consecutive outputs of one request."""
     if len(outputs) == 1:
         return outputs[0]
     told = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)

@@ -1,6 +1,6 @@
-"""Two texts as one prompt, for models that read them together (cross-encoders).
+"""Two texts as one prompt, for cross-encoders.
 
-The special tokens around and between them are those of the tokenizer's own template for pairs.
+The special tokens around and between them are those of the tokenizer's own pair template.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dovetail.interfaces.tokenizer import Tokenizer
 def pair_prompt(
     tokenizer: Tokenizer, first: str, second: str, *, most: int, truncate: int | None = None
 ) -> tuple[tuple[int, ...], int | None]:
-    """Return the tokens of two texts, and how many of them belong to the first (None: the model is
-    not told), which is PoolingParams.first_text_tokens.
+    """Return the tokens of two texts, and how many belong to the first
+    (PoolingParams.first_text_tokens). None if the model has no segment ids.
 
-    `most` is the length of the context. `truncate` keeps so many tokens (-1: the context's): the
-    longer text is cut at its end until both are as long, then both are; special tokens stay.
+    `most` is the context length. `truncate` is the maximum number of tokens (-1: the context): the
+    longer text is cut at its end to the length of the other, then both are; special tokens stay.
     Raises: RequestError
     """
     keep = tokens_kept(truncate, most)
@@ -57,8 +57,8 @@ def _tokens(tokenizer: Tokenizer, text: str, most: int, room: int | None) -> Seq
 def cut_to(
     first: Sequence[int], second: Sequence[int], room: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return two texts of `room` tokens at most, of which the longer is cut first. When both must
-    be cut, it keeps the odd token."""
+    """Cut two texts to at most `room` tokens, the longer one first. If both must be cut, the longer
+    one gets the odd token."""
     excess = len(first) + len(second) - room
     if excess <= 0:
         return first, second

@@ -22,7 +22,7 @@ MAX_NAME_CHARS = 256
 
 
 class ParamsReader:
-    """Checks and completes sampling params. Called from several threads; holds no request."""
+    """Checks and completes sampling params. Used by several threads; stores no request."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._max_model_tokens = spec.run.max_model_tokens
@@ -36,7 +36,7 @@ class ParamsReader:
         }
 
     def read(self, params: SamplingParams, vocabulary: Vocabulary) -> SamplingParams:
-        """Return the params with their declared types, as the logits processors want them. Raises:
+        """Return the params with their declared types, prepared by the logits processors. Raises:
         RequestError naming the field that is wrong"""
         params = _typed(params)
         params.verify()
@@ -63,7 +63,7 @@ class ParamsReader:
         self, words: Sequence[str], vocabulary: Vocabulary
     ) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences of each word, at the start of a text and after a space. Those
-        with an id that the model has no row for are left out: it cannot write them."""
+        with an id that the model has no row for are omitted, since it cannot generate them."""
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip()
@@ -126,7 +126,7 @@ class ParamsReader:
                 processor.verify(params, vocab_size)
 
     def _prepared(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """Return the params as the logits processors want them. Raises: RequestError"""
+        """Return the params prepared by the logits processors. Raises: RequestError"""
         for processor in self._processors.values():
             if processor.wants(params):
                 params = processor.prepared(params, tokenizer)
@@ -134,14 +134,14 @@ class ParamsReader:
 
 
 def _counted(num_logprobs: int | None, vocabulary: Vocabulary) -> int | None:
-    """Return for how many tokens logprobs are wanted, where -1 is all of the vocabulary."""
+    """Return how many logprobs are wanted, with -1 as the vocabulary size."""
     return vocabulary.num_tokens if num_logprobs == -1 else num_logprobs
 
 
 def _typed(params: SamplingParams) -> SamplingParams:
     """Return the params with every field of its declared type (lists become tuples).
 
-    Raises: RequestError naming the field. Callers in Python are not checked otherwise.
+    Raises: RequestError naming the field. Python callers have no other type check.
     """
     try:
         return msgspec.convert(msgspec.to_builtins(params), SamplingParams)

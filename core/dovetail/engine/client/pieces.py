@@ -1,8 +1,8 @@
-"""Prompts longer than the context: cut into pieces, whose vectors become one again.
+"""Prompts longer than the context: embedded in pieces, with their vectors merged.
 
-Each piece is embedded as a prompt of its own, between the special tokens that stand around a text.
-The vector of the whole is the mean of theirs, weighted by their numbers of tokens, and scaled to
-length 1 where theirs are. Format: the chunked processing of vLLM.
+Each piece is embedded as its own prompt, with the special tokens around a text. The merged vector
+is the mean of the pieces' vectors, weighted by their token counts, and normalized if theirs are.
+Format: the chunked processing of vLLM.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Tokens = Sequence[int]
 def pieces(
     ids: tuple[int, ...], most: int, before: Tokens = (), after: Tokens = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """Return a prompt's tokens in pieces of at most `most`. Where `before` and `after` stand around
-    the prompt they stand around each piece."""
+    """Split a prompt's tokens into pieces of at most `most`. If the prompt is enclosed by `before`
+    and `after`, so is each piece."""
     if len(ids) <= most:
         return (ids,)
     before, after = tuple(before), tuple(after)
@@ -35,8 +35,8 @@ def pieces(
 
 
 class PieceVectors:
-    """The vectors of a prompt's pieces on their way. `lengths` are the pieces' numbers of tokens;
-    `is_normalized`: the vectors have length 1."""
+    """The vectors of a prompt's pieces, until all are there. `lengths` are the pieces' token
+    counts; `is_normalized`: the vectors have length 1."""
 
     def __init__(self, lengths: Sequence[int], *, is_normalized: bool) -> None:
         self._lengths = np.array(lengths, dtype=np.float64)
@@ -45,7 +45,7 @@ class PieceVectors:
         self._num_missing = len(lengths)
 
     def take(self, index: int, pooled: Pooled) -> Pooled | None:
-        """Return the vector of the whole once the last piece has come. Mutates: self"""
+        """Add a piece's vector; return the merged vector after the last piece. Mutates: self"""
         vector = np.frombuffer(pooled.data, dtype=np.float32).astype(np.float64)
         weighted = vector * self._lengths[index]
         self._sum = weighted if self._sum is None else self._sum + weighted

@@ -1,7 +1,7 @@
-"""PooledInput: a prompt and pooling params, checked and made into an engine request.
+"""PooledInput: checks a prompt and pooling params, and turns them into an engine request.
 
-What `input` is for requests that generate. Everything a client can get wrong is found here, in the
-API process, before the engine hears of the request.
+The equivalent of `input` for pooling. Every mistake of a client is found here, in the API process,
+before the engine gets the request.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 
 TRUNCATE = "truncate_prompt_tokens"
-"""What errors about cutting a prompt name."""
+"""The parameter that errors about truncation name."""
 NOTHING_DRAWN = SamplingParams(max_tokens=1, detokenize=False)
-"""The sampling params of a request that is pooled."""
+"""The sampling params of a pooling request."""
 
 
 class PooledInput:
-    """Turns prompts into engine requests. Called from several threads; holds no request."""
+    """Turns prompts into engine requests. Used by several threads; stores no request."""
 
     def __init__(self, spec: EngineSpec, vocabularies: Vocabularies, *, name: str = "") -> None:
         self._vocabularies = vocabularies
@@ -57,9 +57,9 @@ class PooledInput:
         adapter: str = "",
         prefix: str = "",
     ) -> PreparedRequest:
-        """Return the engine request of a prompt. `truncate` keeps so many of its tokens (-1: as
-        many as the model takes), the first or the last, and the special ones around them. `prefix`
-        is the instruction that stands before a text.
+        """Return the engine request of a prompt. `truncate` is the maximum number of its tokens
+        (-1: the model's), the first or the last ones, including special tokens around them.
+        `prefix` is an instruction put before a text.
 
         Raises: RequestError naming the field that is wrong.
         """
@@ -121,7 +121,7 @@ class PooledInput:
         keeps_start: bool,
         adds_special_tokens: bool,
     ) -> tuple[int, ...]:
-        """Return the tokens of a text, cut between the special ones around it."""
+        """Return the tokens of a text, truncated inside the special tokens around it."""
         verify_text(PROMPT, text)
         ids = encoded(
             tokenizer,
@@ -150,8 +150,8 @@ class PooledInput:
     def _parts(
         self, tokenizer: Tokenizer, ids: tuple[int, ...], params: PoolingParams
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the prompt, in pieces where it is longer than the context and may be. Raises:
-        RequestError where it is too long"""
+        """Return the prompt, split into pieces if it is longer than the context and may be split.
+        Raises: RequestError if it is too long"""
         most = self._most
         if self._pooling is not None and self._splits(params.task):
             most = max(
@@ -167,7 +167,7 @@ class PooledInput:
         return usual if params.is_normalized is None else params.is_normalized
 
     def _as_read(self, text: str) -> str:
-        """Return a text as the model reads it."""
+        """Return a text in the form that the model expects."""
         return text.lower() if self._pooling is not None and self._pooling.lowers_case else text
 
     def _with_instruction(
@@ -179,10 +179,10 @@ class PooledInput:
         *,
         adds_special_tokens: bool,
     ) -> PoolingParams:
-        """Return the params of a text that begins with an instruction, `prefix` or a prompt of the
-        checkpoint's, whose tokens some models do not pool.
+        """Return the params of a text that starts with an instruction (`prefix` or a prompt of the
+        checkpoint), whose tokens some models do not pool.
 
-        Its tokens are counted as sentence-transformers does: those before it too, none behind it.
+        Counts tokens as sentence-transformers does: including special tokens before it only.
         """
         if self._pooling is None or self._pooling.includes_prompt or params.unpooled_tokens:
             return params
@@ -196,7 +196,7 @@ class PooledInput:
 
 
 def tokens_kept(truncate: int | None, most: int) -> int | None:
-    """Return how many tokens of a prompt are kept at most; None: all. Raises: RequestError"""
+    """Return the maximum number of prompt tokens; None: all. Raises: RequestError"""
     if truncate is None or truncate > 0:
         return truncate
     if truncate == -1:
@@ -205,7 +205,7 @@ def tokens_kept(truncate: int | None, most: int) -> int | None:
 
 
 def no_room(truncate: int, num_special: int, least: int) -> RequestError:
-    """Return the error of a prompt of which nothing is left beside its special tokens."""
+    """Return the error for a limit that leaves no room next to the special tokens."""
     return RequestError(
         f"must be at least {least} here, not {truncate}: {num_special} special tokens are added to "
         "a prompt.",
@@ -214,7 +214,7 @@ def no_room(truncate: int, num_special: int, least: int) -> RequestError:
 
 
 def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:
-    """Check a pooling request against what the model can do. Raises: RequestError"""
+    """Check a pooling request against the model's abilities. Raises: RequestError"""
     params.verify()
     if model is None:
         raise RequestError(
@@ -231,7 +231,7 @@ def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:
 
 
 def _verify_dimensions(model: PoolingSpec, asked: int | None) -> None:
-    """Check how many dimensions a request wants. Raises: RequestError"""
+    """Check a request's number of dimensions. Raises: RequestError"""
     if asked is None or asked == model.size:
         return
     if not model.is_matryoshka:
@@ -248,5 +248,5 @@ def _verify_dimensions(model: PoolingSpec, asked: int | None) -> None:
 
 
 def _without_prefix(params: PoolingParams) -> PoolingParams:
-    """Return the params of a piece that does not begin a text."""
+    """Return the params of a piece other than a text's first."""
     return msgspec.structs.replace(params, unpooled_tokens=0) if params.unpooled_tokens else params

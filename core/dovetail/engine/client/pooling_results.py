@@ -1,6 +1,6 @@
-"""Whole results of requests that were pooled, offline: vectors, classes, scores, numbers.
+"""Results of offline pooling requests: vectors, classes, scores, numbers.
 
-Their `outputs` have the names that vLLM gives them. Plain data inside one process.
+Their `outputs` use vLLM's names. Plain data inside one process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.interfaces.step import Pooled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledNumbers:
-    """What became of a prompt, float32: a vector, or one for each of its tokens."""
+    """The pooled output of a prompt, float32: a vector, or one for each of its tokens."""
 
     data: np.ndarray
 
@@ -30,7 +30,7 @@ class Embedding:
 
     @property
     def hidden_size(self) -> int:
-        """Return the number of its dimensions."""
+        """Return the number of dimensions."""
         return len(self.embedding)
 
 
@@ -42,21 +42,20 @@ class Classes:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of the classes."""
+        """Return the number of classes."""
         return len(self.probs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How well two texts fit each other; the greater, the better."""
+    """How well two texts match; higher is better."""
 
     score: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingResult:
-    """One whole request. `error` says why it ended with an error, else None; where it did, there
-    are no `outputs`."""
+    """One whole request. If `error` is not None, it failed with this text and has no outputs."""
 
     request_id: str
     prompt: str | None
@@ -68,20 +67,20 @@ class PoolingResult:
 
     @property
     def data(self) -> np.ndarray:
-        """Return the numbers, float32. Raises: RequestFault where the request failed"""
+        """Return the numbers, float32. Raises: RequestFault if the request failed"""
         if self.pooled is None:
             raise failed(self.error, self.request_id)
         return numbers(self.pooled)
 
     @property
     def outputs(self) -> PooledNumbers:
-        """Return what became of the prompt. Raises: RequestFault where the request failed"""
+        """Return the pooled output. Raises: RequestFault if the request failed"""
         return PooledNumbers(data=self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedResult(PoolingResult):
-    """What an IOProcessor made of data. The tokens are those of all prompts that it made."""
+    """The answer of an IOProcessor. The tokens are those of all its prompts."""
 
     answer: Any
 
@@ -93,28 +92,28 @@ class ProcessedResult(PoolingResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingResult(PoolingResult):
-    """The result of a prompt that was embedded."""
+    """The result of an embedding request."""
 
     @property
     def outputs(self) -> Embedding:  # type: ignore[override]
-        """Return the vector. Raises: RequestFault where the request failed"""
+        """Return the vector. Raises: RequestFault if the request failed"""
         return Embedding(embedding=self.data.tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassificationResult(PoolingResult):
-    """The result of a prompt that was classified."""
+    """The result of a classification request."""
 
     @property
     def outputs(self) -> Classes:  # type: ignore[override]
-        """Return the classes. Raises: RequestFault where the request failed"""
+        """Return the classes. Raises: RequestFault if the request failed"""
         return Classes(probs=self.data.tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringResult:
-    """The result of a pair of texts. The tokens are those of both. `error` says why it has no
-    `outputs`, else None."""
+    """The result of a pair of texts, with the tokens of both. `error` is the error text if there
+    are no `outputs`, else None."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -124,12 +123,12 @@ class ScoringResult:
 
     @property
     def outputs(self) -> Score:
-        """Return the score. Raises: RequestFault where a request failed"""
+        """Return the score. Raises: RequestFault if a request failed"""
         if self.score is None:
             raise failed(self.error, self.request_id)
         return Score(score=self.score)
 
 
 def failed(error: str | None, request_id: str) -> RequestFault:
-    """Return the error of asking for what a request did not bring."""
+    """Return the error for reading the result of a failed request."""
     return RequestFault(error or "the request has no result.", where=request_id)

@@ -1,4 +1,4 @@
-"""What every prompt and every list of token ids is checked for, and cut to."""
+"""Checks of prompts and token ids, and prompt truncation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def verify_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
 
 
 def verify_text(field: str, text: str) -> None:
-    """Raise RequestError for text that has no UTF-8 form."""
+    """Raise RequestError for text that cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -37,10 +37,10 @@ def truncated(
     *,
     keeps_start: bool = False,
 ) -> tuple[int, ...]:
-    """Return the end of the prompt that truncate_prompt_tokens leaves, or its start.
+    """Return the end (or start) of the prompt that truncate_prompt_tokens leaves.
 
-    -1 leaves room for `max_tokens` beside the prompt, but takes at most half the context for it.
-    Raises: RequestError for 0, which would leave nothing.
+    -1 leaves room for `max_tokens` after the prompt, but at most half the context. Raises:
+    RequestError for 0, which would leave nothing.
     """
     if keep is None:
         return tuple(prompt_ids)

@@ -1,4 +1,4 @@
-"""RequestCollector: a request's deltas joined into one result, for callers that want the whole."""
+"""RequestCollector: joins a request's deltas into one result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pooling = TypeVar("Pooling", bound=PoolingResult)
 
 
 class RequestCollector:
-    """Collects one request. `prompt` is its text, where there was one."""
+    """Collects one request. `prompt` is its text, if there is one."""
 
     def __init__(self, prepared: PreparedRequest, prompt: str | None) -> None:
         self._prepared = prepared
@@ -35,7 +35,7 @@ class RequestCollector:
         self._error: str | None = None
 
     def add(self, output: RequestOutput) -> None:
-        """Take an output. Mutates: self"""
+        """Add an output. Mutates: self"""
         self._last = output
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
@@ -43,20 +43,20 @@ class RequestCollector:
             self._deltas[delta.index].append(delta)
 
     def fail(self, error: DovetailError) -> None:
-        """Take the error that ended the request. Mutates: self"""
+        """Record the error that ended the request. Mutates: self"""
         self._error = str(error)
 
     @property
     def error(self) -> str | None:
-        """Return why the request ended with an error, None where it did not."""
+        """Return the request's error text, None if there is none."""
         return self._error
 
     def deltas(self, index: int) -> list[CompletionDelta]:
-        """Return what has come of one completion."""
+        """Return the deltas of one completion so far."""
         return self._deltas[index]
 
     def pooled(self, made: type[Pooling]) -> Pooling:
-        """Return the result of a request that was pooled, as one of these."""
+        """Return the result of a pooling request, as the class `made`."""
         last = self._last
         return made(
             request_id=self._prepared.request_id,
@@ -103,7 +103,7 @@ class RequestCollector:
         return None if told is None else [None, *self._by_id(told, are_ranked=True)]
 
     def _by_id(self, told: Sequence[TokenLogprobs], *, are_ranked: bool) -> list[LogprobsById]:
-        """Return the logprobs of consecutive positions by token id, with the tokens' own texts."""
+        """Return the logprobs of consecutive positions by token id, with the tokens' texts."""
         ids = list(dict.fromkeys(i for one in told for i in (one.token_id, *one.top_ids)))
         tokenizer = self._prepared.tokenizer if self._prepared.params.detokenize else None
         texts = {} if tokenizer is None else dict(zip(ids, tokenizer.tokens(ids), strict=True))

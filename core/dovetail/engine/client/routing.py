@@ -1,6 +1,6 @@
-"""Routing: the engine that a request goes to, chosen by the router among those that take requests.
+"""Routing: the router chooses an engine for each request, from those that accept requests.
 
-With one engine there is no choice and no router. Knows connections, not what becomes of requests.
+With one engine there is no choice and no router. Knows connections, not requests' results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Routing:
-    """The router of one API process, once it is open."""
+    """The router of one API process, created by `open`."""
 
     def __init__(self, spec: EngineSpec, connections: Sequence[EngineConnection]) -> None:
         self._spec = spec
@@ -32,7 +32,7 @@ class Routing:
         self._name = spec.router.name if spec.router is not None else ""
 
     def open(self, process: int) -> None:
-        """Make the router, now that all engines have started. `process` is this API process's
+        """Create the router, now that all engines have started. `process` is this API process's
         number among several. Raises: PluginError"""
         if self._spec.router is not None:
             facts = _facts(self._spec, self._connections, process)
@@ -41,12 +41,12 @@ class Routing:
                 self._news = CacheNews(feeds)
 
     def close(self) -> None:
-        """Listen to engines no more. May be called twice."""
+        """Stop reading the engines' events. May be called twice."""
         if self._news is not None:
             self._news.close()
 
     def home_of(self, prepared: PreparedRequest) -> EngineConnection:
-        """Return where a request goes. Raises: EngineDead, EngineAsleep, RequestFault"""
+        """Return the engine for a request. Raises: EngineDead, EngineAsleep, RequestFault"""
         alive = [connection for connection in self._connections if connection.is_alive]
         awake = [connection for connection in alive if not connection.asleep]
         if not alive:
@@ -82,7 +82,7 @@ class Routing:
         )
 
     def forget(self, connection: EngineConnection) -> None:
-        """Tell the router that an engine has lost what it had cached."""
+        """Tell the router that an engine has lost its cached prefixes."""
         if self._router is not None:
             self._router.forget(connection.number)
 

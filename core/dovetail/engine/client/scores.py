@@ -1,9 +1,9 @@
-"""Scores of pairs of texts: what must be pooled for them, and what then comes of it.
+"""Scores of pairs of texts: plans the pooling requests and computes the scores.
 
-A model with one class reads both texts as one prompt and tells their score (a cross-encoder); of a
-model that makes vectors it is the cosine of the two; of one that makes a vector for each token it
-is the sum, over the tokens of the first text, of their greatest product with one of the second.
-Source: Khattab and Zaharia, ColBERT, 2020 (late interaction, MaxSim).
+A cross-encoder with one class reads both texts as one prompt and returns their score. For an
+embedding model the score is the cosine of the two vectors. For a model with a vector per token it
+is a sum over the tokens of the first text: of each one's maximum dot product with a token of the
+second. Source: Khattab and Zaharia, ColBERT, 2020 (late interaction, MaxSim).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dovetail.interfaces.spec import EngineSpec, PoolingSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 Join = Callable[[str, str], str]
-"""Makes one prompt of two texts."""
+"""Joins two texts into one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledPrompt:
-    """What must be pooled: a prompt, text or token ids, and how."""
+    """A prompt to pool, text or token ids, and its params."""
 
     prompt: Prompt
     params: PoolingParams
@@ -37,23 +37,23 @@ class PooledPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """Pairs of texts on their way to scores.
+    """The pooling requests of pairs of texts.
 
-    All of `prompts` are pooled; `pairs` says of which of them each score is made, of one or two.
+    All of `prompts` are pooled; `pairs` has the indices, one or two, of each score's prompts.
     """
 
     prompts: tuple[PooledPrompt, ...]
     pairs: tuple[tuple[int, ...], ...]
 
     def score(self, pair: int, pooled: Sequence[np.ndarray]) -> float:
-        """Return the score of a pair; `pooled` are the numbers told of its prompts."""
+        """Return the score of a pair; `pooled` are the outputs of its prompts."""
         if len(self.pairs[pair]) == 1:
             return float(pooled[0].reshape(-1)[0])
         compare = max_sim if pooled[0].ndim == 2 else cosine
         return compare(*pooled)
 
     def scores(self, pooled: Sequence[np.ndarray]) -> list[float]:
-        """Return the scores of all pairs; `pooled` are the numbers told of all `prompts`."""
+        """Return the scores of all pairs; `pooled` are the outputs of all `prompts`."""
         return [
             self.score(pair, [pooled[at] for at in prompts])
             for pair, prompts in enumerate(self.pairs)
@@ -71,13 +71,13 @@ def plan_scores(
     join: Join | None = None,
     prompt_names: tuple[str | None, str | None] = (None, None),
 ) -> Scoring:
-    """Return what to pool for the scores of pairs: one first text and all seconds, or as many of
-    both. What must be pooled is then cut by `truncate` like any prompt.
+    """Return what to pool for the scores of pairs: one first text with all seconds, or equally many
+    of both. `truncate` then cuts each prompt.
 
-    `params` say how (its task is ignored); None: as the model does. `join` makes one prompt of two
-    texts (None: the tokenizer's template for pairs does, or for decoders nothing stands between
-    them). `prompt_names` are the prompts put before the texts of models that make vectors.
-    Raises: RequestError
+    `params` are the pooling params (their task is ignored); None: the model's defaults. `join`
+    joins two texts into one prompt (None: the tokenizer's pair template, or plain concatenation for
+    decoders). `prompt_names` are the prompts put before the texts of embedding models. Raises:
+    RequestError
     """
     pairs = _paired(firsts, seconds)
     task = score_task(spec.run.pooling)
@@ -96,7 +96,7 @@ def plan_scores(
 
 
 def score_task(pooling: PoolingSpec | None) -> str:
-    """Return the task by which a model scores. Raises: RequestError where it cannot"""
+    """Return the pooling task with which a model scores. Raises: RequestError if it cannot"""
     if pooling is None:
         raise RequestError(
             "this model generates text; it does not score.",
@@ -115,7 +115,7 @@ def score_task(pooling: PoolingSpec | None) -> str:
 
 
 def scoring_task(pooling: PoolingSpec) -> str | None:
-    """Return the task by which a pooling model scores, None where it cannot."""
+    """Return the pooling task with which a model scores, None if it cannot."""
     if pooling.tasks[0] in (EMBED, TOKEN_EMBED):
         return pooling.tasks[0]
     return CLASSIFY if CLASSIFY in pooling.tasks and _num_classes(pooling) == 1 else None
@@ -126,7 +126,7 @@ def _num_classes(pooling: PoolingSpec) -> int:
 
 
 def _paired(firsts: Sequence[str], seconds: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of texts. Raises: RequestError unless their numbers fit"""
+    """Return the pairs of texts. Raises: RequestError unless their numbers match"""
     if not firsts or not seconds:
         raise RequestError("there is no text.", where="text_2" if firsts else "text_1")
     if len(firsts) not in (1, len(seconds)):
@@ -160,7 +160,7 @@ def _as_pair(
 def _apart(
     pairs: Sequence[tuple[str, str]], starts: Sequence[str], params: PoolingParams
 ) -> Scoring:
-    """Return the texts of pairs each as a prompt, none twice."""
+    """Return each text of the pairs as a prompt, without duplicates."""
     places: dict[str, int] = {}
     made = []
     for pair in pairs:
@@ -171,12 +171,12 @@ def _apart(
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the cosine of two vectors; 0 where one is 0. Shapes: [E], [E]"""
+    """Return the cosine of two vectors; 0 if one is 0. Shapes: [E], [E]"""
     lengths = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
     return float(first @ second) / lengths if lengths else 0.0
 
 
 def max_sim(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the sum over the first text's tokens of their greatest product with one of the second.
-    Shapes: [m, E], [n, E]"""
+    """Return the sum, over the first text's tokens, of the maximum dot product with a token of the
+    second. Shapes: [m, E], [n, E]"""
     return float((first @ second.T).max(axis=1).sum())

@@ -1,9 +1,9 @@
-"""StopMatcher: finds stop strings in text that comes in pieces, and holds back what may be one.
+"""StopMatcher: finds stop strings in text that arrives in pieces, and holds back partial matches.
 
-The answer does not depend on how the text was cut: the stop string that is complete first wins,
-the longest among those that end together. One Knuth-Morris-Pratt automaton per stop string, so a
-character costs the same however long the strings are.
-Source: Knuth, Morris, Pratt, "Fast pattern matching in strings" (1977).
+The result does not depend on how the text was split: the stop string that is complete first wins,
+and of several that end together the longest. It uses one Knuth-Morris-Pratt automaton per stop
+string, so the cost per character does not depend on their lengths. Source: Knuth, Morris, Pratt,
+"Fast pattern matching in strings" (1977).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Protocol
 
 
 class TextWatch(Protocol):
-    """Reads one completion for a caller to whom not all text counts, and finds its end."""
+    """Reads one completion's text and finds its end, for callers that do not emit all text."""
 
     @property
     def matched(self) -> str | None:
         """Return the stop string that was found, or None."""
 
     def feed(self, text: str, token_ids: Sequence[int], num_chars: Sequence[int]) -> object:
-        """Take the text that tokens brought, each its share of it. Mutates: self"""
+        """Take the text of new tokens, with each one's number of characters. Mutates: self"""
 
     def finish(self, *, is_cut: bool) -> object:
-        """Take the end of the text; what was held back may still be a stop string. Mutates: self
+        """Take the end of the text; held-back text may still be a stop string. Mutates: self
 
         `is_cut`: the answer was cut off by a limit.
         """
 
 
 class StopMatcher:
-    """One completion's search. `matched` is the stop string found, or None."""
+    """The search in one completion. `matched` is the stop string found, or None."""
 
     __slots__ = ("_failures", "_held", "_includes_stop", "_states", "_stops", "matched")
 
@@ -45,7 +45,7 @@ class StopMatcher:
     def push(self, text: str, *, may_stop: bool = True) -> str:
         """Return the text that is safe to emit now; nothing after a match.
 
-        A stop string that becomes complete while `may_stop` is false is ordinary text.
+        A stop string that is completed while `may_stop` is false is ordinary text.
         """
         if self.matched is not None:
             return ""
@@ -61,7 +61,7 @@ class StopMatcher:
         return held[:num_safe]
 
     def flush(self) -> str:
-        """Return what is held back: the text ends here, or something else comes between.
+        """Return the held-back text, at the end or before something other than text.
 
         Mutates: self
         """
@@ -70,14 +70,14 @@ class StopMatcher:
         return held
 
     def _cut(self, text: str, length: int) -> str:
-        """Return the text before the match of `length` that ends with `text`, or up to its end."""
+        """Return the text up to the match of `length` at the end of `text`, or including it."""
         whole = self._held + text
         self.matched = whole[len(whole) - length :]
         self._held = ""
         return whole if self._includes_stop else whole[: len(whole) - length]
 
     def _advance(self, char: str) -> int:
-        """Move every automaton by one character; return the longest complete match, or 0."""
+        """Advance every automaton by one character; return the longest complete match, or 0."""
         longest = 0
         states = self._states
         for i, stop in enumerate(self._stops):
@@ -95,7 +95,7 @@ class StopMatcher:
 
 
 def _failure_table(pattern: str) -> list[int]:
-    """Return for each prefix the length of its longest proper border."""
+    """Return the length of the longest proper border of each prefix."""
     table = [0] * len(pattern)
     state = 0
     for i in range(1, len(pattern)):

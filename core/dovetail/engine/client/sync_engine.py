@@ -1,4 +1,4 @@
-"""SyncEngine: an engine that the caller steps itself, in its own thread. For offline use.
+"""SyncEngine: an engine that the caller steps in its own thread. For offline use.
 
 Same input, core and output as AsyncEngine, without a transport.
 """
@@ -38,7 +38,7 @@ class SyncStep:
 
 
 class SyncClient(abc.ABC):
-    """What both kinds of engines for offline use share: requests are checked and numbered."""
+    """Shared by both kinds of offline engines: checks and numbers requests."""
 
     def __init__(self, spec: EngineSpec, vocabularies: Vocabularies) -> None:
         self.spec = spec
@@ -50,19 +50,19 @@ class SyncClient(abc.ABC):
 
     @property
     def media_words(self) -> dict[str, str]:
-        """Return what stands for a medium in a text before it is read, by kind."""
+        """Return each kind of medium's placeholder text."""
         return self._input.media_words
 
     @abc.abstractmethod
     def _refusal(self) -> RequestError | None:
-        """Return why no request is taken now, None where they are."""
+        """Return why requests are refused now, or None."""
 
     @abc.abstractmethod
     def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for; know their vocabularies from then on."""
+        """Return the adapters that requests may name, and update their vocabularies."""
 
     def _learn_of(self, adapter: str) -> None:
-        """Have the vocabulary of an adapter ("": none) at hand."""
+        """Make sure that an adapter's vocabulary is known ("": none)."""
         if not self.vocabularies.knows(adapter):
             self.adapters()
 
@@ -77,7 +77,7 @@ class SyncClient(abc.ABC):
         cache_salt: str = "",
         adapter: str = "",
     ) -> PreparedRequest:
-        """Return a checked request that is not yet under way. Raises: RequestError"""
+        """Return a checked request that has not been submitted. Raises: RequestError"""
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
@@ -102,8 +102,7 @@ class SyncClient(abc.ABC):
         truncate: int | None = None,
         adapter: str = "",
     ) -> PreparedRequest:
-        """Return a checked request to pool a prompt; `truncate` as PooledInput has it. Raises:
-        RequestError"""
+        """Return a checked pooling request; `truncate` as in PooledInput. Raises: RequestError"""
         refusal = self._refusal()
         if refusal is not None:
             raise refusal
@@ -134,7 +133,7 @@ class SyncEngine(SyncClient):
 
     @blaming("reading a request")
     def submit(self, prepared: PreparedRequest) -> int:
-        """Queue a prepared request; return the key of its one output."""
+        """Queue a prepared request; return the key of its only output."""
         key = next(self._serials)
         self._output.add(key, prepared, is_whole=True)
         for request in prepared.requests:
@@ -142,7 +141,7 @@ class SyncEngine(SyncClient):
         return key
 
     def abort(self, key: int) -> None:
-        """End a request; nothing more is reported of it."""
+        """Abort a request; it has no further output."""
         ids, stats = self._output.drop(key)
         self.core.abort(ids)
         if stats is not None:
@@ -150,9 +149,9 @@ class SyncEngine(SyncClient):
 
     @blaming("a step")
     def step(self) -> SyncStep:
-        """Run one step; return what it brought. Raises: EngineDead
+        """Run one step; return its results. Raises: EngineDead
 
-        Where nothing can run yet it waits a moment, for threads that load have work to do.
+        If nothing can run yet it waits briefly, for threads that are loading.
         """
         step = self.core.step()
         if step.is_stalled and not step.updates:
@@ -170,7 +169,7 @@ class SyncEngine(SyncClient):
         self.core.sleep_mode.sleep(level)
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Take memory again. Raises: RequestError"""
+        """Reallocate memory. Raises: RequestError"""
         self.core.sleep_mode.wake_up(tags)
 
     @property
@@ -179,16 +178,15 @@ class SyncEngine(SyncClient):
         return bool(self.core.sleep_mode.asleep)
 
     def reset_prefix_cache(self) -> None:
-        """Find no prefix that is cached so far."""
+        """Invalidate all cached prefixes."""
         self.core.reset_prefix_cache()
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have the workers of all ranks run a method; return what they answer. Raises:
-        RequestError"""
+        """Run a method on the workers of all ranks; return their answers. Raises: RequestError"""
         return self.core.collective_rpc(call)
 
     def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
-        """Read an adapter and serve it. Raises: RequestError saying what is wrong with it"""
+        """Load an adapter and serve it. Raises: RequestError with what is wrong with it"""
         adapters = serving(self.core.adapters)
         loaded = adapters.load(source, replaces=replaces)
         while not loaded.done():
@@ -198,18 +196,18 @@ class SyncEngine(SyncClient):
         self.adapters()
 
     def unload_adapter(self, name: str) -> None:
-        """Take no more requests for an adapter. Raises: RequestError"""
+        """Stop accepting requests for an adapter. Raises: RequestError"""
         serving(self.core.adapters).unload(name)
 
     def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for; know their vocabularies from then on."""
+        """Return the adapters that requests may name, and update their vocabularies."""
         found = () if self.core.adapters is None else self.core.adapters.served()
         self.vocabularies.note(found)
         return found
 
     @blaming("a step")
     def settle(self) -> None:
-        """Run the remaining steps, whose results are dropped, until the engine is idle."""
+        """Run the remaining steps until the engine is idle; their results are dropped."""
         while self.core.has_work:
             self.core.step()
 

@@ -1,7 +1,7 @@
-"""SyncEngines: several engines, each in its own process, behind the calls of a SyncEngine.
+"""SyncEngines: several engines, each in its own process, with the interface of a SyncEngine.
 
-An event loop in its own thread drives them, so that it works wherever a caller's thread has a loop
-already, as in notebooks. For offline use.
+They are driven by an event loop in its own thread, so that this works in a thread that already has
+a loop, as in notebooks. For offline use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _LoopThread:
         self._thread.start()
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Return the task that does some work in the loop."""
+        """Start a coroutine in the loop; return its task."""
 
         async def create() -> asyncio.Task[Result]:
             return asyncio.get_running_loop().create_task(work)
@@ -43,7 +43,7 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(create(), self._loop).result()
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return what comes of some work in the loop; when the caller is interrupted, it ends."""
+        """Run a coroutine in the loop; return its result. An interrupted caller cancels it."""
         done = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return done.result()
@@ -56,7 +56,7 @@ class _LoopThread:
         self._loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """End the loop and its thread."""
+        """Stop the loop and its thread."""
         self.do(self._loop.shutdown_asyncgens())
         self.do(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -68,7 +68,7 @@ class SyncEngines(SyncClient):
     """All engines of one model. Close them with `shutdown`."""
 
     def __init__(self, spec: EngineSpec, elsewhere: Sequence[EngineHost] = ()) -> None:
-        """Start everything; those of `spec.elsewhere` have begun to start.
+        """Start all engines; those of `spec.elsewhere` are already starting.
 
         Raises: ConfigError, EngineDead
         """
@@ -100,7 +100,7 @@ class SyncEngines(SyncClient):
         return key
 
     async def _follow(self, key: int, prepared: PreparedRequest) -> None:
-        """Put a request's outputs, or the error that ends it, where `step` finds them."""
+        """Queue a request's outputs, or the error that ends it, for `step`."""
         try:
             async for output in self._engine.stream(prepared):
                 self._news.put((key, output))
@@ -108,14 +108,14 @@ class SyncEngines(SyncClient):
             self._news.put((key, error))
 
     def abort(self, key: int) -> None:
-        """End a request; nothing more is reported of it."""
+        """Abort a request; it has no further output."""
         task = self._tasks.pop(key, None)
         if task is not None:
             self._thread.cancel(task)
             self._thread.do(_ended(task))
 
     def step(self) -> SyncStep:
-        """Wait for outputs; return all that are there. Raises: EngineDead when no engine lives"""
+        """Wait for outputs; return all available. Raises: EngineDead if no engine is alive"""
         step = SyncStep()
         while not step.outputs and not step.errors:
             for key, news in self._next_news():
@@ -134,7 +134,7 @@ class SyncEngines(SyncClient):
         return step
 
     def _next_news(self) -> list[tuple[int, RequestOutput | DovetailError]]:
-        """Return what has come, waiting for the first."""
+        """Return all available outputs, waiting for the first."""
         news = [self._news.get()]
         try:
             while True:
@@ -147,7 +147,7 @@ class SyncEngines(SyncClient):
         self._thread.do(self._engine.sleep(level, waits=True))
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Take memory again. Raises: RequestError"""
+        """Reallocate memory. Raises: RequestError"""
         self._thread.do(self._engine.wake_up(tags))
 
     @property
@@ -156,33 +156,33 @@ class SyncEngines(SyncClient):
         return self._thread.do(self._engine.is_sleeping())
 
     def reset_prefix_cache(self) -> None:
-        """Have the engines find no prefix that they have cached so far. Raises: EngineDead"""
+        """Invalidate the engines' cached prefixes. Raises: EngineDead"""
         self._thread.do(self._engine.reset_prefix_cache())
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have the workers of all ranks run a method; return what they answer, engine by engine.
-        Raises: RequestError"""
+        """Run a method on the workers of all ranks; return their answers, engine by engine. Raises:
+        RequestError"""
         return self._thread.do(self._engine.collective_rpc(call))
 
     def load_adapter(self, source: AdapterSource, *, replaces: bool = False) -> None:
-        """Have the engines read an adapter and serve it. Raises: RequestError"""
+        """Load an adapter into the engines and serve it. Raises: RequestError"""
         self._thread.do(self._engine.load_adapter(source, replaces=replaces))
 
     def unload_adapter(self, name: str) -> None:
-        """Have the engines take no more requests for an adapter. Raises: RequestError"""
+        """Stop accepting requests for an adapter in all engines. Raises: RequestError"""
         self._thread.do(self._engine.unload_adapter(name))
 
     def adapters(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that requests may ask for."""
+        """Return the adapters that requests may name."""
         return self._thread.do(self._engine.adapters())
 
     def settle(self) -> None:
-        """End what is still under way, whose results are dropped."""
+        """Abort all running requests; their results are dropped."""
         for key in list(self._tasks):
             self.abort(key)
 
     def shutdown(self) -> None:
-        """End all engines. May be called twice."""
+        """Shut down all engines. May be called twice."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -192,5 +192,5 @@ class SyncEngines(SyncClient):
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait until a task that was cancelled has tidied up."""
+    """Wait until a cancelled task has cleaned up."""
     await asyncio.gather(task, return_exceptions=True)

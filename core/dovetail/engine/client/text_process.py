@@ -1,7 +1,7 @@
 """TextProcess: reads large bodies and long prompts in separate processes.
 
-Parsing JSON and tokenizing hold the interpreter, whatever thread they run in: while a text of
-megabytes is read there, this process's event loop goes on.
+Parsing JSON and tokenizing hold the interpreter lock, in any thread. With separate processes, this
+one's event loop continues while megabytes of text are read.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ LARGE_BODY_BYTES = 1 << 17
 HUGE_BYTES = 1 << 20
 IDLE_S = 20.0
 SILENCE_LIMIT_S = 600.0
-"""How long a process may work on a part of a text."""
+"""The maximum time that a process may work on a part of a text."""
 
 REST_FACTOR = 4.0
-"""How long a process rests for a second of work while anything is being generated: streams are
-disturbed for a fifth of the time at most, however long the texts are."""
+"""Rest time per second of work while anything is being generated: streams are disturbed for at most
+a fifth of the time."""
 LOOK_S = 0.1
-"""How often a rest looks whether it is still needed."""
+"""The interval at which a rest checks whether it is still needed."""
 
 MAX_WAITING_BYTES = 512 << 20
-"""Bytes of texts that may wait; beyond it requests are refused at once."""
+"""The maximum size of waiting texts in bytes; beyond it requests are refused immediately."""
 
 
 Answer = tuple[TextResult, bytes]
@@ -57,7 +57,7 @@ Answer = tuple[TextResult, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A text's tokens as JSON: the ids, and their texts where those were asked for."""
+    """A text's tokens as JSON: the ids, and their texts if requested."""
 
     num_tokens: int
     ids: bytes
@@ -65,10 +65,10 @@ class Described:
 
 
 class TextProcess:
-    """One per API process, used within one event loop: two processes, of which one reads what is
-    huge, so that nothing else waits for that. Close it.
+    """One per API process, used within one event loop: two processes, one of them for huge texts,
+    so that other texts need not wait for those. Must be closed.
 
-    `is_busy` says whether anything is being generated: then huge texts take their time.
+    `is_busy` returns whether anything is being generated; huge texts are then read slowly.
     """
 
     def __init__(self, spec: EngineSpec, is_busy: Callable[[], bool]) -> None:
@@ -79,7 +79,7 @@ class TextProcess:
 
     @property
     def pids(self) -> list[int]:
-        """Return the ids of the processes that run now."""
+        """Return the ids of the running processes."""
         return [lane.pid for lane in self._lanes if lane.pid is not None]
 
     async def parse(self, body: bytes, *, is_bounded: bool) -> Any:
@@ -99,8 +99,8 @@ class TextProcess:
         plain: Sequence[tuple[int, int]] = (),
         folder: str = "",
     ) -> Sequence[int]:
-        """Return a text's tokens: `long_text.encoded`. `folder` is that of a tokenizer other than
-        the model's. Raises: RequestError, Overloaded"""
+        """Return a text's tokens: `long_text.encoded`. `folder` has a tokenizer other than the
+        model's. Raises: RequestError, Overloaded"""
         data = text.encode()
         job = Encode(
             num_bytes=len(data),
@@ -125,8 +125,8 @@ class TextProcess:
         plain: Sequence[tuple[int, int]] = (),
         folder: str = "",
     ) -> Described:
-        """Return a text's tokens, however many, as JSON, with the tokenizer of a folder ("": the
-        model's). Raises: RequestError, Overloaded"""
+        """Return all tokens of a text as JSON, with the tokenizer of a folder ("": the model's).
+        Raises: RequestError, Overloaded"""
         data = text.encode()
         job = Describe(
             num_bytes=len(data),
@@ -143,7 +143,7 @@ class TextProcess:
         )
 
     async def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Stop the processes, even if busy."""
         for lane in self._lanes:
             await lane.close()
 
@@ -152,8 +152,7 @@ class TextProcess:
 
 
 class _Lane:
-    """One process and what waits for it, the shortest first. It starts at the first job, and ends
-    when it has been idle."""
+    """One process and its queue, shortest text first. Started by a job, stopped when idle."""
 
     def __init__(self, boot: TextBoot, is_busy: Callable[[], bool]) -> None:
         self._boot = boot
@@ -167,11 +166,11 @@ class _Lane:
 
     @property
     def pid(self) -> int | None:
-        """Return the process's id, None while there is none."""
+        """Return the process's id, None if it is not running."""
         return None if self._worker is None else self._worker.pid
 
     async def run(self, job: TextJob, data: bytes) -> Answer:
-        """Return a job's result, when its turn has come. Raises: RequestError, Overloaded"""
+        """Queue a job and return its result. Raises: RequestError, Overloaded"""
         if self._num_bytes + len(data) > MAX_WAITING_BYTES:
             raise Overloaded("too many long texts wait to be read.")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -187,7 +186,7 @@ class _Lane:
         return result, payload
 
     async def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Stop the process, even if busy."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -196,13 +195,13 @@ class _Lane:
         await self._end_worker()
 
     async def _serve(self) -> None:
-        """Do what waits until nothing has waited for a while."""
+        """Run queued jobs until the queue has been empty for a while."""
         while True:
             try:
                 async with asyncio.timeout(IDLE_S):
                     await self._has_work.wait()
             except TimeoutError:
-                if self._has_work.is_set():  # it came at the last moment
+                if self._has_work.is_set():  # a job came at the last moment
                     continue
                 self._task = None
                 await self._end_worker()
@@ -219,12 +218,12 @@ class _Lane:
             del data, future
 
     async def _do(self, job: TextJob, data: bytes, future: asyncio.Future[Answer]) -> None:
-        """Run a job in the process and pass on its result. Mutates: future"""
+        """Run a job in the process and deliver its result. Mutates: future"""
         try:
             if self._worker is None:
                 self._worker = await ChildChannel.open(WORKER, self._boot)
             work = asyncio.ensure_future(self._read(self._worker, job, data, future))
-            if self._boot.is_patient:  # a huge text is not read on for nobody
+            if self._boot.is_patient:  # do not read a huge text for a cancelled caller
                 future.add_done_callback(lambda done: done.cancelled() and work.cancel())
             await work
         except asyncio.CancelledError:
@@ -242,8 +241,8 @@ class _Lane:
     async def _read(
         self, worker: ChildChannel, job: TextJob, data: bytes, future: asyncio.Future[Answer]
     ) -> None:
-        """Run a job in the process, pass on its result, and rest. Mutates: future
-        Raises: IncompleteReadError, TimeoutError, OSError when the process ends"""
+        """Run a job in the process, deliver its result, and rest. Mutates: future
+        Raises: IncompleteReadError, TimeoutError, OSError if the process ends"""
         await worker.send(job, data)
         while (report := await self._report(worker)).result is None:
             await self._rest(report.worked_s)
@@ -258,7 +257,7 @@ class _Lane:
             return await worker.receive(Report)
 
     async def _rest(self, worked_s: float) -> None:
-        """Leave the processor to others for the work that was done, while they need it."""
+        """Pause in proportion to the work done, as long as others need the processor."""
         left_s = REST_FACTOR * worked_s
         while left_s > 0 and self._is_busy():
             await asyncio.sleep(min(left_s, LOOK_S))
@@ -272,13 +271,13 @@ class _Lane:
 
 
 def _give_up(future: asyncio.Future[Answer]) -> None:
-    """Fail a job that is still waited for: the server is shutting down. Mutates: future"""
+    """Fail a job that is still pending, since the server is shutting down. Mutates: future"""
     if not future.done():
         future.set_exception(Overloaded("the server is shutting down."))
 
 
 def _trim() -> None:
-    """Return freed memory to the system, which glibc keeps otherwise."""
+    """Return freed memory to the system; glibc does not do so by itself."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

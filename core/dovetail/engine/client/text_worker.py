@@ -1,9 +1,9 @@
-"""The process that reads long texts: parses large bodies and tokenizes long prompts, one job after
-the other, behind running streams.
+"""The process that reads long texts: parses large bodies and tokenizes long prompts, one job at a
+time, at a lower priority than running streams.
 
-A job and a report are each a length-prefixed msgpack head and as many raw bytes as the head says.
-Between the parts of a huge text the process reports how long it has worked, and goes on when its
-parent says so: that one knows whether others need the processor, which may change meanwhile.
+A job and a report are each a length-prefixed msgpack head followed by the number of raw bytes in
+the head. Between the parts of a huge text the process reports its working time and waits for its
+parent. Only the parent knows whether others need the processor, and that may change.
 """
 
 from __future__ import annotations
@@ -29,42 +29,40 @@ from dovetail.json_values import InvalidJson, body_fault, json_value
 
 NICENESS, PATIENT_NICENESS = 5, 19
 PART = 1 << 14
-"""Values that are handled between two reports."""
+"""The number of values handled between two reports."""
 
 MAX_VALUES = 1 << 20
-"""Values that a large body may have: what it becomes is checked in the server's own process."""
+"""Maximum number of values in a large body, since the server's process validates the result."""
 
 MAX_TOKENIZERS = 8
-"""Tokenizers of adapters that stay loaded."""
+"""The number of adapters' tokenizers that stay loaded."""
 
 PROMPT_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions"})
-"""The fields of a body whose texts become the prompt."""
+"""The fields of a body with texts of the prompt."""
 
 
 class TextBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message. `is_patient`: the process works only when the processor is idle
-    otherwise."""
+    """The boot message. `is_patient`: the process only works while the processor is idle."""
 
     spec: EngineSpec
     is_patient: bool
 
 
 class TextJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: what to do with the bytes that follow, by the tokenizer of a folder ("": the
-    model's)."""
+    """A job for the bytes that follow, with the tokenizer of a folder ("": the model's)."""
 
     num_bytes: int
     folder: str = ""
 
 
 class Parse(TextJob, frozen=True, kw_only=True, tag=True):
-    """Read a JSON body. `is_bounded`: its texts must fit into the context."""
+    """Parse a JSON body. `is_bounded`: its texts must fit into the context."""
 
     is_bounded: bool
 
 
 class Encode(TextJob, frozen=True, kw_only=True, tag=True):
-    """Tokenize a text, as `long_text.encoded` does it."""
+    """Tokenize a text with `long_text.encoded`."""
 
     add_special_tokens: bool
     most: int | None
@@ -85,11 +83,11 @@ Job = Parse | Encode | Describe
 
 
 class GoOn(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a report without a result."""
+    """The parent's reply to a report without a result."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A RequestError on its way to the server's process."""
+    """A RequestError in serialized form."""
 
     what: str
     where: str | None = None
@@ -98,8 +96,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a job: `num_bytes` follow it, of which the first `num_id_bytes` are the ids as
-    JSON."""
+    """The result of a job. It is followed by `num_bytes` bytes; the first `num_id_bytes` are the
+    ids as JSON."""
 
     num_bytes: int = 0
     num_tokens: int = 0
@@ -108,15 +106,14 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process did: the processor time since its last report, and the result of the job
-    when that is done."""
+    """A progress report: processor time since the last one, and the result once it is done."""
 
     worked_s: float
     result: TextResult | None = None
 
 
 def main() -> int:
-    """Work until the parent closes the channel; return the exit status."""
+    """Run jobs until the parent closes the channel; return the exit status."""
     boot = process.read_boot(TextBoot)
     channel = process.open_channel()
     parent = _Parent(channel.makefile("rb"), channel.makefile("wb"))
@@ -143,7 +140,7 @@ class _Parent:
         self._since_s = time.process_time()
 
     def message(self, kind: Any) -> Any:
-        """Return the next message, None when the parent is gone."""
+        """Return the next message, None if the parent has closed the channel."""
         message = process.read_message(self._incoming)
         return None if message is None else msgspec.msgpack.decode(message, type=kind)
 
@@ -152,7 +149,7 @@ class _Parent:
         return self._incoming.read(num_bytes)
 
     def report(self, result: TextResult | None, payload: bytes = b"") -> None:
-        """Say how long this process has worked since it said so last, and the result."""
+        """Report the processor time since the last report, and the result."""
         report = Report(worked_s=time.process_time() - self._since_s, result=result)
         self._since_s += report.worked_s
         self._outgoing.write(process.framed(msgspec.msgpack.encode(report)))
@@ -160,7 +157,7 @@ class _Parent:
         self._outgoing.flush()
 
     def go_on(self) -> None:
-        """Report, and return when the parent wants the job continued."""
+        """Report, and wait for the parent to continue the job."""
         self.report(None)
         if self.message(GoOn) is None:
             raise SystemExit(process.EXIT_PARENT_GONE)
@@ -176,8 +173,7 @@ def _answer(parent: _Parent, reader: TextReader, job: Job) -> None:
 
 
 class TextReader:
-    """Does the jobs, and calls `rest` between the parts of one. Loads the tokenizer at the first
-    text."""
+    """Runs the jobs, calling `rest` between the parts of a job. Loads tokenizers on first use."""
 
     def __init__(self, spec: EngineSpec, rest: Rest) -> None:
         self._spec = spec
@@ -186,7 +182,7 @@ class TextReader:
         self._loaded: OrderedDict[str, Tokenizer] = OrderedDict()
 
     def run(self, job: Job, data: bytes) -> tuple[TextResult, bytes]:
-        """Return the result and the bytes that belong to it. Raises: RequestError"""
+        """Return the result and the bytes that follow it. Raises: RequestError"""
         tokenizer = self._tokenizer(job.folder)
         match job:
             case Parse():
@@ -210,7 +206,7 @@ class TextReader:
                 return self._described(job, data.decode())
 
     def _tokenizer(self, folder: str = "") -> Tokenizer:
-        """Return the model's tokenizer, or that of a folder; of these some stay loaded."""
+        """Return the model's tokenizer or that of a folder, from an LRU cache."""
         if folder in self._loaded:
             self._loaded.move_to_end(folder)
             return self._loaded[folder]
@@ -236,7 +232,7 @@ class TextReader:
         return result, payload
 
     def _parsed(self, data: bytes, *, is_bounded: bool) -> bytes:
-        """Return a body as msgpack, its texts checked and cut. Raises: RequestError"""
+        """Return a body as msgpack, its texts checked and truncated. Raises: RequestError"""
         try:
             body = json_value(data)
         except InvalidJson as error:
@@ -252,7 +248,7 @@ class TextReader:
             raise RequestError("the request body is nested too deep.") from None
 
     def _check(self, body: Any, *, is_bounded: bool) -> None:
-        """Raise RequestError for too many values, and for text that is invalid or of no use."""
+        """Raise RequestError for too many values, and for text that is invalid or too long."""
         for count, (path, value) in enumerate(_values(body)):
             if count > MAX_VALUES:
                 raise RequestError(
@@ -276,14 +272,14 @@ class TextReader:
                 )
 
     def _cut(self, body: Any) -> None:
-        """Leave of a prompt what truncate_prompt_tokens can keep of it. Mutates: body"""
+        """Cut a prompt to what truncate_prompt_tokens can keep of it. Mutates: body"""
         if not _truncates(body) or not isinstance(body.get("prompt"), str):
             return
         longest = self._tokenizer().longest_token_chars()
         keep = body["truncate_prompt_tokens"]
         keep = min(keep if keep > 0 else self._most, self._most) + 1
         if longest is not None:
-            # Twice as much as the kept tokens can stand for: those at the cut are not kept.
+            # Twice as much as the kept tokens can hold, so that tokens at the cut are dropped.
             num_chars, prompt = 2 * keep * longest, body["prompt"]
             keeps_start = body.get("truncation_side") == "right"
             body["prompt"] = prompt[:num_chars] if keeps_start else prompt[-num_chars:]
@@ -309,8 +305,8 @@ Path = tuple[str | int, ...]
 
 
 def _prompt_texts(body: dict[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield the texts that stand in the prompt in full. The assistant's turns are not among them:
-    templates leave out what it thought."""
+    """Yield the texts that are fully part of the prompt. Assistant turns are omitted, since
+    templates drop their reasoning."""
     for name in PROMPT_FIELDS.intersection(body):
         value = body[name]
         for path, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
@@ -322,7 +318,7 @@ def _prompt_texts(body: dict[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def _content_texts(path: Path, item: dict[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield the texts of a turn's or an input item's content."""
+    """Yield the texts in the content of a turn or an input item."""
     for name in ("content", "text", "output"):
         value = item.get(name)
         if isinstance(value, str):

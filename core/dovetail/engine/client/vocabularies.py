@@ -1,8 +1,8 @@
-"""Vocabularies: the tokens that requests may name, and what reads and writes them as text.
+"""Vocabularies: the token ids that requests may use, and the tokenizers for them.
 
-The model has one; an adapter that has vectors of tokens has its own: the model's tokens and those
-that it adds behind them, with the tokenizer of its folder where that has one. Engines tell which
-adapters there are; this holds what they told last, and loads a tokenizer once.
+The model has one vocabulary. An adapter with token embeddings has its own: the model's tokens
+followed by the added ones, with the tokenizer of its folder if that has one. Engines report their
+adapters; this caches the latest report, and loads each tokenizer once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.interfaces.tokenizer import Tokenizer, end_token_ids
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
     """Token ids from 0 to `num_tokens` - 1. `eos_token_ids` end an answer. `tokenizer_path` is the
-    folder of a tokenizer of its own ("": the model's reads and writes its text)."""
+    folder of its own tokenizer ("": it uses the model's)."""
 
     tokenizer: Tokenizer
     num_tokens: int
@@ -30,7 +30,7 @@ class Vocabulary:
 
 
 class Vocabularies:
-    """The vocabularies of one client's engines. Called from several threads."""
+    """The vocabularies of one client's engines. Used by several threads."""
 
     def __init__(self, spec: EngineSpec, tokenizer: Tokenizer) -> None:
         self.own = Vocabulary(
@@ -47,7 +47,7 @@ class Vocabularies:
         self._lock = Lock()
 
     def knows(self, adapter: str) -> bool:
-        """Return whether engines have told of an adapter ("": none), or need not."""
+        """Return whether an adapter is known ("": none), or has no vocabulary of its own."""
         return not adapter or not self.can_grow or adapter in self._sources
 
     def is_new(self, sources: Iterable[AdapterSource]) -> bool:
@@ -57,7 +57,7 @@ class Vocabularies:
         )
 
     def note(self, sources: Iterable[AdapterSource]) -> None:
-        """Take over which adapters there are, as engines told. Mutates: self"""
+        """Store the adapters that engines have reported. Mutates: self"""
         if not self.can_grow:
             return
         with self._lock:
@@ -72,8 +72,8 @@ class Vocabularies:
             self._sources, self._found = told, found
 
     def of(self, adapter: str) -> Vocabulary:
-        """Return an adapter's vocabulary, the model's own of one that adds nothing or is not known.
-        Raises: RequestError where its tokenizer is gone"""
+        """Return an adapter's vocabulary; the model's for one that adds nothing or is unknown.
+        Raises: RequestError if its tokenizer is missing"""
         found = self._found.get(adapter, self.own)
         if isinstance(found, DovetailError):
             raise RequestError(found.what, where=found.where, fix=found.fix, status=500)
@@ -84,7 +84,7 @@ class Vocabularies:
         if source.has_tokenizer:
             try:
                 tokenizer = registry.make(self._selection, source.path)
-            except DovetailError as error:  # whoever asks for this adapter is told
+            except DovetailError as error:  # requests for this adapter get the error
                 return error
             ends = end_token_ids(ends, tokenizer.facts())
         return Vocabulary(

@@ -1,7 +1,7 @@
 """The engine process, started by `client.host.EngineProcess`,
 or for a server on another machine by `joining.headless`.
 
-Takes its Boot message and runs an engine as described there.
+Reads its Boot message and runs the engine that it describes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail.engine.messages import Boot
 from dovetail.interfaces.spec import EngineSpec
 
 SWITCH_S = 5e-4
-"""How long a thread beside the steps, one that loads constraints, keeps the interpreter at most."""
+"""The longest a background thread, for example one loading constraints, may hold the GIL."""
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     _leave_signals_to_parent()
     _start_logging(boot.spec)
     sys.setswitchinterval(SWITCH_S)
-    # The socket first: the parent's first message need not wait for the heavy imports below.
+    # Open the socket first, so that the parent can send before the heavy imports below finish.
     end = engine_end(boot.addresses)
     from dovetail.engine import loop
 
@@ -35,8 +35,8 @@ def main() -> int:
 
 
 def _leave_signals_to_parent() -> None:
-    """Ignore Ctrl-C and SIGTERM: a terminal or a service manager sends them to the whole group,
-    and the parent still wants running requests finished."""
+    """Ignore Ctrl-C and SIGTERM: terminals and service managers send them to the whole process
+    group, but the parent wants running requests to finish first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -1,8 +1,8 @@
 """Both ends of the transport over connected TCP sockets: an engine on another machine.
 
-The engine has a connection to each API process, opened from its own side; the first is to the
-process that started it, its owner. What is sent never waits for the reader: it is kept until the
-reader takes it, up to a limit. Messages are framed (`process.framed`).
+The engine opens a connection to each API process; the first is to its owner, the process that
+started it. Sending never blocks: data is buffered until the reader takes it, up to a limit.
+Messages are framed (`process.framed`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 18
 MAX_PENDING_BYTES = 256 << 20
-"""A reader that is so far behind is stopped or gone."""
+"""A reader that is this far behind has stopped or died."""
 DESCRIPTOR = "fd:"
-"""An address that begins so is a connected socket of this process."""
+"""The prefix of an address that is a connected socket of this process."""
 
 
 def client_end(address: str) -> ClientEnd:
-    """Return an API process's end for an address: a Unix-domain socket's, or an open descriptor."""
+    """Return an API process's end for an address: a Unix-domain socket or an open descriptor."""
     number = descriptor_of(address)
     if number is None:
         return ZmqClientEnd(address)
@@ -47,13 +47,13 @@ def client_end(address: str) -> ClientEnd:
 
 
 def descriptor_of(address: str) -> int | None:
-    """Return the descriptor that an address names, None for any other address."""
+    """Return the descriptor in an address, None for any other address."""
     return int(address.removeprefix(DESCRIPTOR)) if address.startswith(DESCRIPTOR) else None
 
 
 def engine_end(addresses: Sequence[str]) -> EngineEnd:
-    """Return an engine's end: of a Unix-domain socket for all its clients, or of descriptors, one
-    for each, its owner's first."""
+    """Return an engine's end: a Unix-domain socket for all its clients, or one descriptor per
+    client, with its owner's first."""
     numbers = [descriptor_of(address) for address in addresses]
     connections = [_inherited(number) for number in numbers if number is not None]
     return SocketEngineEnd(connections) if connections else ZmqEngineEnd(addresses[0])
@@ -66,17 +66,17 @@ def _inherited(number: int) -> socket.socket:
 
 
 class _Frames:
-    """Cuts what a connection brings into messages."""
+    """Splits the bytes of a connection into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Add what has been read. Mutates: self"""
+        """Append received bytes. Mutates: self"""
         self._buffer += data
 
     def take(self) -> Iterator[bytes]:
-        """Yield the messages that are whole. Mutates: self"""
+        """Yield the complete messages. Mutates: self"""
         start = 0
         buffer = self._buffer
         try:
@@ -93,7 +93,7 @@ class _Frames:
 
 
 class _Outbox:
-    """What is on its way to a connection's other side."""
+    """The send buffer of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -103,14 +103,14 @@ class _Outbox:
         return bool(self._pending)
 
     def send(self, payload: bytes) -> None:
-        """Send now what can be, keep the rest. Raises: OSError; BufferError beyond the limit"""
+        """Send what the socket takes, buffer the rest. Raises: OSError; BufferError at the limit"""
         self._pending += framed(payload)
         self.flush()
         if len(self._pending) > MAX_PENDING_BYTES:
             raise BufferError("the other side does not read")
 
     def flush(self) -> None:
-        """Send what can be sent without waiting. Raises: OSError. Mutates: self"""
+        """Send what the socket takes without blocking. Raises: OSError. Mutates: self"""
         while self._pending:
             try:
                 sent = self._connection.send(self._pending[:READ_BYTES])
@@ -130,7 +130,7 @@ class _Peer:
 
 
 class SocketEngineEnd:
-    """The engine's end. It ends with its owner: a lost connection to it counts as Shutdown."""
+    """The engine's end. A lost connection to its owner counts as Shutdown."""
 
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -146,7 +146,7 @@ class SocketEngineEnd:
         self._owner = b"0"
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
-        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+        """Return all pending messages; wait up to `timeout_s` for the first."""
         received: list[tuple[bytes, ToEngine]] = []
         for key, events in self._selector.select(0.0 if self._departed else timeout_s):
             peer: _Peer = key.data
@@ -160,7 +160,7 @@ class SocketEngineEnd:
         return received
 
     def _read(self, peer: _Peer) -> list[tuple[bytes, ToEngine]]:
-        """Return what has come from a client. Mutates: self"""
+        """Return the messages received from a client. Mutates: self"""
         try:
             data = peer.connection.recv(READ_BYTES)
         except BlockingIOError:
@@ -180,7 +180,7 @@ class SocketEngineEnd:
         return received
 
     def send(self, client: bytes, message: FromEngine) -> bool:
-        """Send; return False when that client is gone. Never blocks."""
+        """Send; return False if that client is gone. Never blocks."""
         peer = self._peers.get(client)
         if peer is None:
             return False
@@ -201,7 +201,7 @@ class SocketEngineEnd:
         self._watch(peer)
 
     def _watch(self, peer: _Peer) -> None:
-        """Wait for room in a connection as long as something is to be sent."""
+        """Watch the socket for writability as long as data is buffered."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbox else 0)
         if self._selector.get_key(peer.connection).events != events:
             self._selector.modify(peer.connection, events, peer)
@@ -213,7 +213,7 @@ class SocketEngineEnd:
             self._departed.append(peer.name)
 
     def close(self) -> None:
-        """Give the connections back. May be called twice."""
+        """Close the connections. May be called twice."""
         for peer in self._peers.values():
             peer.connection.close()
         self._peers.clear()
@@ -246,7 +246,7 @@ class SocketClientEnd:
         loop.add_reader(self._connection.fileno(), self._read)
 
     def send(self, message: ToEngine) -> None:
-        """Send without blocking. Raises: EngineDead when the engine cannot be reached."""
+        """Send without blocking. Raises: EngineDead if the engine cannot be reached."""
         if self._is_closed:
             raise EngineDead("the engine has been shut down.")
         payload = self._encoder.encode(message)
@@ -259,7 +259,7 @@ class SocketClientEnd:
         self._watch_room()
 
     def _watch_room(self) -> None:
-        """Wait for room in the connection as long as something is to be sent. Mutates: self"""
+        """Watch the socket for writability as long as data is buffered. Mutates: self"""
         if self._loop is None or self._is_writing == bool(self._outbox):
             return
         self._is_writing = bool(self._outbox)
@@ -277,7 +277,7 @@ class SocketClientEnd:
         self._watch_room()
 
     def _read(self) -> None:
-        """Deliver what has come in one piece, then let the loop do other work."""
+        """Deliver the messages of one read, then let the loop do other work."""
         try:
             data = self._connection.recv(READ_BYTES)
         except BlockingIOError:
@@ -307,11 +307,11 @@ class SocketClientEnd:
         self._loop = None
 
     def close(self) -> None:
-        """Say goodbye and give the connection back. May be called twice."""
+        """Send Goodbye and close the connection. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
         self._unwatch()
-        with contextlib.suppress(OSError, BufferError):  # one that is gone needs no goodbye
+        with contextlib.suppress(OSError, BufferError):  # a dead peer needs no goodbye
             self._outbox.send(self._encoder.encode(Goodbye()))
         self._connection.close()

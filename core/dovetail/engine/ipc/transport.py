@@ -1,8 +1,8 @@
 """Transport: typed messages between API processes and an engine, over ZeroMQ or in memory.
 
-The engine's end is a ROUTER on a Unix-domain socket in a private folder, each API process a
-DEALER; the in-memory twin joins a thread to an event loop. Both ends of both kinds look alike.
-Knows what messages are called, not what they mean. Source of the framing: ZeroMQ RFC 28.
+The engine's end is a ROUTER on a Unix-domain socket in a private folder, each API process a DEALER.
+The in-memory version connects a thread to an event loop. All ends share one interface. Knows
+message types, not their meaning. Source of the framing: ZeroMQ RFC 28.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # sockaddr_un holds 108 bytes on Linux, 104 elsewhere; "ipc://" is not part of it.
 MAX_SOCKET_PATH_BYTES = 100
 RECONNECT_MS = 10
-# A client this many messages behind is stopped or gone: its requests are not worth more memory.
+# A client this many messages behind has stopped or died: do not buffer more for it.
 MAX_QUEUED_MESSAGES = 100_000
 DRAIN_BATCH = 64
 
@@ -38,20 +38,20 @@ OnLost = Callable[[str], None]
 
 
 class EngineEnd(Protocol):
-    """Where an engine hears and answers its clients. Used by one thread."""
+    """The engine's connection to its clients. Used by one thread."""
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
-        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+        """Return all pending messages; wait up to `timeout_s` for the first."""
 
     def send(self, client: bytes, message: FromEngine) -> bool:
-        """Send; return False when that client is gone. Never blocks."""
+        """Send; return False if that client is gone. Never blocks."""
 
     def close(self) -> None:
         """Close the sockets. May be called twice."""
 
 
 class ClientEnd(Protocol):
-    """Where an API process hears its engine. Used by one event loop."""
+    """An API process's connection to its engine. Used by one event loop."""
 
     name: str
 
@@ -61,16 +61,16 @@ class ClientEnd(Protocol):
         """Deliver messages to a callback in the loop's thread from now on."""
 
     def send(self, message: ToEngine) -> None:
-        """Send without blocking. Raises: EngineDead when the engine cannot be reached."""
+        """Send without blocking. Raises: EngineDead if the engine cannot be reached."""
 
     def close(self) -> None:
-        """Say goodbye and give sockets back. May be called twice."""
+        """Send Goodbye and close the sockets. May be called twice."""
 
 
 def make_socket_folder(parent: str | None = None) -> Path:
     """Return a new folder that only this user can enter, with a path short enough for a socket.
 
-    Raises: ConfigError when no temporary folder has a short path, or `parent` cannot hold it.
+    Raises: ConfigError if no temporary folder has a short path, or `parent` cannot hold it.
     """
     longest = MAX_SOCKET_PATH_BYTES - len("/dovetail-xxxxxxxx/engine.sock")
     if parent is not None:
@@ -86,7 +86,7 @@ def make_socket_folder(parent: str | None = None) -> Path:
 
 
 def _make_in(parent: str, longest: int) -> Path:
-    """Return a new folder in the one that --socket-dir names. Raises: ConfigError."""
+    """Return a new folder in the --socket-dir folder. Raises: ConfigError."""
     where, path = "--socket-dir", Path(parent).expanduser().resolve()
     if len(os.fsencode(path)) > longest:
         raise ConfigError(
@@ -112,7 +112,7 @@ class ZmqEngineEnd:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # An API process that comes back under its old name replaces its dead connection.
+        # An API process that reconnects under its old name replaces its dead connection.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.set_hwm(MAX_QUEUED_MESSAGES)
@@ -121,7 +121,7 @@ class ZmqEngineEnd:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
-        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+        """Return all pending messages; wait up to `timeout_s` for the first."""
         received: list[tuple[bytes, ToEngine]] = []
         if not self._socket.poll(int(timeout_s * 1000), zmq.POLLIN):
             return received
@@ -135,7 +135,7 @@ class ZmqEngineEnd:
                 logger.error("a message was dropped, it is malformed: %s", error)
 
     def send(self, client: bytes, message: FromEngine) -> bool:
-        """Send; return False when that client is gone. Never blocks."""
+        """Send; return False if that client is gone. Never blocks."""
         try:
             self._socket.send_multipart((client, self._encoder.encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -145,7 +145,7 @@ class ZmqEngineEnd:
         return True
 
     def close(self) -> None:
-        """Give the socket back, after up to 0.2 s for what is still on its way."""
+        """Close the socket, waiting up to 0.2 s for messages in transit."""
         if not self._socket.closed:
             self._socket.close()
             self._context.term()
@@ -154,8 +154,8 @@ class ZmqEngineEnd:
 class ZmqClientEnd:
     """An API process's DEALER, read by its event loop without a thread.
 
-    The loop watches ZeroMQ's descriptor, which signals edges only: whoever touches the socket
-    may swallow one, so every send looks for messages as well.
+    The loop watches ZeroMQ's descriptor, which is edge-triggered. Any use of the socket may consume
+    an edge, so every send also checks for messages.
     """
 
     def __init__(self, address: str) -> None:
@@ -182,12 +182,12 @@ class ZmqClientEnd:
         self._on_lost = on_lost
         loop.add_reader(self._socket.FD, self._drain)
         loop.add_reader(self._monitor.FD, self._look_at_monitor)
-        # ZeroMQ signals only after somebody has looked and found nothing.
+        # ZeroMQ signals only after its socket has been found empty.
         loop.call_soon(self._look_at_monitor)
         self._drain_soon()
 
     def send(self, message: ToEngine) -> None:
-        """Send without blocking. Raises: EngineDead when the engine cannot be reached."""
+        """Send without blocking. Raises: EngineDead if the engine cannot be reached."""
         if self._socket.closed:
             raise EngineDead("the engine has been shut down.")
         try:
@@ -216,11 +216,11 @@ class ZmqClientEnd:
             parts = self._monitor.recv_multipart(zmq.NOBLOCK)
             is_lost |= parse_monitor_message(parts)["event"] == zmq.EVENT_DISCONNECTED
         if is_lost:
-            self._drain()  # its last words, if there are any
+            self._drain()  # deliver its last messages, if any
             self._on_lost("the engine process closed its connection.")
 
     def close(self) -> None:
-        """Say goodbye and give sockets back. May be called twice."""
+        """Send Goodbye and close the sockets. May be called twice."""
         if self._socket.closed:
             return
         if self._loop is not None and not self._loop.is_closed():
@@ -241,7 +241,7 @@ def _has_message(socket: zmq.Socket[bytes]) -> bool:
 
 
 class MemoryLink:
-    """The two ends in one process: an engine thread and one event loop."""
+    """Both ends in one process: an engine thread and an event loop."""
 
     def __init__(self) -> None:
         to_engine: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
@@ -250,7 +250,7 @@ class MemoryLink:
 
 
 class MemoryClientEnd:
-    """The event loop's end. Messages are handed over as they are."""
+    """The event loop's end. Messages are passed without serialization."""
 
     name = "local"
 
@@ -268,13 +268,13 @@ class MemoryClientEnd:
         self._loop = loop
 
     def deliver(self, message: FromEngine) -> bool:
-        """Pass a message to the loop, from any thread; return whether there is one."""
+        """Pass a message to the loop, from any thread; return whether there is a loop."""
         loop, on_message = self._loop, self._on_message
         if self._is_closed or loop is None or on_message is None:
             return False
         try:
             loop.call_soon_threadsafe(on_message, message)
-        except RuntimeError:  # the loop was closed in this very moment
+        except RuntimeError:  # the loop was closed just now
             return False
         return True
 
@@ -283,7 +283,7 @@ class MemoryClientEnd:
         self._to_engine.put(message)
 
     def close(self) -> None:
-        """Say goodbye. May be called twice."""
+        """Send Goodbye. May be called twice."""
         if not self._is_closed:
             self._is_closed = True
             self._to_engine.put(Goodbye())
@@ -297,7 +297,7 @@ class MemoryEngineEnd:
         self._client_end = client_end
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
-        """Return all messages that are there, waiting for the first up to `timeout_s`."""
+        """Return all pending messages; wait up to `timeout_s` for the first."""
         client = self._client_end.name.encode()
         received: list[tuple[bytes, ToEngine]] = []
         try:
@@ -309,8 +309,8 @@ class MemoryEngineEnd:
             return received
 
     def send(self, client: bytes, message: FromEngine) -> bool:
-        """Send; return False when the loop is gone. Never blocks."""
+        """Send; return False if the loop is gone. Never blocks."""
         return self._client_end.deliver(message)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to close."""

@@ -1,1 +1,1 @@
-"""KV blocks: which exist, who holds them, which can be found again by their prefix."""
+"""KV blocks: which exist, which requests own them, and which can be reused by their prefix."""

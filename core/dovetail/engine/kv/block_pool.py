@@ -1,11 +1,11 @@
-"""BlockPool: who owns which KV block, and which free or shared blocks still hold a known prefix.
+"""BlockPool: owners of KV blocks, and the prefix index of used and free blocks.
 
-Numbers only: block ids, reference counts, and an index from (group, prefix hash) to block. Knows
-no request and no token. Block 0 is the null block: it is never handed out, and stands in block
-tables where nothing is kept. Free blocks form an intrusive doubly linked list (`_next`, `_prev`
-over block ids, 0 being the sentinel); blocks are taken at its head. A block with a hash is freed
-to the tail, so the least recently used prefix is evicted first; one without goes to the head,
-because nothing is lost by reusing it. Every operation is O(1) per block.
+Contains only numbers: block ids, reference counts, and an index from (group, prefix hash) to block;
+no requests or tokens. Block 0 is the null block: it is never allocated, and fills block-table
+entries without a block. Free blocks form an intrusive doubly linked list (`_next`, `_prev` over
+block ids, with 0 as the sentinel); blocks are taken from its head. A block with a hash is freed to
+the tail, so the least recently used prefix is evicted first. A block without one goes to the head,
+since reusing it loses nothing. Every operation is O(1) per block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 NULL_BLOCK = 0
 
 Forgotten = Callable[[int, bytes], None]
-"""Told the group and the hash of a prefix that can no longer be found."""
+"""Called with the group and the hash of a prefix that was evicted."""
 
 
 class BlockPool:
@@ -37,7 +37,7 @@ class BlockPool:
         return self.num_blocks - 1
 
     def find(self, group: int, prefix_hash: bytes) -> int:
-        """Return the block that holds this prefix in this group, or the null block."""
+        """Return the block with this prefix in this group, or the null block."""
         return self._index[group].get(prefix_hash, NULL_BLOCK)
 
     def refs(self, block: int) -> int:
@@ -45,7 +45,7 @@ class BlockPool:
         return self._refs[block]
 
     def take(self, count: int) -> list[int]:
-        """Return `count` blocks owned once; the prefixes they held are forgotten.
+        """Return `count` newly owned blocks; their old prefixes are evicted.
 
         The caller has checked `num_free`.
         """
@@ -61,7 +61,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add an owner to each block; free ones among them leave the free list."""
+        """Add an owner to each block; free blocks leave the free list."""
         for block in blocks:
             if self._refs[block] == 0:
                 self._unlink(block)
@@ -83,8 +83,8 @@ class BlockPool:
                 self._link(block)
 
     def publish(self, group: int, block: int, prefix_hash: bytes) -> bool:
-        """Make an owned block findable. Another one under this hash stays if it is owned too; a
-        free one, which will be taken sooner, makes way. Return whether the prefix is a new one."""
+        """Make an owned block findable; return whether its prefix is new. If another block has this
+        hash, it stays if owned; a free one is replaced, since it will be evicted sooner."""
         if self._key_of[block] is not None:
             return False
         other = self.find(group, prefix_hash)
@@ -97,11 +97,11 @@ class BlockPool:
         return other == NULL_BLOCK
 
     def key_of(self, block: int) -> tuple[int, bytes] | None:
-        """Return the group and the hash that a block can be found by, if it can."""
+        """Return the group and the hash in a block's index entry, or None."""
         return self._key_of[block]
 
     def forget(self, block: int) -> None:
-        """Make a block unfindable, even if it is in use."""
+        """Remove a block from the prefix index, even if it is in use."""
         key = self._key_of[block]
         if key is not None:
             del self._index[key[0]][key[1]]
@@ -110,7 +110,7 @@ class BlockPool:
                 self.on_forget(*key)
 
     def forget_all(self) -> None:
-        """Make every block unfindable. Nobody is told which."""
+        """Clear the prefix index. `on_forget` is not called."""
         self._key_of = [None] * self.num_blocks
         for index in self._index:
             index.clear()
@@ -122,7 +122,7 @@ class BlockPool:
         self.num_free -= 1
 
     def _link(self, block: int) -> None:
-        """Put a block at the tail of the free list, or at the head when it holds no prefix."""
+        """Put a block at the tail of the free list, or at the head if it has no prefix."""
         has_prefix = self._key_of[block] is not None
         before = self._prev[NULL_BLOCK] if has_prefix else NULL_BLOCK
         after = self._next[before]
@@ -132,7 +132,7 @@ class BlockPool:
         self.num_free += 1
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when list, counts and index disagree. O(num_blocks)."""
+        """Raise AssertionError if list, counts and index disagree. O(num_blocks)."""
         free = self._free_blocks()
         assert len(free) == self.num_free, "num_free differs from the free list"
         assert self._refs[NULL_BLOCK] == 0, "the null block is owned"

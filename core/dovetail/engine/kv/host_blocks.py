@@ -1,9 +1,8 @@
-"""HostBlockAccounting: which blocks of host memory hold what preempted requests had cached, or what
-was brought for requests from elsewhere.
+"""HostBlockAccounting: host memory blocks, of preempted requests or from an external store.
 
-Numbers only, as in the block pool: host block ids, their owners and a free list. A plan's copies to
-the host come before its copies from there, so a host block given back by a plan that reads it may
-be taken again by any later one.
+Contains only numbers, like the block pool: host block ids, their owners and a free list. A plan
+copies to the host before it copies from there. So a host block freed by a plan that reads it may be
+reused by any later plan.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from collections.abc import Sequence
 from dovetail.engine.kv.block_pool import NULL_BLOCK
 
 Copies = tuple[tuple[int, int], ...]
-"""Pairs (from, to)."""
+"""Pairs (source, destination)."""
 
 
 class Swapped:
     """The host blocks of one request: `tables[g][i]` has block i of group g, for the first
-    `num_tokens` tokens. The first `num_nulls[g]` lie behind the group's window: nothing is kept.
+    `num_tokens` tokens. The first `num_nulls[g]` have left the group's window and are not stored.
 
-    Of what was brought from elsewhere by the load that begins with the number `load`, the first
-    `num_missing` tokens are not here: they are in the prefix index, or all of this is of no use.
+    `load` is the first number of a load from an external store. Its first `num_missing` tokens were
+    in the prefix index; if they are evicted, the load is useless.
     """
 
     __slots__ = ("load", "num_missing", "num_nulls", "num_tokens", "tables")
@@ -65,20 +64,20 @@ class HostBlockAccounting:
 
     @property
     def usage(self) -> float:
-        """Return the share of host blocks in use, 0 to 1."""
+        """Return the fraction of host blocks in use, 0 to 1."""
         return 1.0 - len(self._free) / self.num_blocks if self.num_blocks else 0.0
 
     def find(self, request_id: str) -> Swapped | None:
-        """Return the host blocks of a request, or what was brought for it."""
+        """Return the host blocks of a request, or the blocks loaded for it."""
         return self._swapped.get(request_id) or self._loaded.get(request_id)
 
     def adopt(self, request_id: str, loaded: Swapped) -> None:
-        """Keep account of what was brought for a request that owns nothing yet. Mutates: self"""
+        """Register the blocks loaded for a request that owns none yet. Mutates: self"""
         assert self.find(request_id) is None, f"{request_id} has host blocks already"
         self._loaded[request_id] = loaded
 
     def take_released(self) -> list[int]:
-        """Return the loads that are needed no more, once. Mutates: self"""
+        """Return the loads that were released since the last call. Mutates: self"""
         released, self._released = self._released, []
         return released
 
@@ -87,7 +86,7 @@ class HostBlockAccounting:
     ) -> Copies | None:
         """Take a host block for each block of a request; return the copies (block, host block).
 
-        None, with nothing changed, when too few are free.
+        None, with nothing changed, if too few are free.
         """
         assert request_id not in self._swapped, f"{request_id} was swapped out twice"
         count = sum(block != NULL_BLOCK for table in tables for block in table)
@@ -103,18 +102,18 @@ class HostBlockAccounting:
         )
 
     def drop(self, request_id: str) -> None:
-        """Free a request's host blocks; one without any is ignored."""
+        """Free a request's host blocks, if any."""
         loaded = self._loaded.pop(request_id, None)
         if loaded is not None and loaded.load is not None:
             self._released.append(loaded.load)
         swapped = self._swapped.pop(request_id, None)
         if swapped is not None:
-            # The lowest are taken first: neighbours are copied at once.
+            # The lowest are taken first: adjacent blocks are copied together.
             self._free.extend(swapped.blocks())
             self._free.sort(reverse=True)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when a host block is lost or has two owners."""
+        """Raise AssertionError if a host block is lost or has two owners."""
         owned = [block for swapped in self._swapped.values() for block in swapped.blocks()]
         every = sorted([*owned, *self._free])
         assert every == list(range(self.num_blocks)), "host blocks are lost or used twice"

@@ -1,9 +1,9 @@
 """KVCacheManager: which blocks each request owns, and which of its tokens are already cached.
 
-Implements interfaces.scheduler.KVCache over a BlockPool and, for preempted requests, host blocks.
-The block tables of a request's groups have the same length; a windowed group has the null block
-where tokens fell out of its window. Groups of what encoders read stand apart: they have the blocks
-for it from the first on, which no prefix finds.
+Implements interfaces.scheduler.KVCache with a BlockPool and, for preempted requests, host blocks.
+The block tables of a request's groups have the same length; a windowed group has null blocks for
+tokens that have left its window. Cross-attention groups are separate: they get all their blocks at
+the start and are not in the prefix index.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _Holding:
 class KVCacheManager:
     """The block accounting of one engine.
 
-    `num_queried_tokens` and `num_hit_tokens` count the tokens of first allocations and those of
-    them found in the prefix index, since the start; `num_swaps` requests went to host blocks, and
-    `num_swapped_in_tokens` were copied back from there. `num_loaded_tokens` came from elsewhere.
+    Counts since the start: `num_queried_tokens` of first allocations, `num_hit_tokens` of them from
+    the prefix index, `num_swaps` requests swapped out to host blocks, `num_swapped_in_tokens`
+    copied back from there, and `num_loaded_tokens` from an external store.
     """
 
     def __init__(self, layout: KVLayout, cache: CacheSpec, hash_key: bytes) -> None:
@@ -75,7 +75,7 @@ class KVCacheManager:
         self._watchers: list[BlockWatcher] = []
 
     def watch(self, watcher: BlockWatcher) -> None:
-        """Tell a watcher from now on what becomes findable and what does no longer."""
+        """Report blocks that become findable or are evicted to a watcher from now on."""
         self._watchers.append(watcher)
         self._pool.on_forget = self._tell_evicted
 
@@ -85,16 +85,16 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Return how many blocks are free (those that keep prefixes included)."""
+        """Return how many blocks are free (including those with cached prefixes)."""
         return self._pool.num_free
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Return how many blocks stay because requests asked for it; none of them is free."""
+        """Return how many blocks are pinned by requests; none of them is free."""
         return len(self._pins)
 
     def pin(self, request: RequestState, duration_s: float) -> None:
-        """Keep what is cached of a request's prompt for a time, unless requests need the room.
+        """Pin the cached blocks of a request's prompt for a time, unless requests need the room.
         Mutates: self"""
         num_blocks = request.num_prompt_tokens // self._block_tokens
         if not self._uses_prefix_cache:
@@ -106,41 +106,41 @@ class KVCacheManager:
             self._pins.hold((block for block in found if block != NULL_BLOCK), until_s)
 
     def _has_room(self, count: int) -> bool:
-        """Return whether so many blocks are free; pins give way. Mutates: the pins"""
+        """Return whether `count` blocks are free, dropping pins if needed. Mutates: the pins"""
         self._pins.expire(time.monotonic())
         if count > self._pool.num_free:
             self._pins.make_room(count)
         return count <= self._pool.num_free
 
     def _can_own(self, cached: Sequence[int], num_fresh: int) -> bool:
-        """Return whether cached blocks and fresh ones can be had. Mutates: the pins"""
-        # A cached block that nobody owns leaves the free list just as a fresh one does.
+        """Return whether these cached blocks plus fresh ones are available. Mutates: the pins"""
+        # A cached block without an owner leaves the free list, just like a fresh one.
         needed = num_fresh + self._pool.num_free_among(cached)
         while self._has_room(needed):
             now = num_fresh + self._pool.num_free_among(cached)
             if now == needed:
                 return True
-            needed = now  # a pin that gave way was all that owned some of them
+            needed = now  # a dropped pin was the only owner of some of them
         return False
 
     @property
     def usage(self) -> float:
-        """Return the share of blocks owned by requests, 0 to 1."""
+        """Return the fraction of blocks owned by requests, 0 to 1."""
         return 1.0 - self._pool.num_free / self.num_blocks
 
     def blocks_for(self, num_tokens: int, step_tokens: int) -> int:
-        """Return the most blocks a request of this many tokens owns at any time."""
+        """Return the maximum number of blocks that a request with this many tokens owns."""
         return kv_groups.blocks_for(self.layout, num_tokens, step_tokens)
 
     def _cross_blocks(self, request: RequestState) -> int:
-        """Return the blocks that a request needs for its encoder's rows, all groups together."""
+        """Return the number of cross-attention blocks of a request, over all groups."""
         if not any(self._is_cross):
             return 0
         rows = encoder_rows(part.place for part in request.parts)
         return -(-rows // self._block_tokens) * sum(self._is_cross)
 
     def blocks_of(self, request: RequestState) -> Blocks:
-        """Return the block table of each group; empty ones for a request that owns nothing."""
+        """Return the block table of each group; empty tables for a request without blocks."""
         holding = self._holdings.get(request.request_id)
         return self._nothing if holding is None else tuple(map(tuple, holding.tables))
 
@@ -160,7 +160,7 @@ class KVCacheManager:
         return kv_groups.longest_hit(groups, limit, self._block_tokens) * self._block_tokens
 
     def find_elsewhere(self, request: RequestState, has: Has) -> Found | None:
-        """Return what `has` finds of the request beyond what is cached, or None. Mutates:
+        """Return the blocks that `has` reports beyond the cached ones, or None. Mutates:
         request.block_hashes"""
         size = self._block_tokens
         limit = (request.num_tokens - 1) // size
@@ -182,8 +182,7 @@ class KVCacheManager:
         return Found(num_cached=num_cached, num_blocks=num_found, starts=starts, hashes=hashes)
 
     def adopt(self, request: RequestState, found: Found, first: int) -> None:
-        """Take over the blocks found elsewhere, which were brought under the numbers from `first`
-        on in the order of `found.blocks`. Mutates: self"""
+        """Register blocks loaded in the order of `found.blocks`, from `first`. Mutates: self"""
         size = self._block_tokens
         tables: list[list[int | None]] = [[None] * found.num_blocks for _ in self._windows]
         for number, (group, index) in enumerate(found.blocks(), first):
@@ -203,9 +202,9 @@ class KVCacheManager:
     def allocate(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
     ) -> Blocks | None:
-        """Make room up to position `num_tokens`; return the new block ids per group, or None.
+        """Allocate blocks up to position `num_tokens`; return the new block ids per group, or None.
 
-        Mutates: nothing when it returns None
+        Mutates: nothing if it returns None
         """
         holding = self._holdings.get(request.request_id)
         if holding is None:
@@ -218,7 +217,7 @@ class KVCacheManager:
         return self._grow(holding, count)
 
     def _grow(self, holding: _Holding, count: int) -> Blocks:
-        """Append `count` fresh blocks to the table of each group that grows; return them."""
+        """Append `count` fresh blocks to the table of each growing group; return them."""
         holding.num_blocks += count
         new_blocks = []
         for table, is_cross in zip(holding.tables, self._is_cross, strict=True):
@@ -250,7 +249,7 @@ class KVCacheManager:
         return tuple(map(tuple, holding.tables))
 
     def _prefix_tables(self, request: RequestState, num_cached: int) -> list[list[int]]:
-        """Return each group's blocks for a prefix that find_prefix has just found."""
+        """Return each group's blocks of a prefix that find_prefix has just found."""
         tables = []
         for group, window in enumerate(self._windows):
             start = 0
@@ -267,7 +266,7 @@ class KVCacheManager:
     def commit(self, request: RequestState, num_tokens: int) -> None:
         """Record that the first `num_tokens` tokens are computed and known.
 
-        Mutates: full blocks become findable, blocks that left a window are freed
+        Mutates: full blocks become findable, blocks outside their window are freed
         """
         holding = self._holdings[request.request_id]
         num_full = num_tokens // self._block_tokens
@@ -287,7 +286,7 @@ class KVCacheManager:
             self._drop_out_of_window(holding, num_tokens)
 
     def _drop_out_of_window(self, holding: _Holding, num_tokens: int) -> None:
-        """Free the blocks that no query from position `num_tokens` on can see."""
+        """Free the blocks that queries from position `num_tokens` on cannot see."""
         for group, window in enumerate(self._windows):
             if window is None:
                 continue
@@ -300,10 +299,10 @@ class KVCacheManager:
                 holding.num_dropped[group] = end
 
     def swap_out(self, request: RequestState, num_tokens: int) -> Copies | None:
-        """Free the blocks and keep what `num_tokens` tokens cached in host blocks.
+        """Free the blocks and save the cache of `num_tokens` tokens in host blocks.
 
-        Returns the copies (block, host block), or None when too few host blocks are free or the
-        tokens fill no block: they are computed again as fast. Mutates: nothing when it returns None
+        Returns the copies (block, host block). None if too few host blocks are free, or if the
+        tokens fill no block, since recomputing is as fast. Mutates: nothing if it returns None
         """
         if num_tokens < self._block_tokens:
             return None
@@ -320,10 +319,10 @@ class KVCacheManager:
         return copies
 
     def find_swapped(self, request: RequestState) -> int:
-        """Return how many leading tokens the host blocks hold, at most num_tokens - 1.
+        """Return how many leading tokens are in host blocks, at most num_tokens - 1.
 
-        What lies behind the last known token was computed for drafts that did not come true. What
-        was brought from elsewhere counts while what lies before it is still cached.
+        Entries after the last known token belong to rejected drafts. Blocks from an external store
+        count only while the prefix before them is still cached.
         """
         swapped = self.host.find(request.request_id)
         if swapped is None:
@@ -335,10 +334,10 @@ class KVCacheManager:
     def swap_in(
         self, request: RequestState, num_tokens: int, *, cached_tokens: int = 0
     ) -> tuple[Blocks, Copies] | None:
-        """Make room up to position `num_tokens`; return the block ids and the copies (host block,
-        block) for what the first `cached_tokens` tokens do not bring from the prefix index.
+        """Allocate blocks up to position `num_tokens`; return the block ids and the copies (host
+        block, block) for tokens beyond the first `cached_tokens`, which come from the prefix index.
 
-        Mutates: nothing when it returns None
+        Mutates: nothing if it returns None
         """
         swapped = self.host.find(request.request_id)
         assert swapped is not None, "swap_in of a request that has no host blocks"
@@ -382,7 +381,7 @@ class KVCacheManager:
         self.num_loaded_tokens += num_kept - num_cached
 
     def free(self, request: RequestState, *, forget: bool = False) -> None:
-        """Free all blocks, last ones first, so that the start of a prefix is kept longest.
+        """Free all blocks, last ones first, so that the start of a prefix stays cached longest.
 
         `forget` also removes them from the prefix index. Host blocks are freed too.
         """
@@ -409,7 +408,7 @@ class KVCacheManager:
             self._pool.release(table)
 
     def forget_all(self) -> None:
-        """Make no cached prefix findable any more (weights or adapters changed)."""
+        """Invalidate all cached prefixes (weights or adapters changed)."""
         self._pins.clear()
         self._pool.forget_all()
         for watcher in self._watchers:
@@ -425,7 +424,7 @@ class KVCacheManager:
             watcher.suspected(group, prefix_hash)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when blocks are lost, used twice or counted wrongly.
+        """Raise AssertionError if blocks are lost, used twice or counted wrongly.
 
         O(num_blocks); runs when the engine goes idle, and every step in tests.
         """
@@ -448,10 +447,10 @@ class KVCacheManager:
             assert self._pool.refs(block) == wanted, f"block {block}: wrong owner count"
 
     def _check_private_blocks(self, request_id: str, holding: _Holding) -> None:
-        """Blocks that are still being written belong to one request alone."""
+        """Check that blocks that are still being written have a single owner."""
         for table, is_cross in zip(holding.tables, self._is_cross, strict=True):
             for block in islice(table, 0 if is_cross else holding.num_committed, None):
-                if block == NULL_BLOCK:  # behind the window of one that came back from the host
+                if block == NULL_BLOCK:  # outside the window, after a swap-in
                     continue
                 refs = self._pool.refs(block) - (block in self._pins)
                 assert refs == 1, f"{request_id}: unfinished block {block} shared"

@@ -1,12 +1,11 @@
-"""KV groups: which layers share a block table, how the cache memory is laid out, what a hit is.
+"""KV groups: which layers share a block table, the memory layout, and prefix hits.
 
 Layers with the same rule (full attention, or one window size; a state is a window of two tokens)
-form groups of equal size; layer i of every group lives in tensor i, so a block id names one piece
-of memory in whichever group owns it, and blocks move freely between groups. A block takes as many
-bytes as the layer with the largest one needs: what others leave of it is unused. Where states are
-larger than the keys and values of a block, blocks hold more tokens, so that little is. The layers
-of a drafter beside the model lie in tensors of their own, under the block ids of the first group.
-What layers keep of an encoder's rows is a group that does not grow.
+form groups of equal size. Layer i of every group uses tensor i, so a block id names the same memory
+in every group, and blocks can move between groups. A block has the size of the largest layer;
+smaller layers waste the rest. If states are larger than a block of keys and values, blocks hold
+more tokens, to waste less. A separate drafter's layers have their own tensors, with the block ids
+of the first group. Cross-attention layers form groups that do not grow.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ def plan_layout(
     memory_bytes: int | None = None,
     host_bytes: int = 0,
 ) -> KVLayout:
-    """Return the layout of the cache: `num_blocks` blocks, or as many as `memory_bytes` holds, and
-    as many host blocks as `host_bytes` hold.
+    """Return the layout of the cache: `num_blocks` blocks, or as many as fit into `memory_bytes`,
+    and as many host blocks as fit into `host_bytes`.
 
-    Block 0 is counted, though it is the null block, which no request owns. Raises: ConfigError when
-    fewer than two blocks fit, or no group keeps what a drafter needs.
+    The count includes block 0, the null block, which no request owns. Raises: ConfigError if fewer
+    than two blocks fit, or no group caches what a drafter needs.
     """
     own = [layer for layer in layers if not layer.is_draft]
     block_tokens = enough_tokens(own, block_tokens)
@@ -63,7 +62,7 @@ def plan_layout(
     if num_blocks is None:
         if memory_bytes is None:
             raise ConfigError("neither a number of KV blocks nor a size in bytes was given.")
-        # A model without attention caches nothing; one block keeps the arithmetic alive.
+        # A model without attention caches nothing; two blocks keep the arithmetic valid.
         num_blocks = memory_bytes // all_bytes if all_bytes else 2
     if num_blocks < 2:
         raise ConfigError(
@@ -76,7 +75,7 @@ def plan_layout(
 
 
 def with_blocks(layout: KVLayout, num_blocks: int, num_host_blocks: int = 0) -> KVLayout:
-    """Return a layout with so many blocks."""
+    """Return a layout with this many blocks."""
     draft = None if layout.draft is None else with_blocks(layout.draft, num_blocks, num_host_blocks)
     return msgspec.structs.replace(
         layout, num_blocks=num_blocks, num_host_blocks=num_host_blocks, draft=draft
@@ -86,8 +85,8 @@ def with_blocks(layout: KVLayout, num_blocks: int, num_host_blocks: int = 0) -> 
 def with_draft_blocks(
     layout: KVLayout, layers: Sequence[CachedLayer], num_drafts: int, *, is_fixed: bool
 ) -> KVLayout:
-    """Return a layout with blocks for the states after so many drafts in a step: behind the others
-    where their number `is_fixed`, else of their number. Raises: ConfigError when too few are left.
+    """Return a layout with blocks for the states after `num_drafts` drafts in a step. They are
+    added if the number of blocks `is_fixed`, else taken from it. Raises: ConfigError if too few.
     """
     states = {layer.name for layer in layers if isinstance(layer, StateLayer)}
     count = num_drafts * sum(not states.isdisjoint(group.layers) for group in layout.groups)
@@ -103,7 +102,7 @@ def with_draft_blocks(
 
 
 def draft_layout(drafts: Sequence[CachedLayer], block_tokens: int) -> KVLayout:
-    """Return the layout of a drafter's layers, without blocks: one group, a tensor for each."""
+    """Return the layout of a drafter's layers, without blocks: one group, a tensor per layer."""
     return KVLayout(
         groups=(KVGroup(layers=tuple(layer.name for layer in drafts)),),
         num_tensors=len(drafts),
@@ -125,7 +124,7 @@ def _empty_layout(layers: Sequence[CachedLayer], block_tokens: int) -> KVLayout:
 
 
 def _check_drafts(drafts: Sequence[CachedLayer], layout: KVLayout) -> None:
-    """Raise ConfigError unless the first group keeps what every layer of the drafter looks at."""
+    """Raise ConfigError unless the first group caches all that the drafter's layers attend to."""
     if not layout.groups:
         raise ConfigError(
             "the model keeps no keys and values, and a drafter that does needs their blocks.",
@@ -144,8 +143,8 @@ def _check_drafts(drafts: Sequence[CachedLayer], layout: KVLayout) -> None:
 
 
 def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
-    """Return the layers divided into groups, full attention first, then states and growing
-    windows, then what is kept of encoders' rows."""
+    """Return the layers divided into groups: full attention first, then states and windows by size,
+    then cross attention."""
     kinds: dict[tuple[int, int], list[str]] = {}
     for layer in layers:
         cross = layer.max_rows if isinstance(layer, CrossLayer) else 0
@@ -165,9 +164,9 @@ def group_layers(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
 
 
 def _group_size(counts: Sequence[int]) -> int:
-    """Return the layers per group that wastes the least memory on padding the last groups.
+    """Return the layers per group that waste the least memory on padding of the last groups.
 
-    The smallest kind's count or more; on a tie the larger, which makes fewer groups.
+    At least the smallest kind's count; on a tie the larger size, for fewer groups.
     """
 
     def num_groups(size: int) -> int:
@@ -179,8 +178,8 @@ def _group_size(counts: Sequence[int]) -> int:
 
 
 def enough_tokens(layers: Sequence[CachedLayer], block_tokens: int) -> int:
-    """Return the tokens of a block, a multiple of `block_tokens`: so many that keys and values take
-    as much as the largest state, if the model has both."""
+    """Return the tokens of a block, a multiple of `block_tokens`. If the model has states, that is
+    enough for keys and values to be as large as the largest state."""
     largest = max((block_bytes(one, 1) for one in layers if isinstance(one, StateLayer)), default=0)
     tokens = [block_bytes(one, 1) for one in layers if not isinstance(one, StateLayer)]
     if not largest or not tokens:
@@ -189,14 +188,14 @@ def enough_tokens(layers: Sequence[CachedLayer], block_tokens: int) -> int:
 
 
 def block_bytes(layer: CachedLayer, block_tokens: int) -> int:
-    """Return the bytes that one block takes in a layer. Raises: ConfigError"""
+    """Return the bytes of one block in a layer. Raises: ConfigError"""
     if isinstance(layer, StateLayer):
         return layer.num_bytes({part.dtype: _dtype_bytes(part.dtype) for part in layer.parts})
     return layer.block_bytes(block_tokens, _dtype_bytes(layer.dtype))
 
 
 def _block_bytes(layers: Sequence[CachedLayer], block_tokens: int) -> int:
-    """Return the bytes one block takes in each tensor: those of the layer that needs the most."""
+    """Return the bytes of one block in each tensor: the maximum over all layers."""
     return max((block_bytes(layer, block_tokens) for layer in layers), default=0)
 
 
@@ -211,11 +210,11 @@ def _dtype_bytes(dtype: str) -> int:
 
 
 def blocks_for(layout: KVLayout, num_tokens: int, step_tokens: int) -> int:
-    """Return the most blocks one request of `num_tokens` tokens owns, all groups together.
+    """Return the maximum number of blocks of one request of `num_tokens` tokens, over all groups.
 
-    At most `step_tokens` of its tokens are in uncommitted steps; a windowed group then keeps the
-    window before them and one block for what the last commit could not yet give back. An encoder
-    may have read as much as it can.
+    Up to `step_tokens` of its tokens are in uncommitted steps. A windowed group then stores the
+    window before them, plus one block that the last commit could not free. Cross attention counts
+    with the maximum encoder length.
     """
     size = layout.block_tokens
     full = -(-num_tokens // size)
@@ -233,7 +232,7 @@ def blocks_for(layout: KVLayout, num_tokens: int, step_tokens: int) -> int:
 
 
 def max_request_tokens(layout: KVLayout, limit_tokens: int, step_tokens: int) -> int:
-    """Return the longest request, up to `limit_tokens`, that the whole cache can hold."""
+    """Return the longest request, up to `limit_tokens`, that fits into the whole cache."""
     low, high = 0, limit_tokens
     while low < high:
         middle = (low + high + 1) // 2
@@ -245,8 +244,8 @@ def max_request_tokens(layout: KVLayout, limit_tokens: int, step_tokens: int) ->
 
 
 def verify_fits(layout: KVLayout, max_model_tokens: int, step_tokens: int) -> None:
-    """Check that one request of the longest length fits. Raises: ConfigError."""
-    # The last token is drawn but never computed, so it needs no room.
+    """Check that one request of the maximum length fits. Raises: ConfigError."""
+    # The last token is sampled but never computed, so it needs no room.
     room = max_request_tokens(layout, max_model_tokens, step_tokens) + 1
     if room < max_model_tokens:
         raise ConfigError(
@@ -259,19 +258,19 @@ def verify_fits(layout: KVLayout, max_model_tokens: int, step_tokens: int) -> No
 
 
 Has = Callable[[int], bool]
-"""Says whether block i of a request is in the prefix index of one group."""
+"""Returns whether block i of a request is in the prefix index of one group."""
 
 
 def window_start(window_tokens: int, num_tokens: int, block_tokens: int) -> int:
-    """Return the first block that the query at position `num_tokens` and later ones can see."""
+    """Return the first block that queries at position `num_tokens` and later can see."""
     return max(0, num_tokens - window_tokens + 1) // block_tokens
 
 
 def longest_hit(groups: Sequence[tuple[int | None, Has]], limit: int, block_tokens: int) -> int:
-    """Return the most leading blocks, up to `limit`, that every group can serve.
+    """Return the number of leading blocks, up to `limit`, that are a prefix hit in every group.
 
-    A full group serves a prefix when all its blocks are there, a windowed one when those inside
-    the window are. Each group may shorten the answer, so go round until none does.
+    A full-attention group needs all blocks of the prefix, a windowed one only those inside the
+    window. Each group may shorten the prefix, so repeat until none does.
     """
     num_blocks = limit
     while True:
@@ -286,7 +285,7 @@ def longest_hit(groups: Sequence[tuple[int | None, Has]], limit: int, block_toke
 
 
 def _leading(has: Has, limit: int) -> int:
-    """Return how many leading blocks are there without a gap."""
+    """Return how many leading blocks exist without a gap."""
     for i in range(limit):
         if not has(i):
             return i
@@ -294,7 +293,7 @@ def _leading(has: Has, limit: int) -> int:
 
 
 def _windowed(has: Has, limit: int, needed: int) -> int:
-    """Return the largest count n <= limit whose last `needed` blocks (or all n) are there."""
+    """Return the largest count n <= limit whose last `needed` blocks (or all n) exist."""
     end = limit
     i = limit - 1
     while i >= 0 and end - i <= needed:

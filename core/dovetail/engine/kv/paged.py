@@ -1,4 +1,4 @@
-"""Paged: blocks of equal size for every layer, handed out one by one, shared by equal prefixes."""
+"""Paged: blocks of equal size for every layer, allocated one by one, shared by equal prefixes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Paged(KVPolicy):
     )
 
     def plan(self, layers: Sequence[CachedLayer], room: KVRoom) -> KVLayout:
-        """Return the layout of the room. Raises: ConfigError"""
+        """Return the cache layout for the available memory. Raises: ConfigError"""
         return plan_layout(
             layers,
             block_tokens=room.block_tokens,

@@ -1,8 +1,8 @@
-"""Pins: blocks of prefixes that stay cached for a time that a request asked for.
+"""Pins: prefix blocks that stay cached for a requested time.
 
-A pinned block is owned once more than its requests own it, so that nothing evicts it. Where
-requests need the room all the same, pins give way, those first that would have ended first: a pin
-keeps a prefix from being forgotten for other prefixes, never a request from running.
+A pin is an additional owner of a block, so that it is not evicted. If running requests need the
+room, pins are dropped, in order of expiry. So a pin protects a prefix from other cached prefixes,
+but never prevents a request from running.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pins:
         return block in self._until_s
 
     def hold(self, blocks: Iterable[int], until_s: float) -> None:
-        """Pin blocks until then, or as long as they are pinned already. Mutates: self, the pool"""
+        """Pin blocks until `until_s`, or longer if already pinned. Mutates: self, the pool"""
         for block in blocks:
             known = self._until_s.get(block)
             if known is None:
@@ -39,23 +39,23 @@ class Pins:
             heapq.heappush(self._ends, (until_s, block))
 
     def expire(self, now_s: float) -> None:
-        """Let go of the pins whose time is over. Mutates: self, the pool"""
+        """Drop expired pins. Mutates: self, the pool"""
         while self._ends and self._ends[0][0] <= now_s:
             self._drop_first()
 
     def make_room(self, num_free: int) -> None:
-        """Let go of pins until so many blocks of the pool are free, or none is left. Mutates:
-        self, the pool"""
+        """Drop pins until `num_free` blocks of the pool are free, or none is left. Mutates: self,
+        the pool"""
         while self._ends and self._pool.num_free < num_free:
             self._drop_first()
 
     def clear(self) -> None:
-        """Let go of all pins. Mutates: self, the pool"""
+        """Drop all pins. Mutates: self, the pool"""
         while self._ends:
             self._drop_first()
 
     def _drop_first(self) -> None:
         until_s, block = heapq.heappop(self._ends)
-        if self._until_s.get(block) == until_s:  # else it was pinned for longer meanwhile
+        if self._until_s.get(block) == until_s:  # else it has been pinned for longer since
             del self._until_s[block]
             self._pool.release((block,))

@@ -1,13 +1,13 @@
-"""PrefixHasher: names the content of a KV block by a keyed, chained hash.
+"""PrefixHasher: identifies the content of a KV block by a keyed, chained hash.
 
-The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1;
-the first one includes a root made of the request's typed extra keys (cache salt, adapter), and one
-with positions of an image that image's key, so two requests meet only when those agree too. The key
-is a secret of the process: without it nobody can aim for a collision, or learn a prompt from a
-hash.
+The hash of block i covers all tokens up to its end, because it includes the hash of block i - 1.
+The first block includes a root made of the request's typed extra keys (cache salt, adapter), and a
+block with positions of an image includes the image's key. So two requests match only if these agree
+too. The key is secret to the process: without it, nobody can construct a collision or learn a
+prompt from a hash.
 
-Where engines with other block sizes exchange blocks, the chain goes by units of tokens that all of
-them have in common, and a block's name is the hashes of its units, the last one first.
+If engines with different block sizes exchange blocks, the chain uses units of tokens that all block
+sizes are multiples of. A block's name is then the hashes of its units, last one first.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Hashable(Protocol):
 class PrefixHasher:
     """Hashes of full blocks of `block_tokens` tokens under one algorithm and key.
 
-    `algorithm` is the "module:attribute" of a BlockHash. The chain goes by `unit_tokens` tokens, of
-    which a block holds a multiple (0: by blocks).
+    `algorithm` is the "module:attribute" of a BlockHash. The chain uses units of `unit_tokens`
+    tokens, a divisor of the block size (0: whole blocks).
     """
 
     def __init__(self, algorithm: str, key: bytes, block_tokens: int, unit_tokens: int = 0) -> None:
@@ -59,9 +59,9 @@ class PrefixHasher:
         self._size = len(self._digest(b""))
 
     def root(self, keys: Sequence[tuple[str, str]]) -> bytes:
-        """Return the hash that stands before a request's first block."""
+        """Return the hash that precedes a request's first block."""
         parts = [part.encode("utf-8", "surrogatepass") for pair in keys for part in pair]
-        # Lengths in front keep ("salt", "ab"), ("adapter", "c") apart from any other split.
+        # Length prefixes distinguish ("salt", "ab"), ("adapter", "c") from any other split.
         return self._digest(b"root" + b"".join(_LENGTH.pack(len(p)) + p for p in parts))
 
     def block(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -69,7 +69,7 @@ class PrefixHasher:
         return self._digest(self._encode(parent, token_ids))
 
     def _named(self, parent: bytes, request: Hashable, start: int) -> bytes:
-        """Return the name of the block that begins at a token and follows `parent`."""
+        """Return the name of the block that starts at token `start` and follows `parent`."""
         units: list[bytes] = []
         for first in range(start, start + self._block_tokens, self._unit_tokens):
             end = first + self._unit_tokens
@@ -81,7 +81,7 @@ class PrefixHasher:
         return parent if len(units) == 1 else b"".join(reversed(units))
 
     def extend(self, request: Hashable, num_blocks: int) -> list[bytes]:
-        """Return the request's hashes, at least `num_blocks` of them; its tokens are known.
+        """Return the request's hashes, at least `num_blocks` of them; their tokens must be known.
 
         Mutates: request.block_hashes
         """
@@ -99,7 +99,7 @@ _LENGTH = Struct("<Q")
 
 
 def _sha256(key: bytes, data: bytes) -> bytes:
-    # Plain key-then-data is enough: hashes never leave the process, so none can be extended.
+    # Plain key-then-data is safe: hashes never leave the process, so nobody can extend one.
     return hashlib.sha256(_LENGTH.pack(len(key)) + key + data).digest()
 
 

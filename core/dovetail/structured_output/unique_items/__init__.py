@@ -1,1 +1,1 @@
-"""`uniqueItems` while an answer is written: tokens that would repeat an item are not allowed."""
+"""Enforces `uniqueItems` during generation: forbids tokens that would repeat an item."""

@@ -1,7 +1,7 @@
-"""Answer: which parts of a constraint an answer may stand in, for the JSON within it.
+"""Answer: parses an answer by its constraint, to find the JSON within it.
 
-An answer of several parts (a tag, then arguments) may be read in several ways at once; each is a
-reading. An item that some reading finds twice counts as twice: that is at most narrower.
+An answer of several parts (a tag, then arguments) may have several parses at once, each called a
+reading. An item counts as a duplicate if any reading says so, which may be too strict.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Text:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Loose:
-    """Text of which it is not known where it ends."""
+    """Text with an unknown end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,8 +64,7 @@ _Part = _Json | _Text | _Loose | _Several | _Again
 
 
 class Reading(NamedTuple):
-    """The part being read (what is left of a text, a place in JSON, or loose text), and the parts
-    after it."""
+    """What is being read (rest of a text, place in JSON, or loose text), and the parts after it."""
 
     now: bytes | Place | _Loose
     rest: tuple[_Part, ...]
@@ -75,13 +74,13 @@ Readings = tuple[Reading, ...]
 
 
 class Answer:
-    """One constraint, to read answers by. Raises: InvalidConstraint"""
+    """Parses answers of one constraint. Raises: InvalidConstraint"""
 
     def __init__(self, constraint: Constraint) -> None:
         self.beginning: Readings = tuple(_readings((_part(constraint),)))
 
     def read(self, readings: Readings, data: bytes) -> Readings:
-        """Return the readings behind more of the answer, none where it is no answer at all.
+        """Return the readings after more of the answer; none if it does not match.
 
         Raises: Duplicate, InvalidConstraint
         """
@@ -99,7 +98,7 @@ class Answer:
 
 
 def _behind(reading: Reading, data: bytes) -> Iterator[tuple[Reading, bytes]]:
-    """Yield readings behind some of the text, and the text after it. Raises: Duplicate"""
+    """Yield readings after some of the text, with the remaining text. Raises: Duplicate"""
     now, rest = reading
     match now:
         case bytes():
@@ -131,7 +130,7 @@ def _behind_json(
 
 
 def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[Reading]:
-    """Yield the ways to begin with the first of these parts."""
+    """Yield the ways to start with the first of these parts."""
     if depth > MAX_READINGS:
         raise InvalidConstraint("the constraint is nested too deep beside uniqueItems")
     if not parts:
@@ -178,6 +177,6 @@ def _part(constraint: Constraint) -> _Part:
 
 
 def _key(reading: Reading) -> object:
-    """Return what is equal for readings that go on alike."""
+    """Return a key that is equal for readings with the same continuations."""
     now = id(reading.now) if isinstance(reading.now, _Loose) else reading.now
     return (now, *map(id, reading.rest))

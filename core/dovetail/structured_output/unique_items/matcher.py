@@ -1,8 +1,8 @@
-"""UniqueMatcher: enforces `uniqueItems` beside a backend that does not.
+"""UniqueMatcher: enforces `uniqueItems` on top of a backend that does not.
 
-A matcher reads the answer (Answer, Place) and takes from the backend's mask every token that would
-complete an item that its list has already, and every token behind which nothing else could follow:
-that is tried on the backend's own matcher.
+It parses the answer (Answer, Place) and removes two kinds of tokens from the backend's mask: those
+that would complete a duplicate item, and those after which only a duplicate could follow. For the
+latter it tries continuations on the backend's own matcher.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dovetail.structured_output.unique_items.tokens import TokenIndex
 from dovetail_grammars.unique_items.json_place import Duplicate, Level, Mode, Place
 
 KEPT = 512
-"""Tokens that can be taken back without reading the answer again."""
+"""The number of tokens that can be rolled back without reading the answer again."""
 MAX_TRIED = 200
-"""Places that are looked at for a way on; where no way is found among them, there may be one."""
+"""The maximum number of places to try for a continuation; beyond that one is assumed to exist."""
 NUM_BYTES = 1 << 16
 _IN_STRING = (Mode.STRING, Mode.STRING_ESCAPE, Mode.IN_NAME, Mode.NAME_ESCAPE)
 _NAMES = (Mode.IN_NAME, Mode.NAME_ESCAPE)
@@ -31,7 +31,7 @@ _ESCAPED = (Mode.STRING_ESCAPE, Mode.NAME_ESCAPE)
 
 
 class UniqueConstraint:
-    """A loaded constraint whose lists have different items."""
+    """A loaded constraint with lists of unique items."""
 
     def __init__(self, inner: LoadedConstraint, answer: Answer, index: TokenIndex) -> None:
         self._inner = inner
@@ -40,12 +40,12 @@ class UniqueConstraint:
         self.num_bytes = inner.num_bytes + NUM_BYTES
 
     def matcher(self) -> Matcher:
-        """Return a matcher at the beginning of an answer."""
+        """Return a matcher at the start of an answer."""
         return UniqueMatcher(self._inner.matcher(), self._answer, self._index)
 
 
 class UniqueMatcher:
-    """A backend's matcher, and the readings of the answer behind each of the last tokens."""
+    """A backend's matcher, and the readings of the answer after each of the last tokens."""
 
     def __init__(self, inner: Matcher, answer: Answer, index: TokenIndex) -> None:
         self._inner = inner
@@ -85,7 +85,7 @@ class UniqueMatcher:
             raise InvalidConstraint("no other item can follow in a list of different items")
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return self._inner.is_complete()
 
     def forced(self) -> Sequence[int]:
@@ -100,7 +100,7 @@ class UniqueMatcher:
         return found
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last accepted tokens."""
+        """Roll back the last accepted tokens."""
         self._inner.rollback(num_tokens)
         if not num_tokens:
             return
@@ -112,12 +112,12 @@ class UniqueMatcher:
                 self._readings.append(self._behind(self._readings[-1], token_id))
 
     def _behind(self, readings: Readings, token_id: int) -> Readings:
-        """Return the readings behind a token. Raises: Duplicate"""
+        """Return the readings after a token. Raises: Duplicate"""
         text = self._index.texts[token_id]
         return self._answer.read(readings, text) if text else readings
 
     def _doubtful(self, readings: Readings, mask: np.ndarray) -> list[int]:
-        """Return the allowed tokens that may complete an item twice, or lead to where one must."""
+        """Return the allowed tokens that may complete a duplicate item or make one unavoidable."""
         index, allowed = self._index, self._allowed(mask)
         doubtful = np.zeros(len(allowed), dtype=bool)
         for place in _places(readings):
@@ -144,7 +144,7 @@ class UniqueMatcher:
         return index.in_string if is_item else index.in_member
 
     def _on_the_way(self, place: Place) -> Iterator[int]:
-        """Yield the tokens that go on as an item of the list does."""
+        """Yield the tokens that continue the text of an item in the list."""
         index, is_string = self._index, place.mode in _IN_STRING
         for level, text in place.lists():
             for item in level.items or ():
@@ -171,7 +171,7 @@ class UniqueMatcher:
         return self._leads_on(token_id, behind, _Search())
 
     def _leads_on(self, token_id: int, behind: Readings, search: _Search) -> bool:
-        """Return whether another item can be completed behind a token."""
+        """Return whether another item can be completed after a token."""
         if behind in search.seen:
             return False
         search.seen.add(behind)
@@ -185,12 +185,12 @@ class UniqueMatcher:
             self._inner.rollback(1)
 
     def _has_way(self, readings: Readings, search: _Search) -> bool:
-        """Return whether some token leads away from the items that a list has."""
+        """Return whether some token leads away from the items of the list."""
         mask = np.zeros(-(-len(self._index.texts) // 32), dtype=np.uint32)
         self._inner.fill(mask)
         narrow: list[tuple[int, Readings]] = []
         for found in np.flatnonzero(self._allowed(mask)):
-            token_id = int(found)  # one by one: the first nearly always leads away
+            token_id = int(found)  # one by one, since the first nearly always leads away
             try:
                 behind = self._behind(readings, token_id)
             except Duplicate:
@@ -202,7 +202,7 @@ class UniqueMatcher:
 
 
 class _Search:
-    """What was looked at for a way on."""
+    """The readings already tried in a search for a continuation."""
 
     def __init__(self) -> None:
         self.seen: set[Readings] = set()
@@ -213,7 +213,7 @@ def _places(readings: Readings) -> Iterator[Place]:
 
 
 def _is_narrow(readings: Readings) -> bool:
-    """Return whether an item has begun as another of its list did, and may have to end so."""
+    """Return whether an item starts like another of its list, and may have to end like it."""
     return any(
         _is_same_way(level, text) and not _is_roomy(place)
         for place in _places(readings)
@@ -228,13 +228,13 @@ def _is_same_way(level: Level, text: bytes) -> bool:
 
 
 def _is_roomy(place: Place) -> bool:
-    """Return whether the items of the only list of different items are texts of any letters."""
+    """Return whether the only list of unique items contains arbitrary strings."""
     levels = [level for level in place.levels if level.items is not None]
     return len(levels) == 1 and levels[0].shape.items.is_roomy
 
 
 def _string_end(text: bytes, *, is_escaped: bool) -> int:
-    """Return where a string ends, its quotation mark included, within the rest of an item."""
+    """Return the end of a string, including its quotation mark, in the rest of an item."""
     at = 1 if is_escaped else 0
     while at < len(text):
         if text[at : at + 1] == b"\\":

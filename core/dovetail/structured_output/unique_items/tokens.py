@@ -19,11 +19,11 @@ _SPANS = re.compile(rb"\[.*,", re.DOTALL)
 
 
 class TokenIndex:
-    """Shared by all constraints over one vocabulary.
+    """Shared by all constraints on one vocabulary.
 
-    The tokens that may end an item or begin the one after it: within a text that is an item, within
-    one that is part of an item (`in_member`), elsewhere; and the same in lists of any texts, where
-    every item has room for others.
+    The tokens that may end an item or start the next one: within a string that is an item, within
+    one that is part of an item (`in_member`), or elsewhere. The `roomy` sets are for lists of
+    arbitrary strings, in which another item is always possible.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -41,17 +41,17 @@ class TokenIndex:
         self.spans = self._like(_SPANS)
 
     def _like(self, pattern: re.Pattern[bytes]) -> np.ndarray:
-        """Return which tokens have text like this. Shapes: [V] bool"""
+        """Return which tokens match the pattern. Shapes: [V] bool"""
         return np.array([pattern.search(text) is not None for text in self.texts])
 
     def beginning(self, text: bytes) -> Sequence[int]:
-        """Return the tokens that begin with a text."""
+        """Return the tokens that start with a text."""
         first = bisect_left(self._sorted, text)
         last = bisect_left(self._sorted, text + b"\xff" * 64) if text else len(self._sorted)
         return self._ids[first:last]
 
     def within(self, text: bytes) -> Iterator[int]:
-        """Yield the tokens that are beginnings of a text."""
+        """Yield the tokens that are prefixes of a text."""
         for size in range(1, len(text) + 1):
             at = bisect_left(self._sorted, text[:size])
             if at == len(self._sorted):
