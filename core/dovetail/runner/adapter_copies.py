@@ -78,8 +78,7 @@ class Copies:
         self._where.append(where)
 
     def look_at_numbers(self) -> None:
-        """Read the tensors' numbers if that is still to do. Raises: ConfigError. Mutates: the
-        content"""
+        """Read the tensors' numbers if needed. Raises: ConfigError. Mutates: the content"""
         if self._content is not None:
             self._content.read()
 

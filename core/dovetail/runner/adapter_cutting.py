@@ -1,8 +1,8 @@
 """Cutting: an adapter's changes to one matrix, joined over its fused parts and sharded for a rank.
 
 Low-rank matrices, the bulk of an adapter, are only noted (Copies) and copied together later. The
-layer facts that this needs (Division) are the same for all adapters. Shape letters: P parts fused
-along the output, R rank, I input, O output features of this rank.
+layer facts that this needs (Division) are the same for all adapters.
+Shape letters: P parts fused along the output, R rank, I input, O output features of this rank.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ class Section:
     is_state: bool = False
 
     def view(self, payload: Payload) -> np.ndarray:
-        """Return the layer's part of a block. Shapes: [K, P / cell, ...] uint8, or its raw
-        layout"""
+        """Return the layer's part of a block. Shapes: [K, P / cell, ...] uint8, or the raw axes"""
         own = payload[self.start : self.start + self.num_bytes]
         return own.reshape(self.shape).transpose(self.order)
 

@@ -89,8 +89,7 @@ class CompiledForward:
         )
 
     def compile(self, run: Callable[[], object]) -> bool:
-        """Run a function that contains a pass, compiled; return whether that works. Mutates:
-        self"""
+        """Run a function whose pass is compiled; return whether that works. Mutates: self"""
         if self.reason is not None:
             return False
         self._forced = True

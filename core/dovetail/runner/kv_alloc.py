@@ -1,8 +1,8 @@
 """KV tensors: allocates the memory of a KVLayout and gives each layer its view.
 
 Layer i of every group lives in tensor i, so layers of several groups may share one tensor. The
-bytes of a block are contiguous, whatever the layer stores in them. Independent of the scheduler;
-the shape of a view is up to the attention backend.
+bytes of a block are contiguous, whatever the layer stores in them.
+Independent of the scheduler; the shape of a view is up to the attention backend.
 """
 
 from __future__ import annotations

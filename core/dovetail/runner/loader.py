@@ -195,8 +195,7 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
 
 @contextmanager
 def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterator[None]:
-    """Create tensors on the device, in the model's dtype, inside a with block. Raises:
-    ConfigError"""
+    """Create tensors on the device, in the model's dtype, in a with block. Raises: ConfigError"""
     try:
         making = blaming("making the model")  # a plugin's own fault is not config.json's
         with making, default_dtype(dtype_of(run.model.dtype)), device:

@@ -2,8 +2,8 @@
 
 On a CPU the pages go back to the system. Addresses stay, so a recorded step, say, remains valid;
 saved content goes to an unnamed temporary file. On other devices the storages are resized to zero
-and saved content goes to host memory, pinned if possible; addresses change. Source: madvise(2),
-MADV_DONTNEED.
+and saved content goes to host memory, pinned if possible; addresses change.
+Source: madvise(2), MADV_DONTNEED.
 """
 
 from __future__ import annotations

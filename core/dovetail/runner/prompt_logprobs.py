@@ -1,8 +1,8 @@
 """Prompt logprobs: how likely the model found each prompt token, in chunks of a few hundred.
 
 On a device they start with the step and are read with its draws. Prompt logits are not sampled
-from, so the raw ones are reported whatever stage --logprobs-mode names. Independent of sampling;
-rows that do not request them cost nothing.
+from, so the raw ones are reported whatever stage --logprobs-mode names.
+Independent of sampling; rows that do not request them cost nothing.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def verify_drafts(
     `logits_of` computes the logits at `drawn_positions`; it runs again if a processor needs fresh
     ones. `probabilities` has the distributions that drafts were sampled from (None: they were not).
     A fault after the first draw silently ends the row's draws: it recurs in the next step, unless
-    the tokens before it ended the request. Mutates: sampling state; batch, which receives the drawn
-    tokens
+    the tokens before it ended the request.
+    Mutates: sampling state; batch, which receives the drawn tokens
     """
     logits = logits_of()
     steps = [inputs.steps[i] for i in sampling.tolist()]
