@@ -215,8 +215,7 @@ class LatentAttention(Keeper):
         q: torch.Tensor,
         query_latent: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention output of queries; `query_latent` are the normed latents behind
-        them.
+        """Return the attention output for queries; `query_latent`: the normed latents behind them.
 
         Shapes: x [T, E], q [T, H (N + R)], query_latent [T, query_rank] -> [T, H V]. Mutates: q
         """

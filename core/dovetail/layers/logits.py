@@ -43,9 +43,8 @@ class LogitsHead(WeightHolder):
         self.linear = None if tied else Linear(context, name, size, (part,), bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits, whole on every rank. If adapters add tokens, there are as many extra
-        columns as one of them adds at most (see TableSlots). Shapes: hidden [S, E] -> [S, V or
-        more]"""
+        """Return logits, whole on every rank, with more columns if adapters add tokens (see
+        TableSlots). Shapes: hidden [S, E] -> [S, V or more]"""
         if self.tied is not None:
             local = self.tied.logits(hidden)
         else:
