@@ -76,8 +76,8 @@ def gate(name: str, context: BuildContext | None = None) -> Gate:
 
 
 def no_gate(name: str) -> Gate:
-    """Return the activation of a layer without a gate, applied to its whole product. Raises:
-    ConfigError if unknown"""
+    """Return the activation of a layer without a gate, applied to its whole product.
+    Raises: ConfigError if unknown"""
     act = activation(name)
     return Gate(name=KERNEL_NAMES.get(name, ""), function=act, halves=act)
 

@@ -55,7 +55,7 @@ from dovetail.layers.stages import Stage, made_if
 HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
 CHUNKED = "chunked_attention"
-"""The layer types, as config.json's `layer_types` has them."""
+"""The layer types, as spelled in config.json's `layer_types`."""
 UNROTATED = "unrotated"
 """The rotation name of layers without positions."""
 

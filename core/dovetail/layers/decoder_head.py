@@ -22,7 +22,7 @@ NO_CLASSES = (
 
 
 def generates(model: ModelSpec) -> bool:
-    """Return whether a model is built with the head that makes logits of the vocabulary."""
+    """Return whether a model is built with an LM head."""
     return model.head == LOGITS
 
 

@@ -72,7 +72,7 @@ class LatentConfig:
 
     @property
     def min_expanded(self) -> int:
-        """Return from how many tokens of a row expanding the latents they see is cheaper.
+        """Return the minimum tokens of a row for which expanding the latents they see is cheaper.
 
         Against S latents, T absorbed queries take T S (2 L + R) + T L (N + V) multiplications a
         head, expanded ones T S (N + R + V) + S L (N + V).
@@ -274,7 +274,7 @@ class LatentAttention(Keeper):
         if rows is None:
             return self._absorbed(q, latent, context.prepared[self.name], picks).flatten(-2)
         cache = self._cache()
-        write_latents(latent, cache, rows.layout.slots)  # rows may look into each other's blocks
+        write_latents(latent, cache, rows.layout.slots)  # rows may read each other's blocks
         out = q.new_empty(*q.shape[:2], self.config.value_size)
         if rows.tokens is not None:
             tokens = rows.tokens

@@ -74,5 +74,5 @@ class LogitsHead(WeightHolder):
         ]
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return nothing: the head's parameters are its linear layer's."""
+        """Return an empty set: the linear layer holds the head's parameters."""
         return set()

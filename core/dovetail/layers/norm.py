@@ -88,7 +88,7 @@ class BareRMSNorm(RMSNorm):
 
 
 class GemmaRMSNorm(RMSNorm):
-    """x / rms(x) * (1 + w): Gemma stores the weight's distance from one."""
+    """x / rms(x) * (1 + w): Gemma stores the weight minus one."""
 
     offset = 1.0
 
@@ -142,6 +142,6 @@ class LayerNorm(nn.Module):
 
 
 class LayerNorm1p(LayerNorm):
-    """(x - mean) / std * (1 + w) + b: the weight's distance from one is stored."""
+    """(x - mean) / std * (1 + w) + b: the stored weight is the weight minus one."""
 
     offset = 1.0

@@ -43,7 +43,7 @@ class Elsewhere(WeightHolder):
         return []
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return nothing: there is no parameter."""
+        """Return an empty set: there is no parameter."""
         return set()
 
 
@@ -80,8 +80,8 @@ class Stage(nn.Module):
         return made_if(self.is_first or (is_tied and self.is_last), make)
 
     def received(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states of a step's tokens, received from the previous stage. Shapes:
-        token_ids [T] -> [T, width]"""
+        """Return the hidden states of a step's tokens, received from the previous stage.
+        Shapes: token_ids [T] -> [T, width]"""
         assert self.inbox is not None, "nothing has been received: the runner sets the inbox"
         first = 0 if is_traced() else forward_context().first_token
         return self.inbox[first : first + len(token_ids)]

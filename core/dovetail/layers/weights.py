@@ -37,8 +37,8 @@ def own_finish(holder: WeightHolder) -> None:
 @dataclass(slots=True, kw_only=True)
 class LoadReport:
     """How the checkpoint's tensors were used. The lists of faults are empty after success.
-    `different` are pairs of tensors with different values for the same piece. `sources` are the
-    checkpoint names of each piece."""
+    `different` are pairs of tensors with different values for the same piece. `sources` maps each
+    piece to its checkpoint name."""
 
     num_filled: int = 0
     ignored: list[str] = field(default_factory=list)
@@ -72,9 +72,9 @@ def load_weights(
 ) -> LoadReport:
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
-    So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of
-    unneeded names. Without `repacks` the parameters stay as filled. `finish` is called with each
-    layer instead of the layer's own finish. Mutates: module
+    So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
+    to skip. Without `repacks` the parameters stay as filled. `finish` is called with each layer
+    instead of the layer's own finish. Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()

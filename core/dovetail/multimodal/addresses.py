@@ -76,8 +76,7 @@ def _is_never(address: Address) -> bool:
 
 
 def _all_of(address: Address) -> list[Address]:
-    """Return an address with those embedded in it; only the embedded IPv4 one if it just spells
-    that."""
+    """Return the addresses within one; only the IPv4 address if it is just a spelling of that."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     if any(address in network for network in _NAT64):

@@ -63,8 +63,8 @@ def given_media(
 
 
 def _with_facts(kind: str, item: Any) -> Any:
-    """Return an item; a pair of frames and facts about their video becomes a Video. Raises:
-    RequestError"""
+    """Return an item; a pair of frames and facts about their video becomes a Video.
+    Raises: RequestError"""
     is_pair = kind == VIDEO and isinstance(item, tuple) and len(item) == 2
     if not is_pair or not isinstance(item[1], Mapping):
         return item

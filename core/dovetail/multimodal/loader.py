@@ -200,7 +200,7 @@ def _digest(kind: str, options: MediaOptions, data: bytes, is_base64: bool) -> s
 
 
 def _fetcher(settings: MediaSettings) -> MediaFetcher:
-    from dovetail.multimodal.fetch import MediaFetcher  # imports httpx, and trio where it is
+    from dovetail.multimodal.fetch import MediaFetcher  # imports httpx, and trio if installed
 
     return MediaFetcher(settings=settings)
 

@@ -108,8 +108,8 @@ class MediaReader:
     def read(
         self, kind: str, key: str, content: Callable[[], Any], options: Mapping[str, Any]
     ) -> ReadMedium:
-        """Return a medium as read; `content` is decoded only if it is not cached. Raises:
-        RequestError"""
+        """Return a medium as read; `content` is decoded only if it is not cached.
+        Raises: RequestError"""
         kept = self._kept.get(key)
         if kept is not None:
             return kept

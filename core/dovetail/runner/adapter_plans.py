@@ -41,8 +41,8 @@ class Plan:
         self, content: AdapterContent, memory: AdapterMemory
     ) -> dict[str, SlotWeights] | None:
         """Return the layers' weights of an adapter, in newly taken memory. None if a number is not
-        finite or the file's size differs. Raises: ConfigError if the file was truncated. Mutates:
-        memory"""
+        finite or the file's size differs. Raises: ConfigError if the file was truncated.
+        Mutates: memory"""
         if len(content.memory) != self.copies.content_bytes:
             return None
         kept = memory.take(self.size, self.dtype, is_filled=not self.has_gaps)
@@ -72,8 +72,8 @@ class AdapterPlans:
     def note(
         self, weights: AdapterWeights, copies: Copies, linears: Mapping[str, CutChange]
     ) -> None:
-        """Save a plan for an adapter that consists of low-rank sums of linear layers only. Mutates:
-        self"""
+        """Save a plan for an adapter that consists of low-rank sums of linear layers only.
+        Mutates: self"""
         if weights.layout is None or copies.prepared is None:
             return
         self._plans[weights.layout] = Plan(

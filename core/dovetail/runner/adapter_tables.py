@@ -107,8 +107,8 @@ class TableReader:
     def _with_added(
         self, weights: AdapterWeights, given: Mapping[str, Given]
     ) -> Mapping[str, Given]:
-        """Return the changes, including vectors of added tokens from a separate file. Raises:
-        ConfigError"""
+        """Return the changes, including vectors of added tokens from a separate file.
+        Raises: ConfigError"""
         found = dict(given)
         for path, name, rows in (
             (self.token_table, INPUTS, weights.added_inputs),

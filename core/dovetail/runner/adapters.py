@@ -428,7 +428,7 @@ class RunnerAdapters:
 
 
 def _expert_of(where: str, layer: Experts, path: str, target: Target) -> Key:
-    """Return which matrix of which expert a module is. Raises: ConfigError"""
+    """Return the expert number and matrix name of a module. Raises: ConfigError"""
     number, _, leaf = target.path.removeprefix(f"{path}.").removesuffix(".weight").partition(".")
     if not number.isdecimal() or int(number) >= layer.num_experts or leaf not in layer.specs:
         raise ConfigError(

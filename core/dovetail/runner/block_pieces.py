@@ -161,8 +161,8 @@ class Pieces:
             yield name, memoryview(block)
 
     def place(self, key: bytes, unit: int, parts: Sequence[Part], out: Payload) -> bool:
-        """Copy a unit from a store into `out`; return whether it is valid and complete. Mutates:
-        out"""
+        """Copy a unit from a store into `out`; return whether it is valid and complete.
+        Mutates: out"""
         names = self.names(key)
         name, count = names[unit], len(names)
         sections = self._sections[key[0]]

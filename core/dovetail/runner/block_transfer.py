@@ -112,8 +112,8 @@ class BlockTransfer:
             self._jobs.put(name)
 
     def load(self, item: BlockLoad) -> None:
-        """Read and check blocks. Raises: RequestError when one is missing or damaged. Mutates:
-        self"""
+        """Read and check blocks. Raises: RequestError when one is missing or damaged.
+        Mutates: self"""
         rows = self._host_rows(len(item.keys), self._payload_bytes)
         num_lost = self._read(item, rows.numpy())
         if num_lost:

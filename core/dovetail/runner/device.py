@@ -80,11 +80,11 @@ class HostDevice:
     runs_ahead = False
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Return plain memory."""
+        """Return unpinned memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def mark(self) -> Moment:
-        """Return now."""
+        """Return the current time."""
         return HostMoment()
 
     def graph(self) -> Graph | None:

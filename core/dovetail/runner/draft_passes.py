@@ -116,8 +116,8 @@ class DraftPasses:
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states after tokens of each row; without `token_ids`, of known ones. Shapes:
-        rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
+        """Return the states after each row's tokens (`token_ids` None: known ones). Shapes: rows,
+        starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
         inputs = laid(rows, starts, counts)
         if token_ids is None:
             places = inputs.positions + int(self._continues)

@@ -1,4 +1,4 @@
-"""DraftRows: how far a drafter model has come in each row, and what it still has to compute.
+"""DraftRows: a drafter model's progress in each row, and what it still has to compute.
 
 Only positions and numbers, plus the hidden states of tokens that the drafter has yet to see.
 """
@@ -86,8 +86,8 @@ class DraftRows:
 
     def settle(self, inputs: StepInputs) -> None:
         """Count accepted drafts of the last step as computed. Rows whose drafts the step verified
-        have grown by that many; for others, drafts are compared with the row's tokens. Mutates:
-        self"""
+        have grown by that many; for others, drafts are compared with the row's tokens.
+        Mutates: self"""
         rows = inputs.rows
         is_of_step = self._drafted_from[rows] == inputs.starts + 1
         self._settle(rows, is_of_step & (inputs.counts > 1))
@@ -111,8 +111,8 @@ class DraftRows:
         self._num_drafted[rows] = 0
 
     def _num_true(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return how many leading drafts of each row, out of `counts`, are now its tokens. Shapes:
-        all [R]"""
+        """Return how many leading drafts of each row, out of `counts`, are now its tokens.
+        Shapes: all [R]"""
         nth = np.arange(int(counts.max(initial=0)))
         last = first + np.maximum(counts - 1, 0)
         places = np.minimum(first[:, None] + nth, last[:, None])

@@ -414,7 +414,7 @@ class DraftRunner:
         self._note(rows, limits)
 
     def _note(self, rows: np.ndarray, limits: np.ndarray) -> None:
-        """Note how far the drafter has come in some rows. Mutates: the rows' state"""
+        """Record the drafter's progress in some rows. Mutates: the rows' state"""
         self._rows.computed[rows] = limits
         if self._filled is not None:
             self._filled.fill(rows, limits)

@@ -60,7 +60,7 @@ class LoadedModel:
 
     @property
     def module(self) -> nn.Module:
-        """Return the model as the torch module it also is."""
+        """Return the model as a torch module."""
         return cast(nn.Module, self.model)
 
 
@@ -99,7 +99,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
 
 
 def load_unpacked(run: RunSpec) -> nn.Module:
-    """Return the rank's model on the CPU, filled, its parameters as layers get them: not repacked.
+    """Return the rank's filled model on the CPU, its parameters as in the checkpoint, not repacked.
 
     Raises: ConfigError as load_model does.
     """
@@ -111,7 +111,7 @@ def load_unpacked(run: RunSpec) -> nn.Module:
 
 
 def method_of(run: RunSpec) -> QuantMethod:
-    """Return the quantization method, once it has seen the checkpoint's headers.
+    """Return the quantization method, after it has read the checkpoint's headers.
 
     Raises: ConfigError
     """
@@ -237,7 +237,7 @@ def _fill(
     if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
     is_divided = "divided" in load_format.capabilities
-    has_stages = run.rank.num_stages > 1 and not run.model.class_tokens  # which need every table
+    has_stages = run.rank.num_stages > 1 and not run.model.class_tokens  # classes need every table
     is_skipped = _skip(module, weight_map) if has_stages and not is_divided else None
     with reading(run, device, shapes, is_skipped) as checkpoint:
         tensors = load_format.tensors(checkpoint)

@@ -208,7 +208,7 @@ class ModelRunner(ForwardPasses):
         )
         if self._drafts is not None:
             self._draft_probabilities = self._drafts.sample_by(self._sampler)
-        forcing = None if run.async_steps else self._masks  # steps ahead count on one token
+        forcing = None if run.async_steps else self._masks  # steps ahead assume one token per draw
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
         self._unseen = UnseenDraws(self._batch)

@@ -140,7 +140,7 @@ def _read(file: BinaryIO, room: memoryview) -> None:
 
 
 class OffloadedStorages(OffloadedMemory):
-    """Storages of a device with separate memory, resized to nothing."""
+    """Storages of a device with separate memory, resized to zero bytes."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
         self._device = storages[0].device

@@ -41,7 +41,7 @@ Using = Callable[[int, int], AbstractContextManager[None]]
 
 
 def as_it_is(row: int, num_vectors: int) -> AbstractContextManager[None]:
-    """Return a with block without an adapter."""
+    """Return a with block that applies no adapter."""
     return nullcontext()
 
 

@@ -38,7 +38,7 @@ class LogitsOfRow(Protocol):
 
 
 def nothing_told() -> Told:
-    """Return an empty result: no row asked for prompt logprobs."""
+    """Return an empty result: no row requests prompt logprobs."""
     return {}, {}
 
 

@@ -157,7 +157,7 @@ class RecordedForward:
 
     @property
     def reason(self) -> str | None:
-        """Return why nothing is recorded; None while it is."""
+        """Return why nothing is recorded; None if recording is on."""
         return self._reason
 
     @property
@@ -203,8 +203,8 @@ class RecordedForward:
         return program.run()[:count]
 
     def _stand_in(self, size: Size) -> Size:
-        """Return the size that a step runs as: its own, or a larger one (see OFTEN). Mutates:
-        self"""
+        """Return the size that a step runs as: its own, or a larger one (see OFTEN).
+        Mutates: self"""
         if self._programs.get(size) is not None:
             return size
         self._num_seen[size] += 1

@@ -60,8 +60,8 @@ class RecordedInputs(ABC):
         return inputs.rows, inputs.lens_in(table)
 
     def pad(self, count: int, size: int) -> None:
-        """Pad from `count` tokens to `size`, each a row of one token in the null block. Mutates:
-        self"""
+        """Pad from `count` tokens to `size`, each a row of one token in the null block.
+        Mutates: self"""
         rows = self.num_rows(count)
         end = rows + size - count
         self._token_ids[count:size] = self._positions[count:size] = 0

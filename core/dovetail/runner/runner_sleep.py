@@ -26,8 +26,8 @@ class RunnerSleep:
         self._has_cache = True
 
     def sleep(self, level: int) -> None:
-        """Release the memory. If the weights cannot be saved, nothing is released. Raises:
-        RequestError. Mutates: the runner"""
+        """Release the memory. If the weights cannot be saved, nothing is released.
+        Raises: RequestError. Mutates: the runner"""
         self._weights = offload(self._runner.weights(), keeps=level == 1)
         self._level = level
         self._runner.release()
