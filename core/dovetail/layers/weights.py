@@ -105,7 +105,7 @@ def load_parameters(
 ) -> LoadReport:
     """Fill every parameter of `module` with the tensor of its own name and shape, and repack.
 
-    The reverse of saving what `load_weights` with repacks=False filled: no renaming, no cutting.
+    Restores what `load_weights` with repacks=False has filled, without renaming or cutting.
     Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """

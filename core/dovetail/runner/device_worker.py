@@ -179,7 +179,7 @@ class DeviceWorker(Worker):
         gc.collect()
 
     def _largest_step_bytes(self) -> int:
-        """Return an upper bound on the memory of a step besides weights and cache.
+        """Return an upper bound on the memory of the largest step, besides weights and cache.
 
         Per token about 24 vectors of the hidden size (residual, q, k, v, gate and up of a
         feed-forward layer four times as wide); per row three float32 vectors of logits; and the

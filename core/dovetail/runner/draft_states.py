@@ -127,7 +127,7 @@ class DraftStates:
 
 
 def _kept(start: int, accepted: int, block_tokens: int) -> list[int]:
-    """Return the accepted drafts whose state is saved: the last one, and each that ends a block.
-    The known token is at position `start`; draft 0 follows it."""
+    """Return the indices of accepted drafts whose state is saved: the last one, and each that ends
+    a block. The known token is at position `start`; draft 0 follows it."""
     ends = ((start + 1 + nth + 1) % block_tokens == 0 for nth in range(accepted))
     return [nth for nth, is_end in enumerate(ends) if is_end or nth == accepted - 1]
