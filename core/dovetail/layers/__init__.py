@@ -1,4 +1,4 @@
-"""The vocabulary model plugins are written in: layers that know ranks, and how weights reach them.
+"""The building blocks of model plugins: layers that know about ranks, and weight loading.
 
-Knows no model family, no scheduler and no checkpoint file format.
+Independent of model families, the scheduler and checkpoint file formats.
 """

@@ -58,15 +58,15 @@ KERNEL_NAMES = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""What `dovetail_kernels` calls an activation that its products can apply."""
+"""The `dovetail_kernels` name of activations that its products can apply."""
 OAI_ALPHA = 1.702
-"""The one with which kernels of experts know the gate of gpt-oss."""
+"""The alpha for which expert kernels have the gate of gpt-oss."""
 
 
 def gate(name: str, context: BuildContext | None = None) -> Gate:
     """Return the activation of a gated layer. Raises: ConfigError if unknown.
 
-    With a context, the kernel that does both halves at once, where there is one.
+    With a context, uses the kernel that fuses both halves, if there is one.
     """
     known = KERNEL_NAMES.get(name, "")
     run = fused_kernel(OP, context) if known and context is not None else None
@@ -76,15 +76,15 @@ def gate(name: str, context: BuildContext | None = None) -> Gate:
 
 
 def no_gate(name: str) -> Gate:
-    """Return the activation of a layer without a gate, as what is made of its whole product.
+    """Return the activation of a layer without a gate, applied to its whole product.
     Raises: ConfigError if unknown"""
     act = activation(name)
     return Gate(name=KERNEL_NAMES.get(name, ""), function=act, halves=act)
 
 
 def named_activation(name: str) -> NamedActivation:
-    """Return the function that a config calls `name`, with what kernels call it. Raises:
-    ConfigError if unknown"""
+    """Return the function that a config calls `name`, with its kernel name. Raises: ConfigError if
+    unknown"""
     return NamedActivation(name=KERNEL_NAMES.get(name, ""), function=activation(name))
 
 
@@ -111,7 +111,7 @@ def gated(act: Activation, gate_up: torch.Tensor) -> torch.Tensor:
 
 def clamped_gate(alpha: float, limit: float) -> Gate:
     """Return the gate g * sigmoid(alpha g) * (up + 1) of clamped halves: g to at most `limit`, up
-    to at most that on both sides. Source: the gpt-oss model card, 2025"""
+    to [-limit, limit]. Source: the gpt-oss model card, 2025"""
 
     def act(gate: torch.Tensor) -> torch.Tensor:
         gate = gate.clamp(max=limit)

@@ -1,9 +1,9 @@
-"""Slots of adapters beside layers: what the adapters in use change, for all rows of a step at once.
+"""Adapter slots of linear layers: apply the adapters in use to all rows of a step together.
 
-A layer that adapters may change holds their weights by slot; the step says which slot each token
-uses. Low-rank changes are one kernel beside the layer's own product. What also scales, shifts or
-replaces is rarer and is put together here. Shape letters: S slots, P parts fused along the output,
-R the largest rank, I input, O output features of this rank. Tables are in `table_adapters`.
+A layer that adapters may change holds their weights by slot; the step has each token's slot.
+Low-rank changes are one kernel besides the layer's own product. Changes that also scale, shift or
+replace are rarer and are computed here. Shape letters: S slots, P parts fused along the output, R
+the maximum rank, I input, O output features of this rank. Tables are in `table_adapters`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 KEPT = math.nan
-"""Stands in a vector for the outputs of those parts of a layer that an adapter leaves alone."""
+"""Marks, in a vector, outputs of parts that an adapter does not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWeights:
-    """One adapter's change of one layer, as this rank holds it. See ModuleChange; a `gain` is the
-    magnitude divided by the norms, None where that is still to be done. `down` is multiplied by
-    the scale of the inputs already. Where a magnitude or a bias is KEPT, the layer's own counts.
+    """One adapter's change of one layer on this rank. See ModuleChange; a `gain` is the magnitude
+    divided by the norms, None if not computed yet. `down` includes the scale of the inputs. If a
+    magnitude or a bias is KEPT, the layer's own is used.
 
-    Shapes: down [P, r, I], up [r, O], magnitude, gain, output_scale, shift, bias [O],
-    input_scale [P, I], weight [O, I]
+    Shapes: down [P, r, I], up [r, O], magnitude, gain, output_scale, shift, bias [O], input_scale
+    [P, I], weight [O, I]
     """
 
     down: torch.Tensor | None = None
@@ -67,7 +67,7 @@ class SlotWeights:
 
 
 BEYOND_LOW_RANK = tuple({one.name for one in fields(SlotWeights)} - {"down", "up"})
-"""What of a change is not its low-rank sum."""
+"""The fields of a change besides its low-rank sum."""
 
 
 class LowRankSlots(nn.Module):
@@ -91,7 +91,7 @@ class LowRankSlots(nn.Module):
         self._kernel = self._kernel_of(dtype_of(layer.dtype))
 
     def _kernel_of(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        """Return what adds the slots' products to a base, for activations of a type."""
+        """Return the kernel that adds the slots' products to a base, for activations of a dtype."""
         if OP.runs(NATIVE, self.down.device.type, dtype):
             return LowRank(self.down, self.up, self.ranks, self.parts)
         run = OP.pick(self.down.device.type, dtype)
@@ -108,7 +108,7 @@ class LowRankSlots(nn.Module):
         self.ranks[slot] = rank
 
     def add(self, x: torch.Tensor, slots: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
-        """Return base + what the slots' matrices make of x.
+        """Return base + the product of x with the slots' matrices.
 
         Shapes: x [T, I], slots [T] int32, base None, [O] or [T, O] -> [T, O]
         """
@@ -124,7 +124,7 @@ class LinearSlots(LowRankSlots):
         self._others: dict[int, SlotWeights] = {}
 
     def put_change(self, layer: Linear, slot: int, change: SlotWeights | None) -> None:
-        """Fill a slot with a change of the layer, or empty it. Mutates: self"""
+        """Put a change of the layer into a slot, or empty it. Mutates: self"""
         self._others.pop(slot, None)
         if change is None:
             self.put(slot, None, None)
@@ -148,7 +148,7 @@ class LinearSlots(LowRankSlots):
         bias: torch.Tensor | None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return (residual +) the layer's product as each row's adapter has it.
+        """Return (residual +) the layer's product with each row's adapter.
 
         Shapes: x [T, I], residual [T, O] -> [T, O]
         """
@@ -165,7 +165,7 @@ class LinearSlots(LowRankSlots):
         bias: torch.Tensor | None,
         activation: NamedActivation,
     ) -> torch.Tensor:
-        """Return the activation of the product as each row's adapter has it.
+        """Return the activation of the product with each row's adapter.
 
         Shapes: x [T, I] -> [T, O]
         """
@@ -178,7 +178,7 @@ class LinearSlots(LowRankSlots):
     def gated(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
-        """Return act(first half) * second half of the product as each row's adapter has it.
+        """Return act(first half) * second half of the product with each row's adapter.
 
         Shapes: x [T, I] -> [T, F]
         """
@@ -195,7 +195,7 @@ class LinearSlots(LowRankSlots):
     def _put_together(
         self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Return the products of rows whose adapters may do anything. Shapes: -> [T, O]"""
+        """Return the products of rows with any kind of adapter. Shapes: -> [T, O]"""
         used = [(slot, slots == slot) for slot in self._others]
         used = [(slot, rows.unsqueeze(1)) for slot, rows in used if bool(rows.any())]
         out = layer.method.halves(layer, x)
@@ -215,7 +215,7 @@ class LinearSlots(LowRankSlots):
         out: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the products as a slot's adapter has them, without its low-rank sum; `out` are the
+        """Return the products with a slot's adapter, without its low-rank sum; `out` are the
         layer's own. Shapes: x [T, I], out [T, O] -> [T, O]"""
         if change.input_scale is not None or change.weight is not None:
             out = _product(layer, change, x)
@@ -232,19 +232,18 @@ class LinearSlots(LowRankSlots):
 
 
 def in_use(slots: LinearSlots | None) -> LinearSlots | None:
-    """Return a layer's slots if some token of the step uses an adapter, None for the layer's own
-    product."""
+    """Return a layer's slots if some token of the step uses an adapter, else None."""
     return slots if slots is not None and step_adapters() is not None else None
 
 
 def _bias(given: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
-    """Return an adapter's bias, with the layer's own where that is kept. Shapes: [O]"""
+    """Return an adapter's bias, with the layer's own for KEPT outputs. Shapes: [O]"""
     return torch.where(given.isnan(), 0.0 if own is None else own.to(given), given)
 
 
 def _product(layer: Linear, change: SlotWeights, x: torch.Tensor) -> torch.Tensor:
-    """Return what the layer's matrix, or that in its place, makes of inputs that are scaled, for
-    each part of the outputs in its own way. Shapes: x [T, I] -> [T, O]"""
+    """Return the product of scaled inputs with the layer's matrix, or with its replacement; each
+    part of the outputs has its own input scale. Shapes: x [T, I] -> [T, O]"""
     weight, scales = change.weight, change.input_scale
 
     def times(x: torch.Tensor) -> torch.Tensor:
@@ -260,10 +259,10 @@ def _product(layer: Linear, change: SlotWeights, x: torch.Tensor) -> torch.Tenso
 
 
 def with_gain(layer: Linear, change: SlotWeights) -> SlotWeights:
-    """Return a change whose magnitude is divided by the norms of the changed matrix's rows.
+    """Return a change with its magnitude divided by the norms of the changed matrix's rows.
 
-    Every rank calls it at once: the inputs of a row may lie on several. Source: Liu et al., "DoRA:
-    weight-decomposed low-rank adaptation", 2024.
+    All ranks call it together: a row's inputs may be spread over several. Source: Liu et al.,
+    "DoRA: weight-decomposed low-rank adaptation", 2024.
     """
     squares = sum_of_squares(layer, change)
     if layer.is_input_split:
@@ -275,12 +274,12 @@ def with_gain(layer: Linear, change: SlotWeights) -> SlotWeights:
 
 
 NORM_INPUTS = 256
-"""Inputs whose columns are held at once."""
+"""Inputs whose columns are computed at a time."""
 
 
 def sum_of_squares(layer: Linear, change: SlotWeights) -> torch.Tensor:
-    """Return the squared norms of the rows of (W + up down), of this rank's inputs. The matrix is
-    read by multiplying unit vectors, as it may be packed. Shapes: -> [O]"""
+    """Return the squared norms of the rows of (W + up down), over this rank's inputs. Since the
+    matrix may be packed, it is read by multiplying unit vectors. Shapes: -> [O]"""
     size, dtype = layer.spec.in_size, dtype_of(layer.spec.dtype)
     device = torch.device(layer.spec.device)
     total = torch.zeros(layer.spec.out_size, device=device)

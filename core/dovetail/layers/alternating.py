@@ -1,4 +1,4 @@
-"""Gate and up row by row: checkpoints whose joined matrix begins gate, up, gate, up."""
+"""Interleaved gate and up: checkpoints whose joined matrix has rows gate, up, gate, up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dovetail.layers.placement import Cut, Placement, axes_of, is_per_part
 def alternating(
     placements: Sequence[Placement], parameter: nn.Parameter, num_rows: int
 ) -> list[Placement]:
-    """Return where the rows of a joined tensor go whose two parts take turns, `num_rows` in all;
-    `placements` are those of one that has all rows of gate first.
+    """Return the placements of a joined tensor whose two parts alternate, `num_rows` in all;
+    `placements` are for a tensor with all rows of gate first.
 
-    Raises: ConfigError where rows share packed entries.
+    Raises: ConfigError if rows share packed entries.
     """
     axis = axes_of(parameter)[0]
     if axis is None or is_per_part(parameter):
@@ -35,6 +35,6 @@ def alternating(
 
 
 def _in_turns(cut: Cut) -> Cut:
-    """Return the cut of consecutive rows of one part as one of every other row."""
+    """Return the cut of a part's consecutive rows as a cut of every other row."""
     part, start = divmod(cut.start, cut.full // 2)
     return replace(cut, start=2 * start + part, step=2)

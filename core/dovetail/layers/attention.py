@@ -1,9 +1,9 @@
-"""Attention: one layer's handle on the paged KV cache, through whichever backend was chosen.
+"""Attention: one layer's handle on the paged KV cache, through the selected backend.
 
-Where every token sees all others of its row nothing needs to be kept behind a layer: such layers
-share one piece of memory, which lasts for the layer.
+If every token sees all others of its row (no causal mask), nothing is cached between steps: such
+layers share one memory, which is valid within a layer.
 
-Owns no weights and no memory; it knows its name and shape, the forward context knows the rest.
+Owns no weights and no memory: it knows its name and shape; the forward context has the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.layers.opaque import Opaque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredScale:
-    """A scale as the checkpoint has it, not looked at yet."""
+    """A scale tensor from the checkpoint, not parsed yet."""
 
     name: str
     tensor: torch.Tensor
@@ -34,8 +34,8 @@ class StoredScale:
 class Attention(Keeper):
     """Attention of this rank's heads. `name` is unique in the model and names the layer's cache.
 
-    `stored_scales` are the checkpoint's scales of what the cache holds, by what they scale. While
-    `steps` is set, a forward pass decides the scales.
+    `stored_scales` are the checkpoint's scales of cached data, by what they scale. While `steps` is
+    set, a forward pass measures the scales.
     """
 
     def __init__(self, name: str, spec: AttentionSpec) -> None:
@@ -46,15 +46,15 @@ class Attention(Keeper):
         self._opaque = Opaque(self._attend)
 
     def kept(self, run: RunSpec) -> KVLayer | None:
-        """Return the keys and values that this rank keeps; every token sees only those before."""
+        """Return the cached keys and values of this rank, None without a causal mask."""
         if not self.spec.is_causal:
             return None
         return self.kv_layer(run.kv_dtype, run.rank.context_size)
 
     def kv_layer(self, dtype: str, context_size: int = 1, *, is_draft: bool = False) -> KVLayer:
-        """Return this layer's cache when it holds `dtype`, on one of `context_size` ranks that
-        divide it. `is_draft`: the layer is a drafter's. No query sees more before it than a window
-        as long as its chunk."""
+        """Return this layer's cache spec for `dtype`, on one of `context_size` ranks that divide
+        it. `is_draft`: the layer is a drafter's. A chunk limits the visible tokens like a window of
+        its length."""
         return KVLayer(
             name=self.name,
             num_kv_heads=self.spec.num_kv_heads,
@@ -73,7 +73,7 @@ class Attention(Keeper):
         sinks: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attended values; `bias` is that of `AttentionBackend.forward_biased`.
+        """Return the attended values; `bias` is as in `AttentionBackend.forward_biased`.
 
         Shapes: q [T, H*D], k and v [T, K*D], bias [H, 2 M - 1] -> [T, H*D]
         """
@@ -108,19 +108,19 @@ class Attention(Keeper):
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:
-    """Return the attention layers of a model in the order in which they were built."""
+    """Return the attention layers of a model in construction order."""
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 def step_layers(layers: Sequence[Attention], run: RunSpec) -> list[KVLayer]:
-    """Return what the layers need that keep nothing behind them."""
+    """Return the memory specs of layers that cache nothing between steps."""
     return [layer.kv_layer(run.kv_dtype) for layer in layers if not layer.spec.is_causal]
 
 
 @contextmanager
 def measuring(layers: Sequence[Attention], steps: tuple[float, float]) -> Iterator[None]:
-    """Let a forward pass inside the with block decide the scales of the layers' caches: its largest
-    key and value become `steps` in the cache.
+    """Measure the scales of the layers' caches in the forward pass inside the with block: its
+    largest key and value become `steps` in the cache.
 
     Mutates: the specs of the layers
     """
@@ -136,12 +136,12 @@ def measuring(layers: Sequence[Attention], steps: tuple[float, float]) -> Iterat
 def _measured(
     spec: AttentionSpec, k: torch.Tensor, v: torch.Tensor, steps: tuple[float, float]
 ) -> AttentionSpec:
-    """Return the spec with scales under which the largest key and value become `steps`."""
+    """Return the spec with scales that map the largest key and value to `steps`."""
     return replace(
         spec, k_scale=_largest(k) / steps[0] or 1.0, v_scale=_largest(v) / steps[1] or 1.0
     )
 
 
 def _largest(x: torch.Tensor) -> float:
-    """Return the largest finite magnitude; 0 where all is 0 or nothing is finite."""
+    """Return the largest finite magnitude; 0 if all are 0 or nothing is finite."""
     return float(x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().amax())

@@ -1,7 +1,7 @@
-"""Attention in another type than that of the layers around it.
+"""Attention in a different dtype than the surrounding layers.
 
-Queries, keys and values are turned into that type before a backend sees them, and what it returns
-is turned back. What the KV cache holds is decided elsewhere.
+Queries, keys and values are cast to that dtype for the backend, and its output is cast back. The
+dtype of the KV cache is a separate setting.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dovetail.layers.dtypes import dtype_of
 
 
 class AttentionInDtype(AttentionBackend):
-    """A backend that is given another type than the layers compute in. It claims nothing: the
-    backend was chosen. Latents, whose long rows no backend attends, are not asked of it."""
+    """A backend that gets another dtype than the layers compute in. It claims no capabilities: the
+    backend is already chosen. Latent attention, whose long rows use no backend, is left out."""
 
     def __init__(self, backend: AttentionBackend, dtype: torch.dtype) -> None:
         super().__init__(backend.options)
@@ -29,7 +29,7 @@ class AttentionInDtype(AttentionBackend):
         return self._backend.kv_shape(num_blocks, block_tokens, num_kv_heads, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
-        """Return what the backend prepares."""
+        """Return the backend's prepared layout."""
         return self._backend.prepare(layout)
 
     def _cast(
@@ -60,7 +60,7 @@ class AttentionInDtype(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do what `forward` does, and tell the log-sum-exps of scores. Mutates: cache"""
+        """Do the same as `forward`, and return the log-sum-exps of scores. Mutates: cache"""
         given = self._cast(q, k, v)
         out, lse = self._backend.forward_lse(spec, *given, cache, prepared)
         return out.to(q.dtype), lse
@@ -75,7 +75,7 @@ class AttentionInDtype(AttentionBackend):
         prepared: Any,
         bias: torch.Tensor,
     ) -> torch.Tensor:
-        """Do what `forward` does with biases on scores, which stay float32. Mutates: cache"""
+        """Do the same as `forward` with biases on scores, which stay float32. Mutates: cache"""
         given = self._cast(q, k, v)
         return self._backend.forward_biased(spec, *given, cache, prepared, bias).to(q.dtype)
 
@@ -100,14 +100,14 @@ class AttentionInDtype(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written. Shapes: as the backend's"""
+        """Attend to the cache that another layer has written. Shapes: as the backend's"""
         own = q.to(self._dtype)
         return self._backend.forward_shared(spec, own, cache, prepared, sinks).to(q.dtype)
 
 
 def in_dtype(backend: AttentionBackend, dtype: str, model_dtype: str) -> AttentionBackend:
-    """Return a backend that attends in a type; the backend itself where that is the model's, or
-    none is named."""
+    """Return a backend that attends in `dtype`; the backend itself if `dtype` is empty or the
+    model's."""
     if dtype in ("", model_dtype):
         return backend
     return AttentionInDtype(backend, dtype_of(dtype))

@@ -1,4 +1,4 @@
-"""What a block of experts adds to the sum of those that were picked."""
+"""Adds the rest of an MoE block to the sum of its picked experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def plus_rest(
     shared: torch.Tensor | None = None,
     shared_scores: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what picked experts made plus the rest of a block (see Experts.forward)."""
+    """Return the output of picked experts plus the rest of a block (see Experts.forward)."""
     if shared is not None:
         out = out + (shared if shared_scores is None else shared_scores.sigmoid() * shared)
     return out if residual is None else residual + out

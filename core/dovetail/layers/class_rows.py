@@ -1,4 +1,4 @@
-"""The matrix of classes that are tokens of the vocabulary, taken out of a checkpoint's LM head."""
+"""The matrix of classes that are vocabulary tokens, taken from a checkpoint's LM head."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def with_class_rows(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a checkpoint's tensors and, last, the matrix of the model's `class_tokens`.
 
-    It is made of the rows of the LM head, or of the token table where that is the head. A
-    checkpoint with neither yields no matrix, so that loading says what is missing.
+    It consists of rows of the LM head, or of the token table if that is the head. A checkpoint with
+    neither yields no matrix, so that loading reports it as missing.
     """
     table = next(
         (

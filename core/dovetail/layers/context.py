@@ -1,6 +1,6 @@
-"""ForwardContext: what attention layers read of the running step, not passed through models.
+"""ForwardContext: the running step's data for attention layers, not passed through models.
 
-One slot per thread, so that several runners may live in one process.
+One per thread, so that several runners can share a process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dovetail.layers.residual import unchanged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAdapters:
-    """Which adapter slot each token of a step uses, -1: none. `is_low_rank`: none of those in use
-    does more than add low-rank products to linear layers. `positions` are the tokens' places in
-    their rows, for adapters with vectors before a prompt (None: those are not computed now, or no
-    adapter in use has any). `rope_tables` are the numbers of the tokens' rope scalings, 0: the
-    model's own (None: all have that). `num_added` is how many tokens the adapter in use adds that
-    adds most. Shapes: slots [T] int32, positions, rope_tables [T] int64"""
+    """Each token's adapter slot in a step, -1: none. `is_low_rank`: the adapters in use only add
+    low-rank products to linear layers. `positions` are the tokens' places in their rows, for
+    adapters with prompt vectors (None: not computed now, or not used). `rope_tables` are the
+    numbers of the tokens' rope scalings, 0: the model's own (None: all 0). `num_added` is the
+    maximum number of tokens that an adapter in use adds. Shapes: slots [T] int32, positions,
+    rope_tables [T] int64"""
 
     slots: torch.Tensor
     is_low_rank: bool = True
@@ -35,21 +35,20 @@ class StepAdapters:
 
 
 class CrossWatch(Protocol):
-    """Sees how layers attend to encodings."""
+    """Observes how layers attend to encodings."""
 
     def see(self, name: str, scale: float, q: torch.Tensor, k: torch.Tensor) -> None:
-        """Take a layer's queries, and the keys of the encodings that begin with the step.
+        """Receive a layer's queries, and the keys of the encodings written in this step.
         Shapes: q [T, H, D], k [W, H, D]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMedia:
-    """What stands in a step beside tokens: vectors for the tokens in `places`, and the positions of
-    all tokens in each of three directions, of a model that asks for such. `encodings` are what
-    rows that begin with the step attend to from now on, one after another. `spans` are pairs (first
-    token of the step, number) of consecutive tokens that may see each other: the places of one
-    image or sound, or a prompt. `watch` is shown how the layers attend to encodings, where a
-    request asks.
+    """A step's media: vectors for the tokens in `places`, and all tokens' positions in three
+    dimensions, for models that need them. `encodings` are concatenated; rows that begin with the
+    step attend to them from now on. `spans` are pairs (first token of the step, count) of
+    consecutive tokens that may see each other: the places of one image or sound, or a prompt.
+    `watch` observes how the layers attend to encodings, if a request needs that.
 
     Shapes: places [M] int64, vectors [M, E or more], positions [3, T] int64, encodings [W, E]
     """
@@ -63,19 +62,19 @@ class StepMedia:
 
 
 LayerCache = torch.Tensor | dict[str, torch.Tensor]
-"""The cache of a layer: of keys and values in the backend's shape, of latents [N, P, size], of
-latents with index keys both by their names, of a state one tensor for each part [N, ...]. The first
-axis of N blocks may have any stride."""
+"""The cache of a layer: keys and values in the backend's shape; latents [N, P, size]; latents and
+index keys, both by name; or one tensor per part of a state [N, ...]. The first axis of N blocks may
+have any stride."""
 LATENTS, INDEX_KEYS = "latents", "index_keys"
 """The parts of a cache of latents with index keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTokens:
-    """The tokens of a step after which something is drawn, each its row's last one, and what the
-    backend prepared for them alone, by the name of a layer with a cache. There may be none.
+    """The tokens of a step to sample after, each its row's last one, and what the backend prepared
+    for only them, by the name of a caching layer. There may be none.
 
-    Shapes: tokens [S] int64, their places among all tokens of the step
+    Shapes: tokens [S] int64, their indices among all tokens of the step
     """
 
     tokens: torch.Tensor
@@ -86,14 +85,14 @@ class DrawnTokens:
 class ForwardContext:
     """One step as the layers see it.
 
-    `prepared` maps a layer's name to what `backend.prepare` returned for its KV group, of a layer
-    with a state to the group's RowStates, `caches` to its cache. `rows` is in the order of the
-    batch. `second_text` marks the tokens of the second of two texts, where a prompt has two (None:
-    no prompt has). `drawn`: no others need pass the layers that read another layer's cache
-    (None: all pass them). `once` is what a layer found out about the step that is the same for
-    others, under its own key. `first_token` is the place in the step of the first token that is
-    computed: not 0 in the second half of a divided step. `inner` takes the states within the model
-    that a drafter reads, by layer, in place of where they go in a whole step (None: they go there).
+    `prepared` maps a layer's name to the result of `backend.prepare` for its KV group, or to the
+    group's RowStates for a layer with a state; `caches` maps it to its cache. `rows` is in batch
+    order. `second_text` marks the tokens of the second of two texts of a prompt (None: no prompt
+    has two). `drawn`: only these tokens need to pass the layers that read another layer's cache
+    (None: all). `once` caches facts about the step that several layers share, under their own keys.
+    `first_token` is the first computed token's index in the step: not 0 in the second half of a
+    divided step. `inner` receives the states that a drafter reads inside the model, by layer,
+    instead of their usual destination (None: they go there).
 
     Shapes: second_text [T] int64, 0 or 1
     """
@@ -125,20 +124,20 @@ def forward_context() -> ForwardContext:
 
 
 def keep_inner(kept: dict[int, torch.Tensor | None], number: int, x: torch.Tensor) -> None:
-    """Keep the states before a layer: in `kept`, or where a half of a step has them go.
-    Shapes: x [T, E]. Mutates: kept, or the context"""
+    """Save the states before a layer: in `kept`, or in a half step's own `inner`. Shapes: x [T, E].
+    Mutates: kept, or the context"""
     own = forward_context().inner
     (kept if own is None else own)[number] = unchanged(x)
 
 
 def step_adapters() -> StepAdapters | None:
-    """Return which adapters the tokens use that this thread computes, None where none does."""
+    """Return the adapters of the tokens that this thread computes, None if there are none."""
     return _slot.adapters
 
 
 @contextmanager
 def use_adapters(adapters: StepAdapters | None) -> Iterator[None]:
-    """Have layers apply adapters inside a with block; what was before returns after it."""
+    """Make layers apply adapters inside a with block; then restore the previous ones."""
     previous = _slot.adapters
     _slot.adapters = adapters
     try:
@@ -148,13 +147,13 @@ def use_adapters(adapters: StepAdapters | None) -> Iterator[None]:
 
 
 def step_media() -> StepMedia | None:
-    """Return what stands beside tokens in what this thread computes, None where nothing does."""
+    """Return the media of this thread's step, None if it has only tokens."""
     return _slot.media
 
 
 @contextmanager
 def use_media(media: StepMedia | None) -> Iterator[None]:
-    """Have a model see media inside a with block; what was before returns after it."""
+    """Make a model see media inside a with block; then restore the previous ones."""
     previous = _slot.media
     _slot.media = media
     try:
@@ -165,7 +164,7 @@ def use_media(media: StepMedia | None) -> Iterator[None]:
 
 @contextmanager
 def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
-    """Make `context` the current one inside a with block; the previous one returns after it."""
+    """Make `context` the current one inside a with block; then restore the previous one."""
     previous = _slot.current
     _slot.current = context
     try:

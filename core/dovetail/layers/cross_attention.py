@@ -1,10 +1,10 @@
-"""Cross attention: a decoder's queries over keys and values made of what an encoder read.
+"""Cross attention: a decoder's queries over keys and values made from encodings.
 
 For T tokens of a step and the W rows of encodings that begin with it (mostly none):
 
     q = query_proj(x)                       # [T, H*D]
-    k, v = kv_proj(encodings)           # [W, H*D] each, into the cache for good
-    x = o_proj(softmax(scale q k^T) v)  # every query sees all that its row has
+    k, v = kv_proj(encodings)           # [W, H*D] each, cached for the whole request
+    x = o_proj(softmax(scale q k^T) v)  # every query sees all encodings of its row
 
 Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.3
 """
@@ -29,7 +29,7 @@ from dovetail.parallel.groups import tensor_group
 
 
 class CrossCache(Keeper):
-    """One layer's handle on what it keeps of encodings; it owns no weights and no memory."""
+    """One layer's handle on the cache of encodings; it owns no weights and no memory."""
 
     def __init__(self, name: str, spec: AttentionSpec, max_rows: int) -> None:
         super().__init__(name)
@@ -37,7 +37,7 @@ class CrossCache(Keeper):
         self.max_rows = max_rows
 
     def kept(self, run: RunSpec) -> CrossLayer:
-        """Return the keys and values that this rank keeps of a request's encodings."""
+        """Return this rank's cached keys and values of a request's encodings."""
         return CrossLayer(
             name=self.name,
             num_kv_heads=self.spec.num_kv_heads,
@@ -64,7 +64,7 @@ class CrossCache(Keeper):
 
 
 class CrossAttention(nn.Module):
-    """The matrices around it, of the model's heads. `encoder_size` is the width of encodings."""
+    """Cross attention with its matrices. `encoder_size` is the width of encodings."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class CrossAttention(nn.Module):
         self.cache = CrossCache(name, spec, max_rows)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what attention adds to residual. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus the attention output. Shapes: x, residual [T, E] -> [T, E]"""
         media = step_media()
         q = self.query_proj(x)
         if media is None or media.encodings is None:
@@ -115,7 +115,7 @@ class CrossAttention(nn.Module):
 
 
 def cross_rows(context: BuildContext) -> int:
-    """Return the most rows of an encoding, of a model that has an encoder."""
+    """Return the maximum rows of an encoding, for a model that has an encoder."""
     model = context.model
     assert model.encoder is not None, "only a model with an encoder attends to encodings"
     return model.encoder.max_rows or context.max_tokens or model.max_position_tokens

@@ -1,23 +1,22 @@
 """The decoder that most families share: pre-norm layers of rotary attention and a gated MLP.
 
-A model of it computes, for the T tokens of a step (H query heads, K kv heads, D head size):
+Such a model computes, for the T tokens of a step (H query heads, K kv heads, D head size):
 
     x = embed_tokens(token_ids)                          # [T, E]
     for layer in layers:
         q, k, v = qkv_proj(input_layernorm(x))           # [T, H*D], [T, K*D], [T, K*D]
-        q, k = rotary(q_norm(q), k_norm(k), positions)   # norms of heads where qk_norm says so
+        q, k = rotary(q_norm(q), k_norm(k), positions)   # head norms only with qk_norm
         a = attention(q, k, v)                           # over this row's cached keys and values
         x = x + o_proj(a)
         gate, up = gate_up_proj(post_attention_layernorm(x))
         x = x + down_proj(act(gate) * up)
     logits = lm_head(norm(x))                            # [S, V], of the tokens that need them
 
-A family derives from `DecoderForCausalLM`, says in a `DecoderConfig` how it differs, and replaces a
-class where it computes something else: `DecoderLayer.build_mlp` for another feed-forward part, a
-`DecoderLayer` for norms elsewhere (layers/post_norm.py) or for layers that mix by a state
-(layers/hybrid.py), a `DecoderModel` for other positions.
-Parameter names are those of the checkpoints; `weight_map` says where they differ. How to:
-docs/tutorials/add_a_model_family.md.
+A family derives from `DecoderForCausalLM` and describes its differences in a `DecoderConfig`. It
+replaces a class to compute something else: `DecoderLayer.build_mlp` for another feed-forward part,
+a `DecoderLayer` for norms in other places (layers/post_norm.py) or for layers with recurrent states
+(layers/hybrid.py), a `DecoderModel` for other positions. Parameter names are the checkpoints'
+names, except as `weight_map` says. How to: docs/tutorials/add_a_model_family.md.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ from dovetail.layers.stages import Stage, made_if
 HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
 CHUNKED = "chunked_attention"
-"""The layer types, as config.json's `layer_types` has them."""
+"""The layer types, as spelled in config.json's `layer_types`."""
 UNROTATED = "unrotated"
-"""Names the rotation of layers without positions."""
+"""The rotation name of layers without positions."""
 
 FUSED: dict[str, tuple[str, str]] = {
     "q_proj": ("qkv_proj", "q"),
@@ -67,31 +66,31 @@ FUSED: dict[str, tuple[str, str]] = {
     "gate_proj": ("gate_up_proj", "gate"),
     "up_proj": ("gate_up_proj", "up"),
 }
-"""Names of checkpoints that are parts of one matrix here (see WeightMap.fused)."""
+"""Checkpoint names that are parts of one matrix here (see WeightMap.fused)."""
 BARE = tuple((name, f"model.{name}") for name in ("embed_tokens.", "layers.", "norm."))
-"""Names of checkpoints that were saved without a head."""
+"""Names in checkpoints that were saved without a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """How a family differs from the plain decoder.
 
-    `layer_types` holds each layer's attention, `window_tokens` the window of the sliding ones,
-    `chunk_tokens` the length of the chunks of chunked ones.
-    `qk_norm`: the heads of q and k are normed. `query_scale` None is 1 / sqrt(D).
-    `attn_logit_softcap` and `final_logit_softcap` c bend a logit l to c * tanh(l / c).
-    `embedding_scale` multiplies the token vectors. `is_tied`: the head is the embedding's table.
+    `layer_types` holds each layer's attention, `window_tokens` the window of sliding layers,
+    `chunk_tokens` the length of the chunks of chunked ones. `qk_norm`: the heads of q and k are
+    normed. `query_scale` None is 1 / sqrt(D). `attn_logit_softcap` and `final_logit_softcap` c bend
+    a logit l to c * tanh(l / c). `embedding_scale` multiplies the token vectors. `is_tied`: the
+    head is the embedding's table.
 
-    `norm` makes a norm of (context, size, eps=); `head_norm` one of all heads side by side (see
-    layers/head_norm.py) instead of a `norm` of each. `norms_turned`: heads are normed when they
-    have been rotated. `qkv_clip` bounds what comes out of qkv_proj. `rope_theta` and `rotary_share`
-    are what config.json may leave out; pairs of features may be interleaved; `unrotated` counts the
-    layers without positions. Without a gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP
-    reads what attention was added to; else both read the layer's input, through one norm, or two.
-    With `alibi_slopes`, of all ranks' heads, no layer is rotated (layers/alibi.py).
+    `norm` makes a norm of (context, size, eps=); `head_norm` makes one norm of all heads together
+    (see layers/head_norm.py) instead of a `norm` of each. `norms_turned`: heads are normed after
+    rotation. `qkv_clip` bounds the output of qkv_proj. `rope_theta` and `rotary_share` are defaults
+    for config.json; pairs of features may be interleaved; `unrotated` has the numbers of layers
+    without positions. Without a gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP reads
+    the residual after attention; else both read the layer's input, through one norm, or two. With
+    `alibi_slopes`, of all ranks' heads, no layer is rotated (layers/alibi.py).
 
-    `branch_scale` multiplies what attention and MLP add. It costs nothing: the sum is kept divided
-    by it, which the norms undo (with `norm_eps` divided by its square).
+    `branch_scale` multiplies the outputs of attention and MLP. It costs nothing: the residual is
+    stored divided by it, which the norms undo (with `norm_eps` divided by its square).
     """
 
     layer_types: tuple[str, ...]
@@ -146,15 +145,15 @@ def usual_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
 
 
 def window_in_all_layers(model: ModelSpec) -> dict[str, Any]:
-    """Return the fields of a family that slides in all layers when a window is given."""
+    """Return the fields of a family whose layers all use a sliding window when one is given."""
     window = model.hf_config.get("sliding_window") or None
     layer_type = SLIDING if window else FULL
     return {"layer_types": (layer_type,) * model.num_layers, "window_tokens": window}
 
 
 def windows_by_layer(model: ModelSpec, *, every: int) -> dict[str, Any]:
-    """Return the fields of a family whose config.json lists the layer types; where it does not, all
-    slide but each `every`th (0: all are full)."""
+    """Return the fields of a family whose config.json lists the layer types. Without a list, all
+    layers slide except each `every`th (0: all are full)."""
     config = model.hf_config
     derived = [SLIDING if every and (i + 1) % every else FULL for i in range(model.num_layers)]
     layer_types = tuple(config.get("layer_types") or derived)
@@ -162,8 +161,8 @@ def windows_by_layer(model: ModelSpec, *, every: int) -> dict[str, Any]:
 
 
 class DecoderAttention(nn.Module):
-    """Rotary attention with grouped kv heads, and norms on each head where the config says so.
-    `kinds` are the layer types that it computes."""
+    """Rotary attention with grouped kv heads, and head norms if the config says so. `kinds` are the
+    layer types that it supports."""
 
     kinds: ClassVar[tuple[str, ...]] = (FULL, SLIDING, CHUNKED)
 
@@ -232,7 +231,7 @@ class DecoderAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, rope: Rope | None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Shapes: x, residual [T, E] -> [T, E]. Without `rope` nothing is rotated."""
+        """Shapes: x, residual [T, E] -> [T, E]. Without `rope`, no rotation."""
         qkv = self.qkv_proj(x)
         if self._clip is not None:
             (qkv,) = of_tensors(self._clipped, qkv)
@@ -279,10 +278,10 @@ class PlainMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer: attention and MLP, each behind a norm, each added to its input."""
+    """One layer: attention and MLP, each after a norm, each added to its input."""
 
     mlp_name: ClassVar[str] = "mlp"
-    """The feed-forward part in the checkpoint."""
+    """The feed-forward part's name in the checkpoint."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -294,7 +293,7 @@ class DecoderLayer(nn.Module):
         self.build_norms(context, config)
 
     def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
-        """Make the norms of this layer's hidden states. Mutates: self"""
+        """Create the norms of this layer's hidden states. Mutates: self"""
         self.input_layernorm = config.build_norm(context)
         if config.parallel_norms != 1:
             self.post_attention_layernorm = config.build_norm(context)
@@ -314,7 +313,7 @@ class DecoderLayer(nn.Module):
         return mlp(context, name, inner=inner, act=config.hidden_act, bias=config.has_mlp_bias)
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
-        """Shapes: x [T, E] -> [T, E]. `ropes` holds a rotation per layer type that has one."""
+        """Shapes: x [T, E] -> [T, E]. `ropes` holds a rotation per rotated layer type."""
         normed, rope = self.input_layernorm(x), ropes.get(self.rope)
         if not self.parallel_norms:
             x = self.self_attn(normed, rope, x)
@@ -324,8 +323,8 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """Embedding, layers and the last norm, as far as they belong to this rank's stage. The inputs
-    of the layers whose numbers are in `inner` are kept there (None: of none)."""
+    """Embedding, layers and the final norm, as far as they belong to this rank's stage. `inner`
+    receives the inputs of the layers whose numbers are its keys (None: of none)."""
 
     inner: dict[int, torch.Tensor | None] | None = None
 
@@ -359,8 +358,8 @@ class DecoderModel(nn.Module):
             self.rotaries[UNROTATED] = Unrotated(context.device)
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return a rotary table per layer type; here one for all. A type without is not rotated.
-        `layer_types` are those of which some layers have positions."""
+        """Return a rotary table per layer type; here one for all. A missing type is not rotated.
+        `layer_types` are the types with rotated layers."""
         if self.config.alibi_slopes:
             return nn.ModuleDict()
         theta, share = self.config.rope_theta, self.config.rotary_share
@@ -374,8 +373,8 @@ class DecoderModel(nn.Module):
         return self.embed_tokens(token_ids)
 
     def layer_arguments(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[Any, ...]:
-        """Return what layers are told beside states and rotations; here nothing. x is the first
-        layer's input. Shapes: x [T, E], positions [T]"""
+        """Return further arguments of layers, besides states and rotations; none here. x is the
+        first layer's input. Shapes: x [T, E], positions [T]"""
         return ()
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -398,7 +397,7 @@ class DecoderModel(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module, Model):
-    """A decoder with a head on it: what the model plugins of these families derive from."""
+    """A decoder with a head: the base class of these families' model plugins."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "vectors"}
@@ -432,11 +431,11 @@ class DecoderForCausalLM(nn.Module, Model):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return how this family differs, read from its config."""
+        """Return this family's differences, read from its config."""
         return usual_config(model)
 
     def build_score(self, context: BuildContext, stage: Stage) -> nn.Module:
-        """Return what makes numbers of classes of hidden states, where the model has classes."""
+        """Return the classification head, if the model has classes."""
         return class_score(context, stage)
 
     def weight_map(self) -> WeightMap:
@@ -454,6 +453,6 @@ class DecoderForCausalLM(nn.Module, Model):
         return self.lm_head(hidden)
 
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
+        """Return the class scores. Shapes: pooled [S, E] -> [S, C]"""
         found: torch.Tensor = self.score(pooled)
         return found

@@ -1,4 +1,4 @@
-"""Which heads a decoder is built with, and what makes numbers of classes of its hidden states."""
+"""The heads that a decoder is built with, including classification heads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.stages import Stage, made_if
 
 WITH_BIAS = "ForTokenClassification"
-"""End of the names of classes whose matrix of classes has a bias."""
+"""Class names with this ending have a bias in the classification matrix."""
 TWO_LAYERS = (REWARD, PROCESS_REWARD)
-"""Ends of the names of classes that judge by a layer more than a matrix."""
+"""Class names with these endings have one more layer before the classification matrix."""
 NO_CLASSES = (
     "the checkpoint has nothing that tells classes apart: use --convert embed, or a checkpoint "
     "that was trained to classify"
@@ -22,7 +22,7 @@ NO_CLASSES = (
 
 
 def generates(model: ModelSpec) -> bool:
-    """Return whether a model is built with the head that makes logits of the vocabulary."""
+    """Return whether a model is built with an LM head."""
     return model.head == LOGITS
 
 
@@ -33,9 +33,8 @@ def class_score(
     in_size: int | None = None,
     two_layers: tuple[str, ...] = TWO_LAYERS,
 ) -> nn.Module:
-    """Return the `score` of a decoder, of the layout that its class is published in; on the last
-    stage of models that are built to tell classes apart. Classes with `two_layers` are those whose
-    names end so."""
+    """Return the `score` head of a decoder, in the layout of its published class; only on the last
+    stage of classification models. `two_layers` are endings of class names with two layers."""
     model = context.model
     has_classes = model.head in (CLASSES, TOKEN_CLASSES)
 
@@ -52,14 +51,14 @@ def class_score(
 def _matrix(
     context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool
 ) -> ReplicatedLinear:
-    """Return a matrix that few checkpoints have, whole on every rank."""
+    """Return a matrix that few checkpoints have, replicated on every rank."""
     made = ReplicatedLinear(context, name, in_size, out_size, bias=bias)
     made.if_missing = NO_CLASSES
     return made
 
 
 class RewardScore(nn.Sequential):
-    """w2 relu(w1 x + b1) + b2: the rewards of tokens, or what the steps that they end are.
+    """w2 relu(w1 x + b1) + b2: rewards of tokens, or classes of the reasoning steps that they end.
 
     Source: Yang et al., Qwen2.5-Math, 2024; the names are those of its checkpoints.
     """

@@ -1,4 +1,4 @@
-"""The dtypes that weights and activations may have, by torch's name."""
+"""The supported dtypes of weights and activations, by torch's name."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name `dtype_of` understands."""
+    """Return a dtype's name, as used by `dtype_of`."""
     return str(dtype).removeprefix("torch.")

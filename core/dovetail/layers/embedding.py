@@ -1,7 +1,7 @@
-"""Token and position embeddings. The token table is divided over ranks by vocabulary.
+"""Token and position embeddings. The token table is sharded over ranks by vocabulary.
 
-Token ids are trusted to lie inside the vocabulary, or to be tokens that their row's adapter adds:
-requests are checked before they are queued.
+Token ids are assumed to be in the vocabulary or added by their row's adapter: requests are checked
+before they are queued.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail_kernels.embedding import OP
 from dovetail_kernels.embedding.native import LookUp
 
 SCALED_ROWS = 1024
-"""Up to so many looked up rows are multiplied natively; steps that are recorded have fewer."""
+"""Maximum number of looked-up rows that are scaled natively; recorded steps have fewer."""
 _ORDER = torch.arange(SCALED_ROWS)
 
 
@@ -36,10 +36,10 @@ def vocab_part(vocab_size: int, group: Group) -> Part:
 class VocabParallelEmbedding(WeightHolder):
     """Rows of the token table of this rank. Shapes: weight [V of this rank, E]
 
-    `head` names the layer that multiplies by the same table: then the quantization method keeps
-    it, if it can look rows up, and it is in memory once. Without a head it does so for tables that
-    the checkpoint stores quantized; `name` is that of a table beside the token table. `factor`
-    multiplies what is looked up.
+    `head` names the layer that multiplies by the same table. Then the quantization method stores
+    it, if it can look rows up, and it is in memory once. Without a head the method does so for
+    tables that the checkpoint stores quantized; `name` is set for tables other than the token
+    table. `factor` multiplies the looked-up rows.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class VocabParallelEmbedding(WeightHolder):
 
 
 class PositionEmbedding(nn.Module):
-    """A vector per position, on every rank whole: learned, or one of a `table` that no checkpoint
-    has. `offset` rows come before position 0. Shapes: table [offset + positions, E]"""
+    """A vector per position, replicated on every rank: learned, or from a fixed `table` that no
+    checkpoint has. `offset` rows precede position 0. Shapes: table [offset + positions, E]"""
 
     weight: torch.Tensor
 
@@ -167,7 +167,7 @@ class PositionEmbedding(nn.Module):
         self._native = LookUp(kept, first=-offset) if is_native else None
 
     def forward(self, positions: torch.Tensor, onto: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the positions' vectors, added to `onto` where there is that, which may change.
+        """Return the positions' vectors, added to `onto` if given, which may change.
 
         Shapes: positions [T], onto [T, E] contiguous -> [T, E]
         """

@@ -1,4 +1,4 @@
-"""Adapters of experts: low-rank changes by slot and expert, apart from the experts' kernel.
+"""Adapters of experts: low-rank changes by slot and expert, separate from the experts' kernel.
 
 Rows whose adapter changes experts are computed expert by expert, at the speed of a reference; other
 rows are not touched. Shape letters: A experts picked per token, P parts fused along the output.
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from dovetail.layers.experts import Experts
 
 Key = tuple[int, str]
-"""An expert's number, and which of its matrices."""
+"""An expert's number, and the name of its matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatrix:
-    """How one matrix of every expert is divided over ranks."""
+    """How one matrix of every expert is sharded."""
 
     parts: tuple[Part, ...]
     spec: LinearSpec
@@ -44,7 +44,7 @@ class ExpertAdapters:
         self._slots: dict[int, Mapping[Key, SlotWeights]] = {}
 
     def put(self, slot: int, changes: Mapping[Key, SlotWeights]) -> None:
-        """Fill a slot, or empty it. Mutates: self"""
+        """Put changes into a slot, or empty it. Mutates: self"""
         self._slots.pop(slot, None)
         if changes:
             self._slots[slot] = changes
@@ -58,7 +58,7 @@ class ExpertAdapters:
         slots: torch.Tensor,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the outputs as each row's adapter has them; `out` are the experts' own.
+        """Return the outputs with each row's adapter; `out` are the experts' own.
 
         Shapes: x, out [T, E], weights and picked [T, A], slots [T] -> [T, E]
         """
@@ -77,7 +77,7 @@ def _outputs(
     weights: torch.Tensor,
     picked: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weighted sums of what the changed experts make. Shapes: -> [T, E]"""
+    """Return the weighted sums of the changed experts' outputs. Shapes: -> [T, E]"""
     out = torch.zeros_like(x)
     for expert in picked.unique().tolist():
         tokens, places = (picked == expert).nonzero(as_tuple=True)
@@ -91,7 +91,7 @@ def _outputs(
 def _product(
     experts: Experts, changes: Mapping[Key, SlotWeights], leaf: str, expert: int, x: torch.Tensor
 ) -> torch.Tensor:
-    """Return x times one matrix of an expert as changed. Shapes: x [T, I] -> [T, O]"""
+    """Return x times one changed matrix of an expert. Shapes: x [T, I] -> [T, O]"""
     out = experts.halves(leaf, expert, x)
     change = changes.get((expert, leaf))
     if change is None or change.down is None or change.up is None:

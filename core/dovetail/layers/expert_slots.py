@@ -1,9 +1,9 @@
-"""ExpertSlots: which experts lie where, over all ranks that hold whole experts.
+"""ExpertSlots: the placement of experts over all ranks that hold whole experts.
 
 A slot is the place of one expert's matrices on a rank. There may be more slots than experts: then
-some experts have copies, which take turns by a token's place in the step. Ranks in the same place
-of several engines are a column, within which tokens travel; the ranks of one engine, which have the
-same tokens, are in different columns.
+some experts have copies, used in turn according to a token's place in the step. Ranks in the same
+place of several engines are a column, within which tokens are exchanged. The ranks of one engine
+have the same tokens and are in different columns.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dovetail.parallel.experts import Held, placed_experts
 from dovetail.parallel.groups import data_group, expert_group
 
 TURNS = 12
-"""Tokens after which copies of an expert take the same turns again: 1, 2, 3, 4, 6 and 12 copies get
-equal shares, others nearly."""
+"""The turns of an expert's copies repeat after this many tokens: 1, 2, 3, 4, 6 and 12 copies get
+equal shares, other numbers nearly."""
 
 
 class ExpertSlots(nn.Module):
     """`held[rank][slot]` is an expert; `counts` are how often this rank's tokens picked each.
 
-    Shapes: table [X] or, where there may be copies, [X, TURNS] int64; counts [X] int64
+    Shapes: table [X] or, if there may be copies, [X, TURNS] int64; counts [X] int64
     """
 
     table: torch.Tensor
@@ -54,10 +54,10 @@ class ExpertSlots(nn.Module):
         return self.held[self.group.rank]
 
     def assign(self, held: Held) -> None:
-        """Say which experts the slots hold from now on. Mutates: self"""
+        """Set which experts the slots hold from now on. Mutates: self"""
         self.held = held
         places: list[list[int]] = [[] for _ in range(self.num_experts)]
-        width = len(held) // self.column.size  # ranks of an engine
+        width = len(held) // self.column.size  # ranks per engine
         for rank, experts in enumerate(held):
             engine, number = divmod(rank, width)
             is_near = number == self.group.rank % width
@@ -70,8 +70,8 @@ class ExpertSlots(nn.Module):
         self.table.copy_(torch.tensor(rows))
 
     def forward(self, experts: torch.Tensor) -> torch.Tensor:
-        """Return the places in the column of picked experts (see All2All.exchange), which are this
-        rank's slots where it is alone there; -1 for those that other columns compute.
+        """Return the places of picked experts in the column (see All2All.exchange); in a column of
+        one rank these are its slots. Experts of other columns get -1.
 
         Shapes: [T, A] int64 -> [T, A] int64. Mutates: counts
         """

@@ -1,11 +1,10 @@
-"""Experts: the matrices of the experts of one layer, and what those picked make of each token.
+"""Experts: the expert matrices of one MoE layer, and the weighted outputs of each token's experts.
 
-On a GPU one fused kernel does it all, without a word to the host, and so does one of the native CPU
-library. Elsewhere, and for matrices of unlike formats, tokens are sorted by expert and every expert
-multiplies its own tokens once. Ranks hold a part of F of every expert, or all of F of experts of
-their own; either way each has all tokens of its engine, and their outputs are summed. Engines that
-share their experts exchange tokens. Shape letters: X experts, of which this rank holds H, A picked
-per token.
+On a GPU one fused kernel does it all without a host sync; so does a kernel of the native CPU
+library. Otherwise, and for matrices of mixed formats, tokens are sorted by expert and every expert
+multiplies its own tokens once. Ranks hold a part of F of every expert, or whole experts of their
+own. Either way each has all tokens of its engine, and their outputs are summed. Engines that share
+experts exchange tokens. Shape letters: X experts, H of them on this rank, A picked per token.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ from dovetail_kernels.moe.native import Moe, packed_experts
 
 
 def help_others(experts: Sequence[Experts], model: ModelSpec, device: torch.device) -> None:
-    """Compute what engines that share experts with this one need, in a step without tokens."""
+    """In a step without tokens, compute what engines that share experts with this one need."""
     dtype = dtype_of(model.dtype)
     for layer in experts:
         layer.help_others(torch.zeros(0, layer.size, dtype=dtype, device=device))
 
 
 class Experts(WeightHolder):
-    """The gate, up and down matrices of the experts that this rank holds; `slots` says which they
-    are now, None: all. `loaded` are those of which it holds matrices when they are loaded.
+    """The gate, up and down matrices of this rank's experts. `slots` has their current numbers,
+    None: all. `loaded` are the experts whose matrices are read from the checkpoint.
 
-    Shapes: gate_up_proj [H, 2F, E], down_proj [H, E, F], F of this rank. A checkpoint may hold
-    them per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj"). Once loaded
-    they become what the quantization method multiplies, and the parameters go. `act` is the name of
-    an activation, or a gate of both halves. `alternates`: the rows of a whole gate_up_proj are
-    gate, up, gate, up. `bias`: each matrix has one, gate_up_proj_bias [H, 2F], down_proj_bias
-    [H, E]. Without a gate (`is_gated`) the first matrix is up_proj [H, F], and `act` a name.
+    Shapes: gate_up_proj [H, 2F, E], down_proj [H, E, F], F of this rank. A checkpoint may hold them
+    per expert ("3.gate_proj.weight" under this layer) or whole ("gate_up_proj"). After loading they
+    are replaced by the quantization method's matrices. `act` is the name of an activation, or a
+    gate of both halves. `alternates`: the rows of a whole gate_up_proj are gate, up, gate, up.
+    `bias`: each matrix has one, gate_up_proj_bias [H, 2F], down_proj_bias [H, E]. Without a gate
+    (`is_gated`) the first matrix is up_proj [H, F], and `act` a name.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Experts(WeightHolder):
         if context.expert_placement and expert_group(context.rank).size > 1:
             self.slots = ExpertSlots(context, num_experts)
             self.loaded = self.slots.own
-            group = ALONE  # each of them is whole
+            group = ALONE  # each expert is whole
         self.group = group
         self.is_gated, self.size = is_gated, size
         self.first = "gate_up_proj" if is_gated else "up_proj"
@@ -134,7 +133,7 @@ class Experts(WeightHolder):
         self.adapters: ExpertAdapters | None = None
 
     def matrix_of(self, leaf: str) -> ExpertMatrix:
-        """Return how one of the two matrices of each expert is divided over ranks."""
+        """Return how one of the two matrices of each expert is sharded."""
         is_down, spec = leaf == "down_proj", self.specs[leaf]
         full = self.input[2] if is_down else spec.in_size
         return ExpertMatrix(
@@ -147,13 +146,13 @@ class Experts(WeightHolder):
 
     @property
     def takes_adapters(self) -> bool:
-        """Return whether each expert's matrices can be multiplied apart, and all are here."""
+        """Return whether each expert's matrices can be multiplied separately, and all are here."""
         apart = all(leaf in self._matrices or leaf in self._parameters for leaf in self.specs)
         return apart and self.slots is None
 
     def halves(self, leaf: str, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Return x times one matrix of one expert plus its bias, both halves of a gated one, not
-        gated.
+        """Return x times one matrix of one expert plus its bias; for a gated one both halves,
+        before the gate.
 
         Shapes: x [T, I] -> [T, O]
         """
@@ -163,7 +162,7 @@ class Experts(WeightHolder):
         return F.linear(x, self.get_parameter(leaf)[expert]) + bias
 
     def _register(self, leaf: str) -> None:
-        """Make the empty parameters of one of the two matrices, those of all held experts."""
+        """Create the empty parameters of one of the two matrices, for all experts held here."""
         spec = self.specs[leaf]
         bias = StoredTensor(name="bias", shape=(spec.out_size,), dtype=spec.dtype, output_axis=0)
         tensors = self.methods[leaf].stored(spec)
@@ -174,7 +173,7 @@ class Experts(WeightHolder):
             self.register_parameter(name, parameter)
 
     def finish(self) -> None:
-        """Give every expert's matrices to their method. Mutates: self"""
+        """Pass every expert's matrices to their quantization method. Mutates: self"""
         for leaf, spec in self.specs.items():
             names = {word: name for name, (own, word) in self._stored.items() if own == leaf}
             names.pop("bias", None)
@@ -190,7 +189,7 @@ class Experts(WeightHolder):
             self._matrices[leaf] = kept
             for name in names.values():
                 delattr(self, name)
-        if self.has_bias and self.group.rank > 0:  # one rank adds what is not divided
+        if self.has_bias and self.group.rank > 0:  # only one rank adds the unsharded bias
             self.get_parameter("down_proj_bias").data.zero_()
         self._fuse()
         self._join()
@@ -200,8 +199,8 @@ class Experts(WeightHolder):
                     self.register_buffer(f"{leaf}_{slot}_{name}", tensor, persistent=False)
 
     def _fuse(self) -> None:
-        """Lay each expert's matrices behind each other for the fused kernel, plain ones where they
-        are; where some cannot, there is no such kernel. Mutates: self"""
+        """Stack each expert's matrices for the fused kernel, unquantized ones in place. If some
+        cannot be stacked, the kernel is not used. Mutates: self"""
         if self._kernel is None:
             return
         for leaf, spec in self.specs.items():
@@ -222,7 +221,7 @@ class Experts(WeightHolder):
         self._matrices.clear()
 
     def _join(self) -> None:
-        """List the experts' packed matrices for the native kernel, where all are packed alike.
+        """Collect the experts' packed matrices for the native kernel, if all have the same packing.
         Mutates: self"""
         if not self._runs_natively or len(self._matrices) < len(self.specs):
             return
@@ -245,8 +244,9 @@ class Experts(WeightHolder):
 
     @property
     def weighs_natively(self) -> bool:
-        """Return whether `forward` itself multiplies what experts read by their weights, where they
-        belong to that (see RoutingRule); elsewhere they come multiplied, with weights of one."""
+        """Return whether `forward` multiplies the experts' inputs by their weights itself, for
+        models that weigh inputs (see RoutingRule). Otherwise the caller does, and passes weights of
+        one."""
         is_alone = self.slots is None and self.adapters is None
         return self.weighs_inputs and self._native is not None and is_alone
 
@@ -292,7 +292,7 @@ class Experts(WeightHolder):
         return plus_rest(own, *more)
 
     def help_others(self, x: torch.Tensor) -> None:
-        """Take part in the others' exchange, without tokens of this rank. Shapes: x [0, E]"""
+        """Take part in the other engines' exchange, without own tokens. Shapes: x [0, E]"""
         if self.slots is None or self.slots.column.size == 1:
             return
         assert self.num_picked is not None, "a rank helps others once it has run a step itself"
@@ -306,14 +306,14 @@ class Experts(WeightHolder):
         experts: torch.Tensor,
         *more: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the weighted sums of what the experts in these slots make of each token; those in
-        slot -1 are not here. Shapes: as `forward`"""
+        """Return the weighted sums of the outputs of the experts in these slots; slot -1 means not
+        here. Shapes: as `forward`"""
         if self._native is not None and len(x):
             return self._native(x, weights.contiguous(), experts.contiguous(), *more)
         return plus_rest(self._sums(x, weights, experts), *more)
 
     def _sums(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return what `_multiply_slots` does, without the native kernel."""
+        """Return the same as `_multiply_slots`, without the native kernel."""
         if not len(x):
             return torch.zeros_like(x)
         if self._kernel is not None:
@@ -332,7 +332,7 @@ class Experts(WeightHolder):
         return torch.zeros_like(x).index_add_(0, tokens, outputs)
 
     def _beside(self) -> dict[str, Any]:
-        """Return what the fused kernel is told beside matrices: biases, and the gate's limit."""
+        """Return the fused kernel's extra arguments: biases, and the gate's limit."""
         if not self.has_bias:
             return {}
         biases = tuple(self.get_parameter(f"{leaf}_bias") for leaf in self.specs)
@@ -340,7 +340,7 @@ class Experts(WeightHolder):
 
     def _multiply(self, leaf: str, x: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Return consecutive groups of rows, each times its expert's matrix plus its bias, gated if
-        it is.
+        the matrix is.
 
         Shapes: x [sum of counts, I] -> [sum of counts, O or F]
         """
@@ -363,7 +363,7 @@ class Experts(WeightHolder):
         return self.gate.joined(out) if leaf == self.first and not is_gated else out
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where "N.gate_up_proj.weight" with a part, or a whole parameter, goes."""
+        """Return the placements of "N.gate_up_proj.weight" with a part, or of a whole parameter."""
         words = leaf.split(".")
         if len(words) == 1 and part is None and words[0] in self._stored:
             return [
@@ -414,15 +414,15 @@ class Experts(WeightHolder):
         return {f"{slot}.{p.name}" for slot in range(len(self.loaded)) for p in held}
 
     def slot_tensors(self, slot: int) -> list[torch.Tensor]:
-        """Return all that is kept of the expert in a slot, where it lies. After loading."""
+        """Return all tensors of the expert in a slot, as views. After loading."""
         return [tensor for _, tensor in self._slot_items(slot)]
 
     def slot_layouts(self) -> set[str]:
-        """Return texts that are equal for slots between which experts can be copied."""
+        """Return texts that are equal for slots whose experts can be exchanged."""
         return {self._layout_of(slot) for slot in range(len(self.loaded))}
 
     def _slot_items(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the names and tensors of a slot. A table of stacked experts is for all of them."""
+        """Yield the names and tensors of a slot, without a stack's shared table."""
         for leaf in self.specs:
             if leaf in self._matrices:
                 kept = self._matrices[leaf][slot].tensors()
@@ -436,7 +436,7 @@ class Experts(WeightHolder):
             yield from ((f"{leaf}.{name}", kept[name]) for name in sorted(kept))
 
     def _layout_of(self, slot: int) -> str:
-        """Return a text of what a slot's tensors are, and of what is not in tensors."""
+        """Return a text that describes a slot's tensors and its layout settings."""
         told = [f"{name} {list(t.shape)} {t.dtype}" for name, t in self._slot_items(slot)]
         told += [f"{leaf} {own[slot].layout}" for leaf, own in self._matrices.items()]
         told += [f"{leaf} {stack.layout}" for leaf, stack in self._packed.items()]

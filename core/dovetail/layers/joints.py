@@ -1,7 +1,7 @@
-"""Joints: checkpoint tensors that hold rows of several parts of a fused matrix, in turn.
+"""Joints: checkpoint tensors that interleave rows of several parts of a fused matrix.
 
-A joint of {"q": 6, "k": 2, "v": 2} begins with six rows of q, two of k and two of v, and goes on
-with the next ones of each until it has all of them.
+A joint of {"q": 6, "k": 2, "v": 2} has six rows of q, two of k and two of v, then the next rows of
+each in the same pattern, until all rows are listed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from dovetail.layers.placement import Part, Rows
 
 Joint = Mapping[str, int]
-"""How many rows of each part a turn has, in the order in which they lie."""
+"""Rows of each part in one turn, in storage order."""
 
 
 def held_rows(parts: Sequence[Part], joint: Joint) -> Iterator[Rows]:
-    """Yield where this rank's rows of the parts lie in the tensor of a joint."""
+    """Yield this rank's rows of the parts within the tensor of a joint."""
     turn, before = sum(joint.values()), _before(joint)
     full = sum(part.full for part in parts if part.name in joint)
     offset = 0
@@ -41,7 +41,7 @@ def held_rows(parts: Sequence[Part], joint: Joint) -> Iterator[Rows]:
 
 
 def outputs_in(parts: Sequence[Part], joint: Joint) -> dict[str, torch.Tensor]:
-    """Return where all outputs of each part lie in the tensor of a joint, on all ranks.
+    """Return the indices of all outputs of each part in the tensor of a joint, over all ranks.
 
     Shapes: [outputs of a part] int64 each
     """
@@ -55,5 +55,5 @@ def outputs_in(parts: Sequence[Part], joint: Joint) -> dict[str, torch.Tensor]:
 
 
 def _before(joint: Joint) -> dict[str, int]:
-    """Return the row of a turn at which each part begins."""
+    """Return each part's first row within a turn."""
     return dict(zip(joint, accumulate(joint.values(), initial=0), strict=False))

@@ -1,7 +1,6 @@
-"""Keeper: a layer that keeps something of the tokens before.
+"""Keeper: a layer that caches data of earlier tokens.
 
-The runner finds such layers by walking the model; what they keep lies in the forward context under
-their names.
+The runner finds such layers by walking the model; the forward context has their caches by name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dovetail.interfaces.step import CachedLayer
 
 
 class Keeper(nn.Module):
-    """A layer with something in the cache. `name` is unique in the model."""
+    """A layer with a cache. `name` is unique in the model."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -23,10 +22,10 @@ class Keeper(nn.Module):
 
     @abstractmethod
     def kept(self, run: RunSpec) -> CachedLayer | None:
-        """Return what this rank keeps of a row; None where it is nothing."""
+        """Return what this rank caches of a row; None if nothing."""
 
 
 def kept_layers(model: nn.Module, run: RunSpec) -> list[CachedLayer]:
-    """Return what a rank's layers keep, in the order in which they were built."""
+    """Return what a rank's layers cache, in construction order."""
     found = (module.kept(run) for module in model.modules() if isinstance(module, Keeper))
     return [layer for layer in found if layer is not None]

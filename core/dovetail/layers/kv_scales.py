@@ -1,8 +1,8 @@
-"""Scales of a KV cache of 8-bit floats: found among a checkpoint's tensors, or given.
+"""Scales of a KV cache of 8-bit floats: from a checkpoint's tensors, or given.
 
-A layer has one for its keys and one for its values; the cache holds a number divided by its scale.
-Those of the checkpoint are taken out of its stream of tensors before any layer sees it, whatever
-the cache holds.
+A layer has one for its keys and one for its values; the cache holds numbers divided by the scale.
+The checkpoint's scales are filtered out of its tensors before any layer sees them, whatever the
+cache's dtype.
 Source: names of compressed-tensors (kv_cache_scheme: `self_attn.k_scale`, before that
 `k_proj.output_scale`), modelopt (`k_proj.k_scale`) and AutoFP8 (`self_attn.kv_scale`, of both).
 """
@@ -37,13 +37,13 @@ ENDINGS = {
 """Ending of a tensor's name -> what it scales. Queries and weights of the softmax stay floats."""
 WITHOUT_THEM = "use --calculate-kv-scales, or --kv-cache-dtype auto."
 OWN_NAMES = ("attn", "attention")
-"""What checkpoints call a module of which only the attention around it exists here."""
+"""Checkpoint names of an inner module that does not exist here, only the attention around it."""
 
 
 def divert(
     module: nn.Module, weight_map: WeightMap, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all tensors but the scales of attention layers, which those keep.
+    """Yield all tensors except the scales of attention layers, which those layers store.
 
     Mutates: the attention layers of `module`
     """
@@ -58,7 +58,7 @@ def divert(
 
 
 def stored_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what `divert` took, under names that it takes again."""
+    """Yield the scales that `divert` stored, under names that it accepts."""
     for path, layer in module.named_modules():
         if isinstance(layer, Attention):
             for kind, stored in layer.stored_scales.items():
@@ -66,10 +66,10 @@ def stored_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] = ()) -> None:
-    """Give attention layers the scales of a cache of `dtype`; a log line says whose.
+    """Set the scales of attention layers for a cache of `dtype`, and log their origin.
 
-    `given` has one of each layer, for keys and values alike; without it the checkpoint's own count,
-    and 1 where it has none. Mutates: layers
+    `given` has one per layer, for both keys and values. Without it the checkpoint's own are used,
+    or 1 if it has none. Mutates: layers
     Raises: ConfigError that names the tensor at fault.
     """
     if dtype not in SCALED_KV_DTYPES:
@@ -97,7 +97,7 @@ def set_scales(layers: Sequence[Attention], dtype: str, given: Sequence[float] =
 
 
 def tell_measured(layers: Sequence[Attention]) -> None:
-    """Log what scales a measurement has come to."""
+    """Log the measured scales."""
     for word, scales in (
         ("keys", [layer.spec.k_scale for layer in layers]),
         ("values", [layer.spec.v_scale for layer in layers]),
@@ -106,7 +106,7 @@ def tell_measured(layers: Sequence[Attention]) -> None:
 
 
 def _layers_by_path(module: nn.Module) -> dict[str, Attention]:
-    """Return the attention layers under their own paths and those of the modules around them."""
+    """Return the attention layers by their own paths and by the paths of their parents."""
     found = {p: m for p, m in module.named_modules() if isinstance(m, Attention)}
     return {path.rpartition(".")[0]: layer for path, layer in found.items()} | found
 
@@ -124,7 +124,7 @@ def _owner(layers: dict[str, Attention], weight_map: WeightMap, name: str) -> At
 
 
 def _own_scales(layer: Attention) -> tuple[float, float]:
-    """Return a layer's key and value scale as its checkpoint has them."""
+    """Return a layer's key and value scale from its checkpoint."""
     stored = layer.stored_scales
     both = stored.get("kv")
     key, value = stored.get("k", both), stored.get("v", both)
@@ -140,7 +140,7 @@ def _own_scales(layer: Attention) -> tuple[float, float]:
 
 
 def _number(stored: StoredScale) -> float:
-    """Return the scale that a tensor holds. Raises: ConfigError when it is none."""
+    """Return the scale that a tensor holds. Raises: ConfigError when it is not one valid scale."""
     values = set(stored.tensor.float().flatten().tolist())
     if len(values) > 1:
         raise ConfigError(

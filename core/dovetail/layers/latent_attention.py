@@ -1,17 +1,17 @@
-"""Multi-head latent attention: a token keeps one latent, of which keys and values are made.
+"""Multi-head latent attention (MLA): caches one latent per token; keys and values are made from it.
 
-With c the latent of a token (its first L numbers normed, R more turned by its position) and kv_b
-the matrix that makes of it each head's key (N numbers) and value (V), a score is
+With c the latent of a token (its first L numbers normed, R more rotated by its position) and kv_b
+the matrix that makes each head's key (N numbers) and value (V) from it, a score is
 
     q_nope . (c_L K^T) + q_rope . c_R  =  (q_nope K) . c_L + q_rope . c_R
 
-so a query times K (absorbed) meets latents as they are kept, and what it attends to, a sum of
-latents, becomes a sum of values behind it. That reads little, and suits rows of few tokens. In a
-long row so many queries meet each latent that it is cheaper to make keys and values of it once
-(expanded) and to attend as ever: both compute the same.
+So a query times K (absorbed) can attend to latents as cached, and the weighted sum of latents is
+turned into values afterwards. That reads little and suits rows of few tokens. In a long row many
+queries meet each latent, and it is cheaper to compute its keys and values once (expanded) and
+attend as usual. Both give the same result.
 
-The two absorbing matrices are made from what kv_b multiplies with, so that of a quantized kv_b they
-are the dequantised values. Ranks divide the heads; every one keeps all latents.
+The two absorbing matrices are made from the weights that kv_b multiplies with; for a quantized kv_b
+these are the dequantised values. Ranks divide the heads; each caches all latents.
 Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1 and appendix C.
 """
 
@@ -47,17 +47,17 @@ from dovetail_kernels.head_products.matrices import HeadMatrices
 from dovetail_kernels.qk_rotary.native import QkRotary
 
 EXPANDING_PAYS = 1.1
-"""Expanding pays from so many times the tokens on that make multiplications equal (see
+"""Expanding pays from this many times the tokens at which multiplications are equal (see
 `min_expanded`). Measured with 16 heads of DeepSeek's sizes on one core of a Xeon with AVX-512:
-equal at 192 tokens, behind 1024 as behind 3072 others, where multiplications are at 171."""
+equal at 192 tokens, after 1024 as after 3072 others; multiplications are equal at 171."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
     """The sizes of a model's latent attention: `query_rank` of the queries' own latents (None: they
-    have none), L, N, R and V, and what `scale` multiplies scores with. `is_interleaved`: turned
-    pairs are neighbours. `has_bias`: of the matrices that read or write hidden states. `up_factor`
-    multiplies the keys and values that are made of latents, not the turned numbers."""
+    have none), L, N, R and V, and the `scale` of scores. `is_interleaved`: rotated pairs are
+    adjacent. `has_bias`: for matrices that read or write hidden states. `up_factor` multiplies the
+    keys and values made from latents, not the rotated numbers."""
 
     query_rank: int | None
     latent_size: int
@@ -72,7 +72,7 @@ class LatentConfig:
 
     @property
     def min_expanded(self) -> int:
-        """Return how many tokens of a row make it cheaper to expand the latents that they see.
+        """Return the minimum tokens of a row for which expanding the latents they see is cheaper.
 
         Against S latents, T absorbed queries take T S (2 L + R) + T L (N + V) multiplications a
         head, expanded ones T S (N + R + V) + S L (N + V).
@@ -83,13 +83,13 @@ class LatentConfig:
 
 
 def latent_rope(context: BuildContext, rope_size: int) -> RopeSettings:
-    """Return the settings of a rotary table for the R turned numbers of a head."""
+    """Return the settings of a rotary table for the R rotated numbers of a head."""
     return replace(rope_settings(context), size=rope_size)
 
 
 def score_scale(settings: RopeSettings, head_size: int) -> float:
-    """Return what scores are multiplied with: 1 / sqrt(D), and YaRN's temperature squared where
-    config.json has it for all numbers of a head (`mscale_all_dim`)."""
+    """Return the factor of scores: 1 / sqrt(D), times YaRN's squared temperature if config.json
+    applies it to all numbers of a head (`mscale_all_dim`)."""
     weight = settings.optional("mscale_all_dim")
     if settings.rule == "default" or not weight:
         return head_size**-0.5
@@ -99,7 +99,7 @@ def score_scale(settings: RopeSettings, head_size: int) -> float:
 
 
 class LatentUp(ColumnParallelLinear):
-    """kv_b: makes each head's key and value of a latent, and keeps what absorbs it."""
+    """kv_b: makes each head's key and value from a latent, and stores the absorbing matrices."""
 
     no_adapters = "it is absorbed into the queries of latent attention"
 
@@ -111,7 +111,7 @@ class LatentUp(ColumnParallelLinear):
         self.absorbing: tuple[HeadMatrices, HeadMatrices] | None = None
 
     def finish(self) -> None:
-        """Repack the parameters, and make the absorbing matrices of them. Mutates: self"""
+        """Repack the parameters, and make the absorbing matrices from them. Mutates: self"""
         super().finish()
         dtype = dtype_of(self.spec.dtype)
         every = torch.eye(self.spec.in_size, dtype=dtype, device=self.spec.device)
@@ -124,7 +124,7 @@ class LatentUp(ColumnParallelLinear):
             self.register_buffer(f"absorbing_{word}", matrices.tensor, persistent=False)
 
     def expanded(self, latents: torch.Tensor) -> torch.Tensor:
-        """Return each head's plain part of the key, and its value.
+        """Return each head's unrotated part of the key, and its value.
 
         Shapes: latents [S, L] -> [S, H, N + V]
         """
@@ -161,7 +161,7 @@ class LatentAttention(Keeper):
         self._opaque = Opaque(self._attend)
 
     def build_queries(self, context: BuildContext, name: str) -> None:
-        """Make the matrices of queries. Mutates: self"""
+        """Create the query matrices. Mutates: self"""
         config, model = self.config, context.model
         width = model.num_heads * self.head_size
         if config.query_rank is None:
@@ -171,7 +171,7 @@ class LatentAttention(Keeper):
         self.q_b_proj = ColumnParallelLinear(context, f"{name}.q_b_proj", config.query_rank, width)
 
     def build_query_latents(self, context: BuildContext, name: str, rank: int) -> None:
-        """Make the matrix of the queries' own latents, and their norm. Mutates: self"""
+        """Create the matrix of the queries' own latents, and their norm. Mutates: self"""
         config, hidden = self.config, context.model.hidden_size
         self.q_a_proj = ReplicatedLinear(
             context, f"{name}.q_a_proj", hidden, rank, bias=config.has_bias
@@ -179,8 +179,8 @@ class LatentAttention(Keeper):
         self.q_a_layernorm = RMSNorm(context, rank, eps=config.norm_eps)
 
     def _turns_of(self, context: BuildContext) -> tuple[QkRotary, QkRotary, QkRotary] | None:
-        """Return the kernels that turn queries, norm latents and turn them; None where torch does.
-        Each changes a part of every row and leaves the rest alone."""
+        """Return the kernels that rotate queries, norm latents and rotate latents; None if torch
+        does this. Each changes a part of every row in place."""
         if not runs_natively(qk_rotary.OP, context):
             return None
         config, pairs = self.config, self.config.is_interleaved
@@ -192,7 +192,7 @@ class LatentAttention(Keeper):
         )
 
     def kept(self, run: RunSpec) -> LatentLayer:
-        """Return the latents, all of which every rank keeps."""
+        """Return the cached latents; every rank caches all of them."""
         return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype)
 
     def forward(
@@ -202,7 +202,7 @@ class LatentAttention(Keeper):
         return self.o_proj(self.attended(x, rope), residual)
 
     def attended(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Return what this rank's heads attend to. Shapes: x [T, E] -> [T, H V]"""
+        """Return the attention output of this rank's heads. Shapes: x [T, E] -> [T, H V]"""
         if self.config.query_rank is None:
             return self.attend(x, rope, self.q_proj(x))
         query_latent = self.q_a_layernorm(self.q_a_proj(x))
@@ -215,7 +215,7 @@ class LatentAttention(Keeper):
         q: torch.Tensor,
         query_latent: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return what queries attend to, those made of normed latents of their own with these.
+        """Return the attention output for queries; `query_latent`: the normed latents behind them.
 
         Shapes: x [T, E], q [T, H (N + R)], query_latent [T, query_rank] -> [T, H V]. Mutates: q
         """
@@ -227,13 +227,13 @@ class LatentAttention(Keeper):
     def picking(
         self, x: torch.Tensor, query_latent: torch.Tensor | None, rope: Rope
     ) -> tuple[torch.Tensor, ...]:
-        """Return what decides which of the latents are attended to; here all are."""
+        """Return the tensors that select the latents to attend to; empty here: all of them."""
         return ()
 
     def _turned(
         self, q: torch.Tensor, latent: torch.Tensor, rope: Rope
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries turned, and latents normed and turned. Mutates: both, where there is a
+        """Return queries rotated, and latents normed and rotated. Mutates: both, if there is a
         kernel. Shapes: q [T, H (N + R)], latent [T, L + R]"""
         config = self.config
         if self._turns is not None and not is_traced():
@@ -253,7 +253,7 @@ class LatentAttention(Keeper):
         return q, torch.cat([self.kv_a_layernorm(kept), self._turn(turned, rope)], dim=-1)
 
     def _turn(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Return turned numbers of heads side by side. Shapes: x [T, H R] -> [T, H R]"""
+        """Return the heads' numbers rotated. Shapes: x [T, H R] -> [T, H R]"""
         size, pairs = self.config.rope_size, self.config.is_interleaved
         return apply_rotary(x, rope, size, is_interleaved=pairs)
 
@@ -264,7 +264,7 @@ class LatentAttention(Keeper):
     def _attended(
         self, q: torch.Tensor, latent: torch.Tensor, picks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return what queries attend to, of what is before them or of the `picks` among that.
+        """Return the attention output over all earlier positions, or over the `picks` among them.
 
         Shapes: q [T, H (N + R)], latent [T, L + R], picks [T, K] -> [T, H V]
         """
@@ -274,7 +274,7 @@ class LatentAttention(Keeper):
         if rows is None:
             return self._absorbed(q, latent, context.prepared[self.name], picks).flatten(-2)
         cache = self._cache()
-        write_latents(latent, cache, rows.layout.slots)  # rows may look into each other's blocks
+        write_latents(latent, cache, rows.layout.slots)  # rows may read each other's blocks
         out = q.new_empty(*q.shape[:2], self.config.value_size)
         if rows.tokens is not None:
             tokens = rows.tokens
@@ -284,7 +284,7 @@ class LatentAttention(Keeper):
         return out.flatten(-2)
 
     def _rows(self, context: ForwardContext, picks: torch.Tensor | None) -> LatentRows | None:
-        """Return the rows that attend to keys and values made of latents (None: no row does)."""
+        """Return the rows that attend to expanded keys and values (None: no row does)."""
         del picks
         return long_rows(context, self.name, self.config.min_expanded)
 
@@ -301,7 +301,7 @@ class LatentAttention(Keeper):
         prepared: object,
         picks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the values attended to, by way of sums of latents.
+        """Return the attended values, computed from sums of latents.
 
         Shapes: q [T, H, N + R], latent [T, L + R], picks [T, K] -> [T, H, V]. Mutates: the cache
         """
@@ -321,7 +321,7 @@ class LatentAttention(Keeper):
         out: torch.Tensor,
         picks: torch.Tensor | None,
     ) -> None:
-        """Attend the long rows with keys and values of their own. Mutates: out"""
+        """Compute the attention of long rows with expanded keys and values. Mutates: out"""
         for row in rows.long:
             latents = read_latents(cache, rows.layout, row.row, row.end).to(q.dtype)
             out[row.tokens] = attend_expanded(

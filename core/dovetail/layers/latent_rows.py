@@ -1,7 +1,7 @@
-"""A step's rows apart: long ones, which latent attention attends in another way, and the rest.
+"""Splits a step's rows for latent attention: long rows, which are expanded, and all others.
 
-Also how latents lie in a cache [N, P, L + R] whose blocks may lie apart, and how attention with
-keys and values made of latents is computed.
+Also reads and writes latents in a paged cache [N, P, L + R], and computes attention with keys and
+values made from latents.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dovetail.interfaces.attention import BatchLayout
 from dovetail.layers.context import ForwardContext
 
 KEYS = 512
-"""So many latents become keys and values at a time."""
+"""Latents that are expanded to keys and values at a time."""
 MAX_SCORES = 1 << 22
-"""Scores held at once, of all heads together."""
+"""Maximum number of scores at a time, over all heads."""
 HIDDEN = -1e30
-"""The score of what is not picked: lower than any other, and finite, since there may be nothing
-else among the keys at hand. Whatever was added with such scores then fades to zero."""
+"""The score of unpicked positions: lower than any other, but finite, since a chunk may have no
+picked keys. Sums with such scores later fade to zero."""
 
 Expand = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Latents [S, L + R] become keys [H, S, D] and values [H, S, V]."""
@@ -30,7 +30,7 @@ Expand = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRow:
-    """A row's number, its tokens in the step, its first position there, and their end."""
+    """A row's number, its tokens in the step, its first position there, and its end position."""
 
     row: int
     tokens: slice
@@ -40,7 +40,7 @@ class LongRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentRows:
-    """The long rows of a step, and the others' tokens and step (None: there are none).
+    """The long rows of a step, and the tokens and layout of all others (None: there are none).
 
     Shapes: tokens [T of the others] int64
     """
@@ -57,10 +57,10 @@ def long_rows(
     min_tokens: int,
     max_end: Callable[[int], int] | None = None,
 ) -> LatentRows | None:
-    """Return how the rows with at least so many tokens lie in the step; None where no row has.
+    """Return the rows with at least `min_tokens` tokens in the step; None if there are none.
 
-    With `max_end` those alone whose end is at most what it says of their number of tokens. Found
-    once for all layers of a KV group that ask the same. Mutates: context.once
+    With `max_end`, only rows whose end is at most `max_end(number of tokens)`. Computed once per KV
+    group and arguments, for all layers. Mutates: context.once
     """
     prepared = context.prepared[name]
     layout = context.backend.layout_of(prepared)
@@ -107,7 +107,7 @@ def _apart(
 def _only(
     layout: BatchLayout, rows: Sequence[int], counts: Sequence[int]
 ) -> tuple[torch.Tensor, BatchLayout]:
-    """Return the tokens of some rows, and those rows as a step."""
+    """Return the tokens of some rows, and a layout of only these rows."""
     device, starts = layout.slots.device, [0]
     for row in rows:
         starts.append(starts[-1] + counts[row])
@@ -150,11 +150,10 @@ def attend_expanded(
     size: int,
     picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return causal attention of queries from position `start` on with keys and values that are
-    made of latents, some at a time; of the positions picked for each query alone, if given.
+    """Return causal attention of queries from position `start` on, with keys and values made from
+    latents chunk by chunk. With `picks`, each query attends only to its picked positions.
 
-    Shapes: q [T, H, D], latents [start + T, L + R], picks [T, K], -1 where there is none -> [T, H,
-    size]
+    Shapes: q [T, H, D], latents [start + T, L + R], picks [T, K], -1 for none -> [T, H, size]
     """
     unpicked = None if picks is None else _unpicked(picks, len(latents))
     queries = q.transpose(0, 1) * scale

@@ -1,7 +1,7 @@
 """Linear layers over the ranks of a tensor group: replicated, column-parallel, row-parallel.
 
-The weights themselves belong to the LinearMethod that the quantization plugin gives; a layer here
-knows only which part of the matrix this rank holds. Shape letters: I input, O output features.
+The weights belong to the quantization plugin's LinearMethod; a layer here only knows this rank's
+part of the matrix. Shape letters: I input, O output features.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NO_JOINTS: Mapping[str, Joint] = MappingProxyType({})
 
 class Linear(WeightHolder):
     """The base of all linear layers. `name` is the layer's dotted path in the checkpoint. `joints`
-    are the checkpoint tensors that hold several of its parts, by what a weight map calls them.
-    `no_adapters` says why adapters cannot change it, as a layer's product with a step's tokens is
-    not all that its weight is used for ("": it is)."""
+    are the checkpoint tensors that hold several of its parts, by their weight-map name.
+    `no_adapters` is why adapters cannot change it, for a weight used for more than the layer's
+    product with a step's tokens ("": they can)."""
 
     no_adapters: str = ""
 
@@ -102,11 +102,11 @@ class Linear(WeightHolder):
     def _place_joint(
         self, leaf: str, parameter: nn.Parameter, joint: Joint
     ) -> list[Placement] | None:
-        """Return where a tensor of several parts goes, None where the parameter lacks some."""
+        """Return the placements of a tensor of several parts, None if the parameter lacks some."""
         parts = held_parts(parameter, self.parts)
         if not set(joint) <= {part.name for part in parts}:
             return None
-        if is_per_part(parameter):  # one number for all is one for each
+        if is_per_part(parameter):  # one number for all applies to each
             apart = (self.place(leaf, name) or [] for name in joint)
             return [placement for placements in apart for placement in placements]
         local = sum(part.local for part in parts)
@@ -143,7 +143,7 @@ class ReplicatedLinear(Linear):
 
 
 class ColumnParallelLinear(Linear):
-    """Outputs divided over ranks; each rank keeps its own outputs unless `gathers`."""
+    """Outputs sharded over ranks; each rank returns its own outputs unless `gathers`."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class ColumnParallelLinear(Linear):
 
 
 class MergedActivatedLinear(Linear):
-    """Several column-parallel matrices in one that ends in an activation."""
+    """Several column-parallel matrices in one, followed by an activation."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class MergedActivatedLinear(Linear):
 
 
 class ActivatedLinear(MergedActivatedLinear):
-    """A column-parallel matrix that ends in an activation."""
+    """A column-parallel matrix followed by an activation."""
 
     def __init__(
         self,
@@ -206,12 +206,12 @@ class ActivatedLinear(MergedActivatedLinear):
         super().__init__(context, name, in_size, (part,), act=act, bias=bias)
 
     def _outputs(self, context: BuildContext, name: str, size: int) -> Part:
-        """Return which of the outputs this rank has."""
+        """Return this rank's outputs."""
         return even_part("", size, tensor_group(context.rank), name)
 
 
 class ReplicatedActivatedLinear(ActivatedLinear):
-    """The whole matrix on every rank, ending in an activation."""
+    """The whole matrix on every rank, followed by an activation."""
 
     def _outputs(self, context: BuildContext, name: str, size: int) -> Part:
         return Part(name="", full=size, local=size, start=0)
@@ -249,7 +249,7 @@ class GatedLinear(Linear):
     ) -> None:
         group = tensor_group(context.rank)
         parts = tuple(even_part(n, inner, group, f"{name}.{n}") for n in ("gate", "up"))
-        # A product that does not know the activation leaves both halves for it.
+        # A product without support for the activation returns both halves for it.
         known = gate(act, context)
         super().__init__(context, name, in_size, parts, bias=bias, is_gated=bool(known.name))
         self.gate = known
@@ -262,12 +262,12 @@ class GatedLinear(Linear):
 
 
 class QKVParallelLinear(Linear):
-    """Queries, keys and values in one matrix, divided by heads.
+    """Queries, keys and values in one matrix, sharded by heads.
 
-    With more ranks than kv heads, each kv head is held by several ranks. A checkpoint tensor that
-    is the part GROUPS holds for each kv head the query heads that use it, its key and its value;
-    one that is FOUR_BLOCKS the queries, the values, then the keys of each quarter of the heads.
-    `holds` is "q" where keys and values are another layer's, "qk" where keys are values too.
+    With more ranks than kv heads, each kv head is on several ranks. A checkpoint tensor for the
+    part GROUPS has, for each kv head, the query heads that use it, its key and its value. One for
+    FOUR_BLOCKS has the queries, the values, then the keys of each quarter of the heads. `holds` is
+    "q" if keys and values are another layer's, "qk" if keys are values too.
     """
 
     def __init__(
@@ -300,11 +300,11 @@ class QKVParallelLinear(Linear):
         self.num_heads, self.num_kv_heads = self_heads, kv_heads
 
     def parts_behind(self, q: Part) -> tuple[Part, ...]:
-        """Return what else is computed with queries, keys and values; none here."""
+        """Return further parts of the matrix after queries, keys and values; none here."""
         return ()
 
     def joints_behind(self, head_size: int) -> Mapping[str, Joint]:
-        """Return the joints that hold some of that; none here."""
+        """Return the joints that hold some of these parts; none here."""
         return NO_JOINTS
 
     def forward_split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -314,7 +314,7 @@ class QKVParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """Inputs divided over ranks; their partial results are summed, the first one with the bias."""
+    """Inputs sharded over ranks; the partial results are summed, with the bias added on rank 0."""
 
     def __init__(
         self, context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool = False
@@ -332,7 +332,7 @@ class RowParallelLinear(Linear):
             is_first = self.group.rank == 0
             bias, residual = (self.bias, residual) if is_first else (None, None)
             return all_reduce(adapters.product(self, x, bias, residual), self.group)
-        if self.group.rank > 0:  # one rank adds what is not divided
+        if self.group.rank > 0:  # only one rank adds the bias, which is not sharded
             return all_reduce(self.method.apply(self, x, None), self.group)
         if residual is not None:
             return all_reduce(self.method.apply_add(self, x, self.bias, residual), self.group)
@@ -347,7 +347,7 @@ def attention_linears(
     out_bias: bool,
     qkv_class: type[QKVParallelLinear] = QKVParallelLinear,
 ) -> tuple[QKVParallelLinear, RowParallelLinear]:
-    """Return the matrices before and behind the attention of a layer, of the model's heads."""
+    """Return the matrices before and after the attention of a layer, for the model's heads."""
     model = context.model
     qkv = qkv_class(
         context,
@@ -372,7 +372,7 @@ def linear_spec(
     full_in_size: int = 0,
     is_gated: bool = False,
 ) -> LinearSpec:
-    """Return a matrix of this rank as a quantization method sees it."""
+    """Return the spec of this rank's matrix for a quantization method."""
     return LinearSpec(
         name=name,
         in_size=in_size,
@@ -386,7 +386,7 @@ def linear_spec(
 
 
 def empty_bias(spec: LinearSpec) -> nn.Parameter:
-    """Return a number for each output of a matrix, not filled. Shapes: [O]"""
+    """Return an uninitialized bias, one number per output. Shapes: [O]"""
     empty = torch.empty(spec.out_size, dtype=dtype_of(spec.dtype), device=spec.device)
     return mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
 

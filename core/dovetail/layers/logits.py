@@ -1,6 +1,6 @@
-"""LogitsHead: hidden states to logits over the whole vocabulary. Draws nothing.
+"""LogitsHead: hidden states to logits over the whole vocabulary, without sampling.
 
-Its table is the embedding's own when tied, and otherwise a linear layer divided by vocabulary.
+Its table is the embedding's own when tied, and otherwise a linear layer sharded by vocabulary.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LogitsHead(WeightHolder):
         self.linear = None if tied else Linear(context, name, size, (part,), bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits, whole on every rank; of a step whose adapters add tokens as many columns
-        more as one of them adds (see TableSlots). Shapes: hidden [S, E] -> [S, V or more]"""
+        """Return logits, whole on every rank, with more columns if adapters add tokens (see
+        TableSlots). Shapes: hidden [S, E] -> [S, V or more]"""
         if self.tied is not None:
             local = self.tied.logits(hidden)
         else:
@@ -62,7 +62,7 @@ class LogitsHead(WeightHolder):
         return logits
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes; the linear layer's names are the head's own."""
+        """Return where the checkpoint tensor goes; the linear layer uses the head's own names."""
         if self.linear is None:
             return None
         placements = self.linear.place(leaf.removeprefix("linear."), part)
@@ -74,5 +74,5 @@ class LogitsHead(WeightHolder):
         ]
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return nothing: the head's parameters are its linear layer's."""
+        """Return an empty set: the linear layer holds the head's parameters."""
         return set()

@@ -1,4 +1,4 @@
-"""Media inside a model: where their vectors enter it, and positions in time, height and width."""
+"""Media inside a model: inserts their vectors, and rotates by time, height and width."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dovetail.layers.context import step_media
 from dovetail.layers.rotary import Rope, RopeSettings, Rotary
 
 SECTIONS = "mrope_section"
-"""The field of config.json with the number of pairs for time, height and width."""
+"""The config.json field with the number of pairs for time, height and width."""
 
 
 def blocks_of(encoder: nn.Module) -> list[nn.Module]:
-    """Return the blocks of an encoder, between which a pass may pause: the members of its lists of
-    modules, without those of lists within them."""
+    """Return the blocks of an encoder, between which a pass may pause: the members of its outermost
+    module lists."""
     found: list[nn.Module] = []
     for child in encoder.children():
         found += child if isinstance(child, nn.ModuleList) else blocks_of(child)
@@ -26,7 +26,7 @@ def blocks_of(encoder: nn.Module) -> list[nn.Module]:
 
 
 def with_media(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """Return the input of the first layer with the step's media in it, divided by `scale`.
+    """Return the input of the first layer with media vectors, divided by `scale`, inserted.
 
     Shapes: x [T, E] -> [T, E]. May change x.
     """
@@ -38,8 +38,8 @@ def with_media(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 
 def with_deep_media(x: torch.Tensor, layer: int) -> torch.Tensor:
-    """Return the output of a layer with what its encoder has for it added where media stand: the
-    vectors behind those for the first layer's input. Shapes: x [T, E] -> [T, E]. May change x.
+    """Return the output of a layer with the encoder's vectors for it added at media positions: they
+    follow the vectors for the first layer's input. Shapes: x [T, E] -> [T, E]. May change x.
 
     Source: Meng et al., DeepStack, 2024.
     """
@@ -52,9 +52,9 @@ def with_deep_media(x: torch.Tensor, layer: int) -> torch.Tensor:
 
 
 class SpatialRotary(Rotary):
-    """A rotation whose pairs follow time, height or width, where a step has such positions.
+    """A rotation whose pairs follow time, height or width, if a step has such positions.
 
-    `directions` says which of the three each pair follows. Shapes: directions [size / 2]
+    `directions` has the dimension (0 to 2) of each pair. Shapes: directions [size / 2]
     Source: Wang et al., Qwen2-VL, 2024, section 2.1.
     """
 
@@ -74,13 +74,13 @@ class SpatialRotary(Rotary):
 
 
 def is_spatial(settings: RopeSettings) -> bool:
-    """Return whether a checkpoint's rotation has pairs for three directions."""
+    """Return whether a checkpoint's rotation has pairs for three dimensions."""
     return bool(settings.values.get(SECTIONS))
 
 
 def _directions(settings: RopeSettings) -> torch.Tensor:
-    """Return which direction each pair follows: in sections, or in turns where they are interleaved
-    and the rest of the pairs follows time. Shapes: [size / 2]"""
+    """Return the dimension of each pair: in sections, or alternating if interleaved, with the
+    remaining pairs following time. Shapes: [size / 2]"""
     sections = [int(count) for count in settings.values[SECTIONS]]
     if not settings.values.get("mrope_interleaved"):
         return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
@@ -91,13 +91,13 @@ def _directions(settings: RopeSettings) -> torch.Tensor:
 
 
 def spatial_positions(num_tokens: int, parts: Sequence[PartPlace]) -> tuple[torch.Tensor, int]:
-    """Return the positions of a prompt in time, height and width, and what is added to the place of
-    a token behind it to have its position.
+    """Return the positions of a prompt in time, height and width, and the offset from token index
+    to position after the prompt.
 
-    A part of (t, h, w) positions lies at the next position, each of its frames in a run of its own
-    or all in one; what follows goes on behind its longer side, also of a video whose times reach
-    further (so does transformers). Where only some places of a part are kept, they have the
-    positions that they have among all. Shapes: [3, num_tokens] int64
+    A part of (t, h, w) positions starts at the next position; its frames have a run each or share
+    one. Text after it continues past the longer of height and width, even if a video's times reach
+    further (as in transformers). If only some places of a part remain, they use their positions in
+    the full part. Shapes: [3, num_tokens] int64
     """
     found = torch.empty(3, num_tokens, dtype=torch.int64)
     place = position = 0

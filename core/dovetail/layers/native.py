@@ -1,6 +1,6 @@
-"""Which implementation of an op a layer runs: decided once, when the layer is built.
+"""Selects the implementation of an op that a layer runs, once, when the layer is built.
 
-A device's own, which its platform names, comes before dovetail's; then native kernels, then Triton.
+The platform's own has priority over dovetail's; then come native kernels, then Triton.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TRITON = "triton"
 
 
 OPS = ("rms_norm", "layer_norm", "qk_rotary", "gated_activation", "moe")
-"""The ops that layers take from a platform. Products are a quantization method's, attention is a
-backend's."""
+"""The ops that a platform can provide for layers. Matrix products belong to quantization methods,
+attention to backends."""
 
 
 def use_ops(ops: Mapping[str, str]) -> None:
-    """Let the layers that are built from now on prefer these implementations, op name ->
+    """Make layers that are built from now on prefer these implementations, op name ->
     "module:attribute", and no others. Raises: ConfigError, BrokenPlugin. Mutates: the ops"""
     unknown = sorted(set(ops) - set(OPS))
     if unknown:
@@ -49,7 +49,7 @@ def use_ops(ops: Mapping[str, str]) -> None:
 
 
 def _preferred(op: Op, context: BuildContext) -> Callable[..., Any] | None:
-    """Return the device's own function for an op, or None where it has none that runs."""
+    """Return the device's own function for an op, or None if it has none that runs."""
     if op.preferred is None:
         return None
     device, dtype = torch.device(context.device).type, dtype_of(context.model.dtype)
@@ -58,16 +58,16 @@ def _preferred(op: Op, context: BuildContext) -> Callable[..., Any] | None:
 
 
 def runs_natively(op: Op, context: BuildContext) -> bool:
-    """Return whether the op's native implementation takes this model's activations, and the device
-    does not have its own."""
+    """Return whether the op's native implementation supports this model's activations, and the
+    device does not have its own."""
     if _preferred(op, context) is not None:
         return False
     return op.runs(NATIVE, torch.device(context.device).type, dtype_of(context.model.dtype))
 
 
 def fused_kernel(op: Op, context: BuildContext) -> Callable[..., Any] | None:
-    """Return the device's own kernel or Triton's, called as the op's reference is, or None where
-    neither runs or the framework's own operators are wanted."""
+    """Return the device's own kernel or Triton's, with the signature of the op's reference. None if
+    neither runs or fused ops are off."""
     if not context.uses_fused_ops:
         return None
     own = _preferred(op, context)

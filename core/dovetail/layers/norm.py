@@ -1,6 +1,6 @@
 """Normalisation layers over the hidden axis. Replicated on every rank.
 
-Where there is a kernel, a norm and the addition beside it are one call; elsewhere torch does both.
+With a kernel, a norm and the adjacent addition are one call; without, torch does both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _empty(context: BuildContext, size: int) -> nn.Parameter:
 def rms_kernel(
     context: BuildContext, size: int, *, eps: float, offset: float = 0.0
 ) -> Callable[..., torch.Tensor] | None:
-    """Return the kernel that norms rows at once, or None where torch does it."""
+    """Return the kernel that norms rows, or None if torch does it."""
     if runs_natively(rms_norm.OP, context):
         return native_rms_norm.RmsNorm(size, eps=eps, offset=offset)
     run = fused_kernel(rms_norm.OP, context)
@@ -44,7 +44,7 @@ class RMSNorm(nn.Module):
     """
 
     offset: ClassVar[float] = 0.0
-    """What is added to the weight."""
+    """Added to the weight."""
 
     def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class RMSNorm(nn.Module):
     ) -> torch.Tensor:
         """Return residual + norm(x + delta). Shapes: all [..., E] -> [..., E]
 
-        Mutates: x, which becomes x + delta where there is a delta
+        Mutates: x, which becomes x + delta if there is a delta
         """
         if self._kernel is not None and x.dim() == 2 and not is_traced():
             weight = self._parameters["weight"]
@@ -76,7 +76,7 @@ class RMSNorm(nn.Module):
 
 
 class BareRMSNorm(RMSNorm):
-    """x / rms(x): nothing is learned, and a checkpoint holds nothing of it."""
+    """x / rms(x), without a weight; a checkpoint has no tensor for it."""
 
     def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
         super().__init__(context, size, eps=eps)
@@ -88,7 +88,7 @@ class BareRMSNorm(RMSNorm):
 
 
 class GemmaRMSNorm(RMSNorm):
-    """x / rms(x) * (1 + w): Gemma stores the weight's distance from one."""
+    """x / rms(x) * (1 + w): Gemma stores the weight minus one."""
 
     offset = 1.0
 
@@ -101,7 +101,7 @@ class LayerNorm(nn.Module):
     """(x - mean) / std * w + b, with or without the bias, or bare."""
 
     offset: ClassVar[float] = 0.0
-    """What is added to the weight."""
+    """Added to the weight."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class LayerNorm(nn.Module):
         self._kernel = self._kernel_of(context, size)
 
     def _kernel_of(self, context: BuildContext, size: int) -> Callable[..., torch.Tensor] | None:
-        """Return what computes rows at once, or None where torch does."""
+        """Return the kernel that norms rows, or None if torch does it."""
         if runs_natively(layer_norm.OP, context):
             return native_layer_norm.LayerNorm(size, eps=self.eps, offset=self.offset)
         run = fused_kernel(layer_norm.OP, context)
@@ -128,7 +128,7 @@ class LayerNorm(nn.Module):
     def forward(self, x: torch.Tensor, *, delta: torch.Tensor | None = None) -> torch.Tensor:
         """Return norm(x + delta). Shapes: x and delta [..., E] -> [..., E]
 
-        Mutates: x, which becomes x + delta where there is a delta
+        Mutates: x, which becomes x + delta if there is a delta
         """
         if self._kernel is not None and x.dim() == 2 and not is_traced():
             own = self._parameters
@@ -142,6 +142,6 @@ class LayerNorm(nn.Module):
 
 
 class LayerNorm1p(LayerNorm):
-    """(x - mean) / std * (1 + w) + b: the weight's distance from one is stored."""
+    """(x - mean) / std * (1 + w) + b: the stored weight is the weight minus one."""
 
     offset = 1.0

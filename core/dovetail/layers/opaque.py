@@ -1,8 +1,8 @@
-"""Opaque: a call that torch.compile leaves as it is: attention, packed products, native kernels.
+"""Opaque: a call that torch.compile does not trace: attention, packed products, native kernels.
 
-Everything else of a layer is traced as torch's operators, so that the compiler can join them;
-kernels that merely join operators stand aside while it traces. All opaque calls are one operator,
-which finds the function by its number.
+Everything else of a layer is traced as torch operators, so that the compiler can fuse them; kernels
+that merely fuse operators are bypassed during tracing. All opaque calls are one torch operator,
+which looks the function up by number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Opaque", "is_traced"]
 Function = Callable[..., torch.Tensor]
 
 is_traced = torch.compiler.is_compiling
-"""() -> whether a compiler is looking at the calls now, not running them."""
+"""() -> whether a compiler is tracing the calls instead of running them."""
 _numbers = count()
 _known: WeakValueDictionary[int, Opaque] = WeakValueDictionary()
 
@@ -26,8 +26,8 @@ _known: WeakValueDictionary[int, Opaque] = WeakValueDictionary()
 class Opaque:
     """A function of tensors that makes a new tensor [T, size]; T is the first one's length.
 
-    `dtype` is the result's (None: the first tensor's). It may read and change what it holds on to,
-    but none of the tensors that it is given.
+    `dtype` is the result's (None: the first tensor's). It may read and change its own state, but
+    must not change its arguments.
     """
 
     def __init__(self, function: Function, dtype: torch.dtype | None = None) -> None:
@@ -37,7 +37,7 @@ class Opaque:
         _known[self.number] = self
 
     def __call__(self, *tensors: torch.Tensor | None, size: int, word: str = "") -> torch.Tensor:
-        """Return what the function makes of the tensors, and of a last word if there is one.
+        """Return the function's result for the tensors, and for a last word if there is one.
 
         Shapes: tensors[0] [T, ..] -> [T, size]
         """
@@ -66,7 +66,7 @@ def _shape(
     dtype: torch.dtype | None,
     word: str,
 ) -> torch.Tensor:
-    """Return an empty tensor like the one that is made."""
+    """Return an empty tensor with the result's shape and dtype."""
     first = tensors[0]
     assert first is not None, "the first tensor says how many tokens there are"
     return first.new_empty((first.shape[0], size), dtype=dtype or first.dtype)

@@ -1,6 +1,6 @@
 """Placement: where a piece of a checkpoint tensor goes in this rank's parameters.
 
-Layers that divide or fuse weights are WeightHolders and answer for their own parameters; every
+Layers that shard or fuse weights are WeightHolders and place tensors in their own parameters. Every
 other parameter takes its checkpoint tensor whole.
 """
 
@@ -23,8 +23,8 @@ from dovetail.layers.dtypes import dtype_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """`size` elements from `start` along `axis` of a checkpoint tensor that has `full` there, every
-    `step`-th of them.
+    """`size` elements from `start`, every `step`-th, along an `axis` on which the tensor has
+    `full`.
 
     `may_be_shared`: or one element, which is for all ranks.
     """
@@ -48,7 +48,7 @@ class Cut:
 class Placement:
     """`target` (a view of parameter `name`) takes the checkpoint tensor after all `cuts`.
 
-    `piece` tells the pieces of one parameter apart; a parameter is filled when all are.
+    `piece` names a piece of the parameter; a parameter is filled when all pieces are.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Placement:
         return tuple(shape)
 
     def fitted(self, shape: Sequence[int]) -> Placement:
-        """Return the placement of a tensor of this shape: uncut where it is for all ranks."""
+        """Return the placement of a tensor of this shape: uncut if the tensor is for all ranks."""
         cuts = tuple(cut for cut in self.cuts if not cut.may_be_shared)
         shared = replace(self, cuts=cuts)
         return shared if math.prod(shape) == math.prod(shared.full_shape) else self
@@ -86,8 +86,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """`size` rows of a fused part `piece`: from `start` on of a checkpoint tensor with `full` rows,
-    from `offset` on of this rank's parameter."""
+    """`size` rows of a fused part `piece`: from row `start` of a checkpoint tensor with `full`
+    rows, to row `offset` of this rank's parameter."""
 
     piece: str
     start: int
@@ -100,8 +100,8 @@ class Rows:
 class Part:
     """One of the matrices fused along the output of a layer.
 
-    The checkpoint's matrix has `full` rows; this rank holds `local` rows from `start` on (fewer
-    where the last rank's share is padded).
+    The checkpoint's matrix has `full` rows; this rank holds `local` rows from `start` on (fewer if
+    the last rank's share is padded).
     """
 
     name: str
@@ -116,24 +116,24 @@ class Part:
 
 
 class WeightHolder(nn.Module):
-    """A layer that knows how checkpoint tensors fall into its own parameters. `if_missing` says
-    what to do where a checkpoint has none of them."""
+    """A layer that places checkpoint tensors in its own parameters. `if_missing` is the advice if a
+    checkpoint has none of them."""
 
     if_missing = ""
 
     @abstractmethod
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the tensor called `leaf` goes, or None when it has no place here.
+        """Return the placements of the tensor called `leaf`, or None when it has no place here.
 
-        `leaf` is the checkpoint's name below this layer; `part` names the fused matrix it is,
-        None when it is all of them.
+        `leaf` is the checkpoint's name below this layer; `part` names the fused matrix it is, None
+        when it is all of them.
         """
 
     def place_tensor(
         self, leaf: str, part: str | None, shape: Sequence[int]
     ) -> list[Placement] | None:
-        """Return where a tensor of this shape goes: what `place` says, but for layers of which
-        checkpoints hold the parts in other shapes too."""
+        """Return the placements of a tensor of this shape: those of `place`, except for layers
+        whose parts have other shapes in some checkpoints."""
         return self.place(leaf, part)
 
     @abstractmethod
@@ -153,11 +153,11 @@ def mark_axes(
     is_optional: bool = False,
     parts: tuple[int, ...] | None = None,
 ) -> nn.Parameter:
-    """Say which axes of a parameter run along the layer's output and input; returns it.
+    """Set which axes of a parameter run along the layer's output and input; returns it.
 
-    `is_per_part`: axis 0 counts the fused parts, each of which has a tensor without that axis.
-    `parts` counts the fused parts that it holds; None: all.
-    `is_optional`: a checkpoint may lack it.
+    `is_per_part`: axis 0 counts the fused parts; each has a tensor without that axis. `parts` are
+    the numbers of the fused parts that it holds; None: all. `is_optional`: a checkpoint may lack
+    it.
     Mutates: parameter (its attributes)
     """
     vars(parameter).update(
@@ -181,13 +181,13 @@ def is_per_part(parameter: nn.Parameter) -> bool:
 
 
 def held_parts(parameter: nn.Parameter, parts: Sequence[Part]) -> Sequence[Part]:
-    """Return those of a layer's fused parts that a parameter holds."""
+    """Return the fused parts of a layer that a parameter holds."""
     numbers = vars(parameter).get("parts")
     return parts if numbers is None else [parts[number] for number in numbers]
 
 
 def numbered(name: str, part: int) -> str:
-    """Return the name of the parameter for a tensor whose name other parts' parameter has."""
+    """Return the parameter name of a part whose plain name another part uses."""
     return f"{name}_of_{part}"
 
 
@@ -197,7 +197,7 @@ def parameter_of(
     part: str | None,
     parts: Sequence[Part],
 ) -> str:
-    """Return which parameter holds a part's tensor: parts may be stored in ways of their own."""
+    """Return the parameter that holds a part's tensor: parts may have separate parameters."""
     for number in range(len(parts)):
         name = numbered(leaf, number)
         parameter = parameters.get(name)
@@ -211,9 +211,9 @@ def parameter_of(
 def register_stored(
     layer: nn.Module, tensors: Sequence[StoredTensor], spec: LinearSpec, *, experts: int = 0
 ) -> None:
-    """Give a layer empty parameters for the tensors that a checkpoint stores it in.
+    """Register empty parameters for a layer's stored checkpoint tensors.
 
-    `experts`: as many matrices lie behind each other along a new axis 0. Mutates: layer
+    `experts`: so many matrices are stacked along a new axis 0. Mutates: layer
     """
     for stored in tensors:
         layer.register_parameter(stored.name, stored_parameter(stored, spec, experts=experts))
@@ -252,8 +252,8 @@ def place_parts(
 ) -> list[Placement] | None:
     """Return the placements of a checkpoint tensor in a parameter made of fused parts.
 
-    `wanted` names one part, or None for a tensor that is all of them joined. `input_cut` is
-    (start, size, full) in input features where the input is divided over ranks.
+    `wanted` names one part, or None for a tensor that is all of them joined. `input_cut` is (start,
+    size, full) in input features if the input is sharded.
     """
     parts = held_parts(parameter, parts)
     if wanted is not None and wanted not in {p.name for p in parts}:
@@ -275,8 +275,8 @@ def place_rows(
     rows: Sequence[Rows],
     input_cut: tuple[int, int, int] | None,
 ) -> list[Placement]:
-    """Return the placements of rows of a checkpoint tensor in a parameter of `local` rows; packed
-    parameters hold a number of entries per row, and those without rows come whole for each part."""
+    """Return the placements of rows of a checkpoint tensor in a parameter of `local` rows. Packed
+    parameters have some entries per row; parameters without rows are whole for each part."""
     output_axis, input_axis = axes_of(parameter)
     cuts = _input_cuts(leaf, parameter.shape, input_axis, input_cut)
     if output_axis is None:
@@ -304,8 +304,8 @@ def _place_per_part(
     wanted: str | None,
     input_cut: tuple[int, int, int] | None,
 ) -> list[Placement]:
-    """Return the placements of a tensor that each part has for itself. One that comes for all of
-    them joined counts for each."""
+    """Return the placements of a tensor that each part has for itself. A joined one applies to
+    each."""
     cuts = _input_cuts(leaf, parameter.shape[1:], axes_of(parameter)[1], input_cut)
     return [
         Placement(name=leaf, piece=part.name, target=parameter.data[number], cuts=cuts)
@@ -329,7 +329,7 @@ def _rows_of(parts: Sequence[Part], part: Part, *, is_joined: bool) -> Rows:
 def _placed(
     leaf: str, data: torch.Tensor, axis: int, per: Fraction, rows: Rows, cuts: tuple[Cut, ...]
 ) -> Placement:
-    """Return the placement of some rows, of which each has `per` entries."""
+    """Return the placement of some rows with `per` entries each."""
     held = _whole(leaf, rows.size * per)
     cut = Cut(
         axis=axis,
@@ -345,15 +345,15 @@ def _placed(
 
 
 def behind_experts(cuts: tuple[Cut, ...], expert: int, num_experts: int) -> tuple[Cut, ...]:
-    """Return the cuts of one expert's tensor as cuts of all experts' tensors together."""
+    """Return the cuts of one expert's tensor as cuts of all experts' stacked tensors."""
     moved = (replace(cut, axis=cut.axis + 1) for cut in cuts)
     return (Cut(axis=0, start=expert, size=1, full=num_experts), *moved)
 
 
 def _whole(leaf: str, count: Fraction | int) -> int:
-    """Return a count of packed entries. Raises: ConfigError where a part or a rank ends inside one.
+    """Return a count of packed entries. Raises: ConfigError if a part or a rank ends inside one.
 
-    A quantization method must size its parameters so that those of whole layers do not.
+    A quantization method must size its parameters so that whole layers do not.
     """
     value = Fraction(count)
     if value.denominator != 1:

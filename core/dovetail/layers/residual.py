@@ -1,8 +1,8 @@
-"""The hidden states that layers add to: where a product adds to them itself, and how to keep them.
+"""The residual stream: products that are added to it in place, and how to save a copy.
 
-On a GPU a product that is added to its residual writes over it, which saves a kernel a sum. A layer
-passes its residual on and does not look back; what reads hidden states of earlier layers keeps a
-copy of its own.
+On a GPU, a product with a residual overwrites the residual, which saves a kernel per sum. A layer
+passes its residual on and does not read it again; code that reads hidden states of earlier layers
+makes a copy.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dovetail.layers.opaque import is_traced
 
 
 def adds_in_place(residual: torch.Tensor) -> bool:
-    """Whether a product is written over its residual."""
+    """Return whether a product overwrites its residual."""
     return residual.is_cuda and not is_traced()
 
 
 def unchanged(x: torch.Tensor) -> torch.Tensor:
-    """Return x as it is now, whatever layers add to it later. Shapes: x [T, E] -> [T, E]"""
+    """Return x in its current state, whatever is added to it later. Shapes: x [T, E] -> [T, E]"""
     return x.clone() if adds_in_place(x) else x

@@ -1,9 +1,9 @@
-"""Rotary position embedding: frequencies of every scaling rule, a table, and the turn of heads.
+"""Rotary position embedding: frequencies of every scaling rule, a table, and the rotation of heads.
 
-Knows no model; settings are read from config.json in both spellings (`rope_parameters`, and
-`rope_theta` with `rope_scaling`). Where a rule depends on the length of the sequence (dynamic,
-longrope) the longest sequence served decides once, so that cached keys stay valid and a row's
-result never depends on its neighbours.
+Independent of models. Settings are read from config.json in both spellings (`rope_parameters`, and
+`rope_theta` with `rope_scaling`). If a rule depends on the sequence length (dynamic, longrope), the
+maximum served length is used for all, so that cached keys stay valid and a row's result never
+depends on its neighbours.
 Sources: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE).
 """
 
@@ -34,12 +34,12 @@ Frequencies = tuple[torch.Tensor, float]
 """Angle per position of each pair [size / 2] (float32), and the factor on cos and sin."""
 
 Rule = Callable[["RopeSettings"], Frequencies]
-"""A rule of scaling: what a plugin of the kind rope_type names."""
+"""A scaling rule: the plugin that a rope_type names."""
 
 PROPORTIONAL = "proportional"
-"""The rule whose pairs are those of the whole head, the last of which it leaves as they are."""
+"""The rule whose pairs cover the whole head but whose last pairs are not rotated."""
 
-"""The kind of layers that a scaling of the whole model is meant for, where there are several."""
+"""The layer kind that a scaling of the whole model applies to, if there are several."""
 PLAIN_RULES = ("default", "linear")
 
 Turn = Callable[..., None]
@@ -50,10 +50,9 @@ Turn = Callable[..., None]
 class RopeSettings:
     """One rotary embedding. `size` is the rotated part of the head (even); positions are tokens.
 
-    `trained_positions` is the checkpoint's max_position_embeddings, `served_positions` the
-    longest sequence that will be asked for. `values` holds the rule's own numbers, and
-    `frequencies` is the rule itself. Adapters may ask for linear scaling by one of `factors`
-    instead.
+    `trained_positions` is the checkpoint's max_position_embeddings, `served_positions` the maximum
+    sequence length served. `values` holds the rule's own numbers, and `frequencies` is the rule
+    itself. Adapters may instead use linear scaling by one of `factors`.
     """
 
     rule: str
@@ -88,8 +87,8 @@ def rope_settings(
     head_size: int | None = None,
 ) -> RopeSettings:
     """Return the settings in the checkpoint's config; `kind` picks one of several per layer type.
-    `theta` and `share` (of the head that is rotated) are what it may leave out, `head_size` is that
-    of the layers where it differs from the model's.
+    `theta` and `share` (the rotated share of the head) are defaults; `head_size` is the layers', if
+    it differs from the model's.
 
     Raises: ConfigError when the rule is unknown.
     """
@@ -120,7 +119,7 @@ def rope_settings(
 
 
 def unscaled(settings: RopeSettings, *, theta: float | None = None) -> RopeSettings:
-    """Return the settings of layers to which no scaling rule applies, or with another theta."""
+    """Return the settings of layers without a scaling rule, or with another theta."""
     theta = settings.theta if theta is None else theta
     return replace(
         settings, rule="default", frequencies=default, theta=theta, values={}, factors=()
@@ -128,14 +127,14 @@ def unscaled(settings: RopeSettings, *, theta: float | None = None) -> RopeSetti
 
 
 def scaled(settings: RopeSettings) -> list[RopeSettings]:
-    """Return the settings of the adapters that have a rope scaling of their own, by `factors`."""
+    """Return the settings of adapters with their own rope scaling, one per factor."""
     plain = replace(settings, rule="linear", frequencies=linear)
     return [replace(plain, values={"factor": factor}) for factor in settings.factors]
 
 
 def _rule(name: str, found: Mapping[str, str]) -> Rule:
-    """Return the rule of a name: as it was found with the checkpoint, or by the registry where the
-    facts were written by hand. Raises: UnknownPlugin, BrokenPlugin"""
+    """Return the rule of a name: from the checkpoint's facts, or from the registry if the facts
+    were written by hand. Raises: UnknownPlugin, BrokenPlugin"""
     where = "rope_type of the checkpoint"
     rule = import_target(found.get(name) or registry.value_of("rope_type", name, where=where))
     if not callable(rule):
@@ -151,7 +150,7 @@ def rope_values(config: Mapping[str, Any], kind: str | None = None) -> dict[str,
     for key in ("rope_theta", "partial_rotary_factor"):
         if values.get(key) is None and config.get(key) is not None:
             values[key] = config[key]
-    # Phi-3 keeps the length it was trained on outside the rope settings, and that one counts.
+    # Phi-3 has its trained length outside the rope settings, and that one counts.
     trained = config.get(TRAINED)
     if trained is not None:
         values[TRAINED] = trained
@@ -184,7 +183,7 @@ def dynamic(settings: RopeSettings) -> Frequencies:
 
 
 def llama3(settings: RopeSettings) -> Frequencies:
-    """Long waves divided by the factor, short ones kept, a linear blend in between."""
+    """Long waves divided by the factor, short ones unchanged, a linear blend in between."""
     plain = _inverse(settings.theta, settings.size)
     factor = settings.number("factor")
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
@@ -194,7 +193,8 @@ def llama3(settings: RopeSettings) -> Frequencies:
 
 
 def yarn(settings: RopeSettings) -> Frequencies:
-    """Interpolated below `beta_slow` turns, kept above `beta_fast`, a ramp over pairs between."""
+    """Interpolated below `beta_slow` turns, unchanged above `beta_fast`, a ramp over pairs
+    between."""
     trained = settings.number("original_max_position_embeddings")
     factor = settings.optional("factor") or settings.number("max_position_embeddings") / trained
     plain = _inverse(settings.theta, settings.size)
@@ -227,8 +227,8 @@ def _yarn_scale(settings: RopeSettings, factor: float) -> float:
 
 
 def proportional(settings: RopeSettings) -> Frequencies:
-    """theta ** (-2 i / size) for the first pairs, and no angle for the others: a share of the head,
-    `partial_rotary_factor`, is turned."""
+    """theta ** (-2 i / size) for the first pairs, no rotation for the others: only a share of the
+    head, `partial_rotary_factor`, is rotated."""
     turned = int(float(settings.values.get("partial_rotary_factor") or 1.0) * settings.size // 2)
     plain = _inverse(settings.theta, settings.size) / (settings.optional("factor") or 1.0)
     plain[turned:] = 0.0
@@ -236,8 +236,8 @@ def proportional(settings: RopeSettings) -> Frequencies:
 
 
 def ntk(settings: RopeSettings) -> Frequencies:
-    """A larger theta, and all angles smaller by a little; with `mixed_b`, divisors that grow with
-    the pair. Source: Su, "Transformer upgrade road: 11", kexue.fm/archives/9706, eq. 6 and 10"""
+    """A larger theta, and all angles slightly smaller; with `mixed_b`, divisors that grow with the
+    pair. Source: Su, "Transformer upgrade road: 11", kexue.fm/archives/9706, eq. 6 and 10"""
     factor, size = settings.number("factor"), settings.size
     power = settings.optional("mixed_b")
     if power is None:
@@ -266,7 +266,7 @@ def longrope(settings: RopeSettings) -> Frequencies:
 
 
 class Rope:
-    """The tokens' positions, and the table of cos and sin they are looked up in.
+    """The tokens' positions, and the table of cos and sin to look them up in.
 
     Shapes: positions [T] int64, cos and sin [positions served, size / 2] float32
     """
@@ -279,7 +279,7 @@ class Rope:
 
     @property
     def is_still(self) -> bool:
-        """Return whether nothing is turned."""
+        """Return whether nothing is rotated."""
         return self.cos.shape[1] == 0
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -293,7 +293,7 @@ class Rope:
 class Rotary(nn.Module):
     """cos and sin of every position that can be served; one table serves all layers of a kind.
 
-    Behind the model's own lie the tables of adapters with a rope scaling of their own.
+    After the model's own table follow those of adapters with their own rope scaling.
     """
 
     def __init__(self, settings: RopeSettings, device: str) -> None:
@@ -316,8 +316,8 @@ class Rotary(nn.Module):
         return Rope(at, self.get_buffer("cos"), self.get_buffer("sin"))
 
     def rows_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return where the tokens' positions stand in the table, by what each one's adapter has.
-        Shapes: [.., T] -> [.., T]"""
+        """Return the table rows of the tokens' positions, given each one's adapter. Shapes: [.., T]
+        -> [.., T]"""
         step = step_adapters()
         if not self.factors or step is None or step.rope_tables is None:
             return positions
@@ -325,7 +325,7 @@ class Rotary(nn.Module):
 
 
 class Unrotated(nn.Module):
-    """The table of layers without positions, whose heads are normed and not turned."""
+    """The table of layers without positions, whose heads are normed but not rotated."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -338,15 +338,15 @@ class Unrotated(nn.Module):
 
 
 def no_angles(device: str) -> torch.Tensor:
-    """Return a table of cos or sin that turns no feature. Shapes: [1, 0]"""
+    """Return a table of cos or sin that rotates no feature. Shapes: [1, 0]"""
     return torch.empty(1, 0, dtype=torch.float32, device=device)
 
 
 def apply_rotary(
     x: torch.Tensor, rope: Rope, head_size: int, *, is_interleaved: bool = False
 ) -> torch.Tensor:
-    """Return x with the first part of every head rotated; pairs are (i, i + size / 2), or
-    (2 i, 2 i + 1) where they are interleaved.
+    """Return x with the first part of every head rotated; pairs are (i, i + size / 2), or (2 i, 2 i
+    + 1) if interleaved.
 
     Shapes: x [T, H*D] -> [T, H*D]
     """
@@ -362,11 +362,11 @@ def apply_rotary(
 
 
 class HeadRotary:
-    """One layer's q and k heads normed, where the model norms heads, and rotated.
+    """Norms (in models with head norms) and rotates one layer's q and k heads.
 
-    A norm is an RMSNorm of one head, which the kernels know, or any module that takes all heads
-    side by side. `norms_turned`: heads are normed when they have been turned. Not a module: the
-    norms are the model's own, under the names that its checkpoint has for them.
+    A norm is an RMSNorm of one head, which the kernels support, or any module of all heads
+    concatenated. `norms_turned`: heads are normed after rotation. Not a module: the norms belong to
+    the model, under their checkpoint names.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class HeadRotary:
         self._turns = [self._turn_of(context, *count) for count in counts]
 
     def _turn_of(self, context: BuildContext, num_heads: int, num_kv_heads: int) -> Turn | None:
-        """Return the kernel that norms and rotates all heads in one call, or None where torch does
+        """Return the kernel that norms and rotates all heads in one call, or None if torch does
         it."""
         rules: dict[str, Any] = {"is_interleaved": self._is_interleaved}
         norms = [norm for norm in self._norms if isinstance(norm, RMSNorm)]
@@ -409,7 +409,7 @@ class HeadRotary:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v. Shapes: qkv [T, (H+2K)*D] -> [T, H*D], [T, K*D], [T, K*D]
 
-        Without `rope` heads are normed at most. Mutates: qkv, where there is a kernel
+        Without `rope` heads are only normed, if at all. Mutates: qkv, if there is a kernel
         """
         if self._fuses and rope is not None and (turn := self._turns[0]) and not is_traced():
             self._fused(turn, qkv, rope)
@@ -424,7 +424,7 @@ class HeadRotary:
         return q, k, v
 
     def _fused(self, turn: Turn, qkv: torch.Tensor, rope: Rope) -> None:
-        """Norm and turn the heads within their row. Mutates: qkv"""
+        """Norm and rotate the heads in place. Mutates: qkv"""
         q_weight, k_weight = (None if n is None else n._parameters["weight"] for n in self._norms)
         weights = {"q_weight": q_weight, "k_weight": k_weight}
         if not self._norms_turned:
@@ -436,7 +436,7 @@ class HeadRotary:
     def _apart(
         self, x: torch.Tensor, norm: nn.Module | None, rope: Rope | None, turn: Turn | None
     ) -> torch.Tensor:
-        """Return the heads of q or of k normed and turned. Mutates: x, where there is a turn"""
+        """Return the heads of q or of k normed and rotated. Mutates: x, if there is a kernel"""
         if not self._norms_turned:
             x = self._normed(x, norm)
         if rope is not None and not rope.is_still:

@@ -1,16 +1,16 @@
-"""Stage: which parts of a model a rank builds where the layers are divided over a pipeline.
+"""Stage: the parts of a model that a rank builds if the layers are divided over a pipeline.
 
-A model asks its Stage for each of its parts: token tables for the first stage, layers for the
-stage that has their numbers, the last norm and the head for the last stage. What belongs to others
-is an Elsewhere, which has no weights, lets the checkpoint's pass, and returns its input, so a
-model's `forward` is written once:
+A model creates each of its parts through its Stage: token tables on the first stage, layers on the
+stage that has their numbers, the final norm and the head on the last stage. A part of another stage
+is an Elsewhere: it has no weights, ignores the checkpoint's and returns its input. So a model's
+`forward` is written once:
 
     x = self.embed(token_ids) if self.stage.is_first else self.stage.received(token_ids)
     for layer in self.layers:
         x = layer(x)
     return self.norm(x)
 
-The hidden states between two layers are all that goes from stage to stage, in one row a token.
+Stages exchange only the hidden states between two layers, one row per token.
 Source: Huang et al., GPipe, 2019; Narayanan et al., PipeDream, 2019.
 """
 
@@ -32,26 +32,26 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Elsewhere(WeightHolder):
-    """Stands for a part that another stage holds."""
+    """Placeholder for a part on another stage."""
 
     def forward(self, x: torch.Tensor, *others: object) -> torch.Tensor:
         """Return x."""
         return x
 
     def place(self, leaf: str, part: str | None) -> list[Placement]:
-        """Return no placement: whatever the checkpoint has for it is not needed here."""
+        """Return no placement: the checkpoint's tensor is not needed here."""
         return []
 
     def pieces(self, leaf: str) -> set[str]:
-        """Return nothing: there is no parameter."""
+        """Return an empty set: there is no parameter."""
         return set()
 
 
 class Stage(nn.Module):
-    """This rank's part of the layers; without a pipeline all of them. `inbox` is where the hidden
-    states that come from the stage before lie, `width` numbers of each token: those of one state,
-    or more in families where more goes from layer to layer. Shapes: inbox [tokens of the largest
-    step, width]"""
+    """This rank's part of the layers; without a pipeline all of them. `inbox` is the buffer of
+    hidden states received from the previous stage, with `width` numbers per token: the hidden size,
+    or more in families that pass more between layers. Shapes: inbox [tokens of the largest step,
+    width]"""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
@@ -63,24 +63,24 @@ class Stage(nn.Module):
         self.inbox: torch.Tensor | None = None
 
     def layers(self, make: Callable[[int], nn.Module]) -> nn.ModuleList:
-        """Return all layers: this stage's made by their number, Elsewhere for the others."""
+        """Return all layers: this stage's created by number, Elsewhere for the others."""
         numbers = range(self._num_layers)
         return nn.ModuleList(make(i) if i in self.numbers else Elsewhere() for i in numbers)
 
     def first(self, make: Callable[[], M]) -> M:
-        """Return a part that only the first stage has, as a table of positions."""
+        """Return a part that only the first stage has, such as a table of positions."""
         return made_if(self.is_first, make)
 
     def last(self, make: Callable[[], M]) -> M:
-        """Return a part that only the last stage has, as the head and the norm before it."""
+        """Return a part that only the last stage has, such as the head and the norm before it."""
         return made_if(self.is_last, make)
 
     def table(self, make: Callable[[], M], *, is_tied: bool) -> M:
-        """Return the token table, which the last stage has too where the head is tied to it."""
+        """Return the token table, which the last stage also has if the head is tied to it."""
         return made_if(self.is_first or (is_tied and self.is_last), make)
 
     def received(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states of a step's tokens, as the stage before has left them.
+        """Return the hidden states of a step's tokens, received from the previous stage.
         Shapes: token_ids [T] -> [T, width]"""
         assert self.inbox is not None, "nothing has been received: the runner sets the inbox"
         first = 0 if is_traced() else forward_context().first_token
@@ -88,17 +88,17 @@ class Stage(nn.Module):
 
 
 def made_if(is_here: bool, make: Callable[[], M]) -> M:
-    """Return the part, or what stands for it and is called as it would be."""
+    """Return the part, or a placeholder that is called in the same way."""
     return make() if is_here else cast(M, Elsewhere())
 
 
 def stage_of(module: nn.Module) -> Stage | None:
-    """Return the stage that a model was built with, None for models that do not know stages."""
+    """Return the stage that a model was built with, None for models without pipeline support."""
     return next((one for one in module.modules() if isinstance(one, Stage)), None)
 
 
 def is_elsewhere(module: nn.Module, weight_map: WeightMap, name: str) -> bool:
-    """Return whether a checkpoint's tensor belongs only to what other stages hold."""
+    """Return whether a checkpoint tensor is only needed on other stages."""
     target = map_name(weight_map, name)
     if target is None:
         return False

@@ -1,7 +1,7 @@
-"""State: one recurrent layer's handle on what it keeps of its rows.
+"""State: one recurrent layer's handle on the cached states of its rows.
 
-Owns no memory; it knows its name and what its state looks like, the forward context knows the rest.
-The state after a row's token lies in the block of that token; the next token's begins from there.
+Owns no memory: it knows its name and the shape of its state; the forward context has the rest. The
+state after a row's token is in that token's block; the next token continues from there.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from dovetail.layers.kept import Keeper
 from dovetail_kernels.states import StateRows
 
 CONV, STATE = "conv", "state"
-"""What a part holds: the layer's latest inputs as they were, or a sum over all of them."""
+"""The kind of a part: the layer's latest inputs unchanged, or a sum over all inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a state, of one row on this rank. `holds`: CONV or STATE, which have types of
-    their own."""
+    """A part of a row's state on this rank. `holds`: CONV or STATE, which have separate dtypes."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,13 +33,13 @@ class Part:
 
 
 class RowStates:
-    """Where the states of a step's rows lie, for all layers of a KV group."""
+    """Locates the states of a step's rows, for all layers of a KV group."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self.layout = layout
 
     def arguments(self) -> dict[str, Any]:
-        """Return what all kernels over states are told of the rows (see dovetail_kernels.states).
+        """Return the row arguments of all state kernels (see dovetail_kernels.states).
 
         Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], row_block_tokens [R], all
         int32
@@ -67,7 +66,7 @@ class State(Keeper):
         self.parts = parts
 
     def kept(self, run: RunSpec) -> StateLayer:
-        """Return what a row keeps in this layer."""
+        """Return the layer's cached state per row."""
         types = {CONV: run.conv_state_dtype, STATE: run.state_dtype}
         parts = (
             StatePart(name=part.name, shape=part.shape, dtype=types[part.holds])
@@ -76,7 +75,7 @@ class State(Keeper):
         return StateLayer(name=self.name, parts=tuple(parts))
 
     def step(self) -> tuple[dict[str, torch.Tensor], RowStates]:
-        """Return the parts of all states by name, and where those of the running step's rows lie.
+        """Return the parts of all states by name, and the locations of the running step's rows.
 
         Shapes: each part [N, *shape]
         """

@@ -1,9 +1,9 @@
-"""Slots of adapters beside a token table, or a head over the vocabulary: whole on each rank.
+"""Adapter slots of a token table, or of a head over the vocabulary, replicated on each rank.
 
-Adapters may add tokens: ids from the model's vocabulary on, which are each adapter's own. A step in
-which some adapter does has logits as many columns wider as the most of them add; a row has -inf in
-the columns that its adapter does not have. Shape letters: S rows, T tokens, V the vocabulary of the
-model, A the most added tokens of an adapter in the step, E hidden size, r rank, m tokens.
+Adapters may add tokens: ids after the model's vocabulary, which are each adapter's own. If adapters
+in a step add tokens, its logits are wider by the maximum of them; a row has -inf in columns that
+its adapter does not have. Shape letters: S rows, T tokens, V the vocabulary of the model, A the
+maximum added tokens of an adapter in the step, E hidden size, r rank, m tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChange:
-    """One adapter's change of a table. A `weight` takes the place of the whole table, `rows` that
-    of the rows of the tokens `ids`, which rise; those from V on are added tokens. The product of
-    `first` and `second` is added to all of it. A `prompt` takes the place of the first tokens'
-    vectors.
+    """One adapter's change of a table. A `weight` replaces the whole table, `rows` the rows of the
+    tokens `ids` (ascending; ids from V on are added tokens). The product of `first` and `second` is
+    added to all of it. A `prompt` replaces the first tokens' vectors.
 
-    Shapes: first [V or more, r], second [r, E], weight [V, E], ids [m] int64, rows [m, E],
-    prompt [n, E]
+    Shapes: first [V or more, r], second [r, E], weight [V, E], ids [m] int64, rows [m, E], prompt
+    [n, E]
     """
 
     first: torch.Tensor | None = None
@@ -56,21 +55,21 @@ class TableSlots(nn.Module):
         self._changes: dict[int, TableChange] = {}
 
     def put(self, slot: int, change: TableChange | None) -> None:
-        """Fill a slot, or empty it. Mutates: self"""
+        """Put a change into a slot, or empty it. Mutates: self"""
         self._changes.pop(slot, None)
         if change is not None:
             self._changes[slot] = change
 
     def known(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the tokens that the table itself is asked for: 0 in place of added ones, whose
-        vectors `vectors` puts in. Shapes: token_ids [T] -> [T]"""
+        """Return the token ids to look up in the table itself: added ones become 0, and `vectors`
+        fills theirs in. Shapes: token_ids [T] -> [T]"""
         step = step_adapters()
         if step is None or not step.num_added:
             return token_ids
         return torch.where(token_ids < self.vocab_size, token_ids, 0)
 
     def vectors(self, token_ids: torch.Tensor, found: torch.Tensor, factor: float) -> torch.Tensor:
-        """Return the tokens' vectors as each one's adapter has them; `found` are the table's own.
+        """Return the tokens' vectors with each one's adapter; `found` are the table's own.
 
         Shapes: token_ids [T], found [T, E] -> [T, E]
         """
@@ -87,7 +86,7 @@ class TableSlots(nn.Module):
     def _vectors(
         self, change: TableChange, ids: torch.Tensor, found: torch.Tensor, factor: float
     ) -> torch.Tensor:
-        """Return the vectors as one adapter has them. Shapes: ids [T], found [T, E] -> [T, E]"""
+        """Return the vectors with one adapter. Shapes: ids [T], found [T, E] -> [T, E]"""
         if change.weight is not None:
             known = ids.clamp(max=len(change.weight) - 1)
             found = F.embedding(known, change.weight).to(found) * factor
@@ -103,7 +102,7 @@ class TableSlots(nn.Module):
         return found
 
     def _prompted(self, found: torch.Tensor, step: StepAdapters) -> torch.Tensor:
-        """Return the vectors, those before a prompt in their places. Shapes: [T, E] -> [T, E]"""
+        """Return the vectors, with prompt vectors put in. Shapes: [T, E] -> [T, E]"""
         assert step.positions is not None
         for slot, change in self._changes.items():
             if change.prompt is not None:
@@ -114,7 +113,7 @@ class TableSlots(nn.Module):
         return found
 
     def logits(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        """Return the logits as each row's adapter has them; `found` are the head's own.
+        """Return the logits with each row's adapter; `found` are the head's own.
 
         Shapes: hidden [S, E], found [S, V] -> [S, V + A]
         """
@@ -132,8 +131,8 @@ class TableSlots(nn.Module):
     def _logits(
         self, change: TableChange, hidden: torch.Tensor, found: torch.Tensor
     ) -> torch.Tensor:
-        """Return the logits as one adapter has them. Shapes: hidden [S, E], found [S, V + A] ->
-        [S, V + A]. Mutates: found"""
+        """Return the logits with one adapter. Shapes: hidden [S, E], found [S, V + A] -> [S, V +
+        A]. Mutates: found"""
         if change.weight is not None:
             size = len(change.weight)
             found[:, :size] = F.linear(hidden, change.weight.to(hidden)).to(found)

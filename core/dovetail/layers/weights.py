@@ -1,6 +1,6 @@
-"""From checkpoint tensors to parameters: the WeightMap applied, and every name accounted for.
+"""Loads checkpoint tensors into parameters by the WeightMap, and accounts for every name.
 
-A load succeeds only when every parameter was filled and every tensor had a place.
+A load succeeds only if every parameter is filled and every tensor has a place.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Finish = Callable[[WeightHolder], None]
 
 
 def own_finish(holder: WeightHolder) -> None:
-    """Let a layer repack its filled parameters as it does. Mutates: holder"""
+    """Let a layer repack its filled parameters with its own method. Mutates: holder"""
     holder.finish()
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadReport:
-    """How the checkpoint's tensors were used. The lists of faults are empty after success:
-    `different` are pairs of tensors that fill the same piece with different values. `sources` are
-    the names that pieces of parameters came by."""
+    """How the checkpoint's tensors were used. The lists of faults are empty after success.
+    `different` are pairs of tensors with different values for the same piece. `sources` maps each
+    piece to its checkpoint name."""
 
     num_filled: int = 0
     ignored: list[str] = field(default_factory=list)
@@ -51,9 +51,8 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A mapped checkpoint name: the parameter path, the fused part it is, whether it comes from a
-    name tied to another parameter, and whether a checkpoint may hold the parameter under several
-    names."""
+    """A mapped checkpoint name: the parameter path, its fused part, whether its name is tied to
+    another parameter, and whether a checkpoint may have the parameter under several names."""
 
     path: str
     part: str | None = None
@@ -74,9 +73,9 @@ def load_weights(
     """Fill every parameter of `module` and let layers repack them, each as soon as it is full.
 
     So a layer's weight is in memory twice only while it is repacked. `ignored` are endings of names
-    that are not needed. Without `repacks` the parameters stay as they were filled. `finish` is
-    called with each layer instead of the layer's own finish. Mutates: module Raises: ConfigError
-    that lists missing, unexpected and misfitting names.
+    to skip. Without `repacks` the parameters stay as filled. `finish` is called with each layer
+    instead of the layer's own finish. Mutates: module
+    Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
     report = LoadReport()
     filled: dict[str, set[str]] = defaultdict(set)
@@ -89,7 +88,7 @@ def load_weights(
             report.ignored.append(name)
             continue
         path = _fill(module, weight_map, name, target, tensor, filled, report)
-        if path is not None and not target.is_shared:  # it is compared with what may still come
+        if path is not None and not target.is_shared:  # more names may fill it
             unfinished.finish_if_full(path, filled)
     report.missing = _missing(unfinished.wanted, filled)
     _raise_faults(report, rank or RankSpec(), unfinished.hint(report.missing))
@@ -106,7 +105,7 @@ def load_parameters(
 ) -> LoadReport:
     """Fill every parameter of `module` with the tensor of its own name and shape, and repack.
 
-    What `load_weights` with repacks=False has filled comes back so, without renaming or cutting.
+    Restores what `load_weights` with repacks=False has filled, without renaming or cutting.
     Mutates: module
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
@@ -141,7 +140,7 @@ def finish_weights(module: nn.Module, finish: Finish = own_finish) -> None:
 
 
 class _Unfinished:
-    """The pieces that each parameter waits for, and the layers to repack once all have come."""
+    """The pieces that each parameter waits for, and the layers to repack when all have arrived."""
 
     def __init__(self, module: nn.Module, finish: Finish | None) -> None:
         self._finish = finish
@@ -165,20 +164,21 @@ class _Unfinished:
                 self._parameters[parent].append(path)
 
     def finish_if_full(self, path: str, filled: Mapping[str, set[str]]) -> None:
-        """Repack the layer of parameter `path` if all its pieces have come. Mutates: the layer"""
+        """Repack the layer of parameter `path` if all its pieces have arrived. Mutates: the
+        layer"""
         if self._finish is None:
             return
         parent = path.rpartition(".")[0]
         own = self._parameters.get(parent, [])
         optional = (p for p in self._optional if p.rpartition(".")[0] == parent)
         if any(not self._optional[p] <= filled.get(p, set()) for p in optional):
-            return  # they may still come
+            return  # they may still arrive
         if own and all(self.wanted[p] <= filled.get(p, set()) for p in own):
             self._finish(self._holders[path])
             self._finished.update(own)
 
     def hint(self, missing: Sequence[str]) -> str:
-        """Return what to do about missing parameters, where all are of layers that say so."""
+        """Return the advice about missing parameters, if all their layers give the same."""
         owners = [self._holders.get(path.partition(" ")[0]) for path in missing]
         hints = {owner.if_missing if owner is not None else "" for owner in owners}
         return hints.pop() if len(hints) == 1 else ""
@@ -201,8 +201,8 @@ def checkpoint_shapes(
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return name -> (shape, dtype name) of tensors that would fill `module`.
 
-    The names are the parameters' own; fused matrices are one tensor; shapes are those before any
-    division over ranks. Loading such tensors through the same weight map fills everything.
+    The names are the parameters' own; fused matrices are one tensor; shapes are before sharding.
+    Loading such tensors through the same weight map fills everything.
     """
     shapes = {}
     for path, parameter in module.named_parameters():
@@ -216,7 +216,7 @@ def checkpoint_shapes(
 
 
 def map_name(weight_map: WeightMap, name: str) -> Target | None:
-    """Return where a checkpoint name points, or None when it holds no weight."""
+    """Return the target of a checkpoint name, or None when it holds no weight."""
     if any(text in name for text in weight_map.ignored):
         return None
     for old, new in weight_map.prefixes:
@@ -237,8 +237,8 @@ def map_name(weight_map: WeightMap, name: str) -> Target | None:
 
 
 def names_of(weight_map: WeightMap, path: str) -> Iterator[tuple[str, Target]]:
-    """Yield checkpoint names that point to a parameter or to parts of it, as undoing the map's
-    steps finds them: there may be others."""
+    """Yield checkpoint names that map to a parameter or its parts, by inverting the map's steps;
+    there may be others."""
     for name in _undone(weight_map, path):
         target = map_name(weight_map, name)
         if target is not None and target.path == path:
@@ -246,7 +246,7 @@ def names_of(weight_map: WeightMap, path: str) -> Iterator[tuple[str, Target]]:
 
 
 def _undone(weight_map: WeightMap, path: str) -> set[str]:
-    """Return names that may point to a parameter."""
+    """Return names that may map to a parameter."""
     words = path.split(".")
     names = {path}
     for i, word in enumerate(words):
@@ -263,7 +263,7 @@ def _undone(weight_map: WeightMap, path: str) -> set[str]:
 
 
 def _unfuse(fused: Mapping[str, tuple[str, str]], name: str) -> tuple[str, str | None]:
-    """Return the fused parameter's path and the part that `name` is of it."""
+    """Return the fused parameter's path and the part that `name` is."""
     words = name.split(".")
     for i, word in enumerate(words):
         if word in fused:
@@ -281,7 +281,7 @@ def _fill(
     filled: dict[str, set[str]],
     report: LoadReport,
 ) -> str | None:
-    """Put one tensor in its place; return the parameter it is part of, if it has one.
+    """Copy one tensor to its place; return the parameter it is part of, if it has one.
 
     Mutates: module, filled, report
     """
@@ -308,8 +308,8 @@ def _fill(
 
 
 def _in_shape(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor in a shape that it has but for axes of one entry, or that it holds flat, as
-    some packed weights and scales are stored; any other as it is."""
+    """Return a tensor in a shape that differs only by axes of size one or is its unflattened form,
+    as for some packed weights and scales; any other unchanged."""
     sizes = [size for size in tensor.shape if size != 1]
     wanted = [size for size in shape if size != 1]
     is_flat = len(sizes) == 1 and sizes[0] == math.prod(wanted)
@@ -330,7 +330,7 @@ def _place(
     module: nn.Module, path: str, part: str | None, shape: Sequence[int] | None = None
 ) -> list[Placement] | None:
     """Walk down to the layer that owns `path`; placements carry whole parameter paths. `shape` is
-    that of the tensor, where there is one."""
+    the tensor's, if there is one."""
     owner, words = module, path.split(".")
     for i, word in enumerate(words):
         if isinstance(owner, WeightHolder) and word not in owner._modules:
@@ -358,7 +358,7 @@ def _prefixed(placements: list[Placement] | None, words: list[str]) -> list[Plac
 
 
 def _missing(wanted_pieces: Mapping[str, set[str]], filled: Mapping[str, set[str]]) -> list[str]:
-    """Return the parameters (with the part, where some came) that no tensor filled."""
+    """Return the parameters that no tensor filled, or their missing parts."""
     missing = []
     for path, wanted in wanted_pieces.items():
         absent = wanted - filled.get(path, set())
@@ -370,8 +370,8 @@ def _missing(wanted_pieces: Mapping[str, set[str]], filled: Mapping[str, set[str
 
 
 def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
-    """Raises: ConfigError when anything is missing, misfits or was not expected; `hint` is what to
-    do about what is missing."""
+    """Raises: ConfigError when anything is missing, misfits or was not expected; `hint` is the
+    advice about missing parameters."""
     faults = [
         _listed("missing", report.missing),
         _listed("unexpected", report.unexpected),

@@ -1,8 +1,8 @@
-"""Which hosts and addresses media may be fetched from.
+"""Checks which hosts and addresses media may be fetched from.
 
 An address is refused unless it is public: what only this machine or its network can reach is never
-fetched for a stranger. Source: IANA's registries of special addresses, as `ipaddress` knows them;
-RFC 6052 (NAT64), RFC 3056 (6to4), RFC 4380 (Teredo) for addresses within addresses.
+fetched for a client. Source: IANA's registries of special addresses, as in `ipaddress`; RFC 6052
+(NAT64), RFC 3056 (6to4), RFC 4380 (Teredo) for addresses embedded in addresses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def forbidden(what: str, where: str) -> RequestError:
 
 
 def check_host(host: str, port: int, domains: Sequence[str], where: str) -> None:
-    """Raise RequestError unless a URL may name this host and port; its addresses are not known."""
+    """Raise RequestError unless a URL may name this host and port; called before it is resolved."""
     if domains:
         if host.rstrip(".") not in domains:
             raise forbidden(f'media may not be fetched from "{host[:128]}".', where)
@@ -49,8 +49,8 @@ def check_addresses(
 ) -> None:
     """Raise RequestError unless every address of a host may be connected to.
 
-    A host that `domains` name may have private addresses. Those of its own link (where clouds keep
-    their metadata) and those of no single machine must be named themselves.
+    A host listed in `domains` may have private addresses. Link-local addresses (where clouds serve
+    their metadata) and addresses of no single machine must be listed themselves.
     """
     is_named = host.rstrip(".") in domains
     for text in addresses:
@@ -62,7 +62,7 @@ def check_addresses(
 
 
 def is_public(address: Address) -> bool:
-    """Return whether anyone on the internet may be behind an address, those within it too."""
+    """Return whether an address, and any address embedded in it, is public."""
     return all(
         one.is_global and not one.is_multicast and not one.is_reserved for one in _all_of(address)
     )
@@ -76,12 +76,12 @@ def _is_never(address: Address) -> bool:
 
 
 def _all_of(address: Address) -> list[Address]:
-    """Return the addresses that one stands for: of IPv4 where it only spells one of those."""
+    """Return the addresses within one; only the IPv4 address if it is just a spelling of that."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     if any(address in network for network in _NAT64):
         return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
-    # Whether all of 6to4 is global depends on Python's version: the address within decides.
+    # Whether all of 6to4 is global depends on Python's version: the embedded address decides.
     within = address.ipv4_mapped or address.sixtofour
     return [within] if within is not None else [address, *(address.teredo or ())]
 

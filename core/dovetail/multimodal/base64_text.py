@@ -1,5 +1,5 @@
-"""Base64 as clients send it: broken into lines, without padding. Here it is written as decoders
-want it, without being decoded.
+"""Normalizes base64 as clients send it, with line breaks or without padding, for strict decoders,
+without decoding it.
 
 Source: the WHATWG's Infra standard, forgiving-base64 decode.
 """
@@ -10,7 +10,7 @@ _BLANKS = b"\t\n\f\r "
 
 
 def plain_base64(text: str) -> bytes:
-    """Return base64 without blanks and with its padding. Raises: UnicodeEncodeError for text beyond
-    ASCII. Knows no alphabet: decoders find other characters."""
+    """Return base64 without whitespace and with padding. Raises: UnicodeEncodeError for non-ASCII
+    text. Does not check the alphabet: decoders reject other characters."""
     found = text.encode("ascii").translate(None, _BLANKS)
     return found + b"=" * (-len(found) % 4) if len(found) % 4 != 1 else found

@@ -1,7 +1,7 @@
-"""Which file format bytes are in, by how they begin; nothing that could name other files.
+"""Detects file formats by their first bytes; only formats that cannot refer to other files.
 
-The decoder of sound and video is told the format: left to guess, it would also read playlists, and
-fetch what these name.
+The sound and video decoder gets the format explicitly: if it guessed, it would also read playlists
+and fetch the files that they name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD_BYTES = 512
 
 
 def container(data: bytes) -> str | None:
-    """Return the name of the format of sound or video, None for another."""
+    """Return the format name of sound or video, None if unknown."""
     head = data[:HEAD_BYTES]
     return next((name for begins, name in _BEGINNINGS if begins.match(head)), None)
 

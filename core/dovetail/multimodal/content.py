@@ -1,4 +1,4 @@
-"""MediaItem: one medium as a request asks for it; and what it is once it is decoded."""
+"""MediaItem: one medium of a request, and its decoded forms."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MODALITY = {IMAGE_EMBEDS: IMAGE, AUDIO_EMBEDS: AUDIO}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaItem:
-    """One medium of a prompt: `url` (http, https, data or file), or `data` in base64 (of
-    embeddings: by name, where there are several tensors).
+    """One medium of a prompt: `url` (http, https, data or file), or `data` in base64 (for
+    embeddings a mapping by name if there are several tensors).
 
-    `where` is its place in the request, for errors; `format` what the client calls its data;
-    `detail` how closely the client wants an image to be seen; `uuid` the client's name of it.
+    `where` is its place in the request, for errors; `format` the client's name of its data format;
+    `detail` the resolution the client requests for an image; `uuid` the client's name for it.
     """
 
     kind: str
@@ -35,13 +35,13 @@ class MediaItem:
 
     @property
     def modality(self) -> str:
-        """Return as which modality it counts, and which word a chat template reads."""
+        """Return the modality that it counts as, which is also the word for chat templates."""
         return _MODALITY.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Image:
-    """An image. Shapes: pixels [height, width, 3] uint8, red first, not transparent"""
+    """An image. Shapes: pixels [height, width, 3] uint8, RGB, not transparent"""
 
     pixels: numpy.ndarray[Any, Any]
 
@@ -56,7 +56,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Video:
-    """Frames of a video, with their places among its `num_frames`, of which `fps` are a second.
+    """Frames of a video, with their indices among its `num_frames` frames at `fps` per second.
 
     Shapes: frames [F, height, width, 3] uint8
     """
@@ -69,15 +69,15 @@ class Video:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Embeddings:
-    """What an encoder would make of a medium, by the names the client gave; EMBEDS where it gave
-    none. Every number is finite."""
+    """An encoder's output for a medium, by the client's tensor names; EMBEDS if it gave none. Every
+    number is finite."""
 
     tensors: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Named:
-    """A medium of which only its uuid was sent: the server has seen it, or the request fails."""
+    """A medium sent only as a uuid: the server has seen it before, or the request fails."""
 
 
 Decoded = Image | Sound | Video | Embeddings | Named
@@ -85,8 +85,8 @@ Decoded = Image | Sound | Video | Embeddings | Named
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedMedium:
-    """An item and what it is. `digest` is the same for the same bytes decoded by the same options,
-    whatever URL they came from."""
+    """An item and its decoded content. `digest` is the same for the same bytes decoded with the
+    same options, whatever their URL."""
 
     item: MediaItem
     content: Decoded
@@ -102,7 +102,7 @@ def invalid(item: MediaItem, what: str, fix: str | None = None) -> RequestError:
 
 
 def check_counts(items: Sequence[MediaItem], limits: Mapping[str, MediaLimit]) -> None:
-    """Raise RequestError where a request holds more media of a modality than it may."""
+    """Raise RequestError if a request has more media of a modality than allowed."""
     num_by_modality: dict[str, int] = {}
     for item in items:
         modality = item.modality

@@ -1,8 +1,8 @@
-"""MediaDecoder: a few processes that decode media, beside the event loop.
+"""MediaDecoder: decodes media in a few processes, outside the event loop.
 
-Decoders of media are large programs fed by strangers. Each job has a time limit, each process a
-memory limit, and a process that breaks or takes too long is ended: its request gets an error, and
-the next job a new process.
+Media decoders are large programs with untrusted input. Each job has a time limit, each process a
+memory limit. A process that breaks or takes too long is killed: its request gets an error, and the
+next job a new process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TIME_LIMITS_S = {IMAGE: 10.0, AUDIO: 30.0, VIDEO: 60.0}
 class MediaDecoder:
     """One per API process, used within one event loop. Close it. Processes start at the first job.
 
-    Raises: ConfigError where a package is missing
+    Raises: ConfigError if a package is missing
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MediaDecoder:
         *,
         is_base64: bool = False,
     ) -> Decoded:
-        """Return what the bytes of an item are. Raises: RequestError, Overloaded"""
+        """Return the decoded content of an item's bytes. Raises: RequestError, Overloaded"""
         job = _job(item.modality, len(data), is_base64, options, limit)
         async with self._turns:
             worker = self._idle.pop() if self._idle else _Worker(self._memory_bytes)
@@ -81,7 +81,7 @@ class MediaDecoder:
 
     @property
     def pids(self) -> list[int]:
-        """Return the ids of the processes that have nothing to do."""
+        """Return the ids of idle processes."""
         return [worker.pid for worker in self._idle if worker.pid is not None]
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ class _Worker:
 
     @property
     def pid(self) -> int | None:
-        """Return the process's id, None while there is none."""
+        """Return the process's id, None if it is not running."""
         return None if self._channel is None else self._channel.pid
 
     async def run(
@@ -122,7 +122,7 @@ class _Worker:
                     code=fault.code,
                     status=fault.status,
                 )
-            # The thread reads the file to its end: one that is closed meanwhile may be another's.
+            # Wait for the thread: once the file is closed, its descriptor may be another's.
             return report, await uninterrupted(asyncio.to_thread(self._take, report))
         except TimeoutError:
             await self.end()
@@ -146,8 +146,8 @@ class _Worker:
                 output.close()
 
     async def _start(self) -> ChildChannel:
-        """Return the channel of a new process. Raises: Overloaded where the system has nothing
-        left for one, which is no fault of the request's"""
+        """Return the channel of a new process. Raises: Overloaded if the system has no resources
+        for one, which is not the request's fault"""
         try:
             self._output = _output_file()
             fd = self._output.fileno()
@@ -163,7 +163,7 @@ class _Worker:
         return self._channel
 
     def _take(self, report: MediaReport) -> numpy.ndarray[Any, Any]:
-        """Return the values of the file, which is empty then. Blocks"""
+        """Return the values in the file, then empty it. Blocks"""
         values = numpy.empty(report.shape, dtype=report.dtype)
         rest = values.data.cast("B")
         at = 0
@@ -174,7 +174,7 @@ class _Worker:
 
 
 def _output_file() -> Any:
-    """Return a file without a name: in memory, where the system has such."""
+    """Return an unnamed file, in memory if the system supports that."""
     if sys.platform != "linux":
         return tempfile.TemporaryFile()
     return os.fdopen(os.memfd_create("decoded", os.MFD_CLOEXEC), "w+b", buffering=0)

@@ -1,7 +1,7 @@
-"""Embeddings in prompts: tensors as safetensors or as torch saves them, in base64.
+"""Embeddings in prompts: tensors saved by safetensors or torch, in base64.
 
-What torch saves is read without code of its making (`weights_only`); what is in the archive is
-looked at first. Shapes are checked before values: a tensor of a few bytes may claim any size.
+torch files are read without running code from them (`weights_only`), after a check of the archive's
+content. Shapes are checked before values: a tensor of a few bytes may claim any size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHOLE = (torch.int64, torch.int32)
 
 
 def decode_embeddings(given: Mapping[str, str], max_bytes: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of base64 texts, by their names. Blocks. Raises: RequestError"""
+    """Return the tensors of base64 texts, by name. Blocks. Raises: RequestError"""
     try:
         texts = {name: plain_base64(text) for name, text in given.items()}
     except UnicodeEncodeError:
@@ -51,7 +51,7 @@ def _tensor(text: bytes) -> torch.Tensor:
         found = _saved(data) if data.startswith(ARCHIVE) else _safetensors(data)
     except RequestError:
         raise
-    except Exception as error:  # damaged data: what the readers raise differs
+    except Exception as error:  # damaged data: the readers' exceptions differ
         raise _invalid(
             f"the embeddings cannot be read ({type(error).__name__}).",
             "send one tensor as safetensors, or as torch.save writes it.",
@@ -67,7 +67,7 @@ def _safetensors(data: bytes) -> Any:
 
 
 def _saved(data: bytes) -> Any:
-    """Return what torch.save wrote. Raises: RequestError for archives that it does not write"""
+    """Return what torch.save wrote. Raises: RequestError for other archives"""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         files = archive.infolist()
         is_plain = all(file.compress_type == zipfile.ZIP_STORED for file in files)
@@ -88,7 +88,7 @@ _REBUILD = frozenset(
 
 
 def _check_pickle(data: bytes) -> None:
-    """Raise RequestError where a pickle names more than it takes to rebuild a tensor."""
+    """Raise RequestError if a pickle names more than is needed to rebuild a tensor."""
     for code, argument, _ in pickletools.genops(data):
         if code.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4") or (
             code.name == "GLOBAL" and argument not in _REBUILD
@@ -97,7 +97,7 @@ def _check_pickle(data: bytes) -> None:
 
 
 def _checked(found: Any) -> torch.Tensor:
-    """Return the tensor as it stands by itself in memory. Raises: RequestError"""
+    """Return the tensor contiguous and detached. Raises: RequestError"""
     if not isinstance(found, torch.Tensor) or found.layout != torch.strided:
         raise _invalid("the embeddings are not one dense tensor.")
     if found.dtype not in (*FLOATS, *WHOLE):

@@ -1,4 +1,4 @@
-"""The packages that decode media, and what to install where one is missing."""
+"""The packages that decode media, and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSTALL = '`pip install "dovetail-llm[mm]"`.'
 
 
 def check_packages() -> None:
-    """Raise ConfigError unless all that media need is installed."""
+    """Raise ConfigError unless all packages for media are installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -23,6 +23,6 @@ def check_packages() -> None:
 
 
 def package(name: str) -> Any:
-    """Return a module of one of the packages. Raises: ConfigError"""
+    """Import a module of one of the packages. Raises: ConfigError"""
     check_packages()
     return importlib.import_module(name)

@@ -1,10 +1,9 @@
-"""Media from http: and https: URLs, bounded in time, bytes and redirects.
+"""Media from http: and https: URLs, with limits on time, bytes and redirects.
 
-A host is resolved once, all its addresses are checked, and the connection goes to one of those:
-a name that changes its address in between changes nothing. TLS still asks for the host's name.
-Redirects are followed here, each checked like the first URL. Nothing of the environment (proxies,
-.netrc) is used, no cookie is kept, and no body is decompressed: what a server compressed all the
-same is refused.
+A host is resolved once, all its addresses are checked, and the connection goes to one of them: a
+later change of its DNS records has no effect. TLS still verifies the host name. Redirects are
+followed here, each checked like the first URL. The environment (proxies, .netrc) is not used, no
+cookie is stored, and no body is decompressed: compressed responses are refused.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ def _tls() -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaFetcher:
-    """Fetches media by the settings. `resolve` and `tls` are others in tests."""
+    """Fetches media by the settings. `resolve` and `tls` are replaced in tests."""
 
     settings: MediaSettings
     resolve: Resolve = resolved
     tls: ssl.SSLContext | None = None
 
     async def fetch(self, item: MediaItem) -> bytes:
-        """Return the bytes behind an item's URL. Raises: RequestError"""
+        """Return the bytes at an item's URL. Raises: RequestError"""
         assert item.url is not None
         limit_s = self.settings.fetch_timeouts_s[item.modality]
         try:
@@ -85,7 +84,7 @@ class MediaFetcher:
         raise fetch_failed(item, f"its server redirects more than {MAX_REDIRECTS} times.")
 
     async def _get(self, item: MediaItem, text: str) -> bytes | _Redirect:
-        """Return the body behind a URL, or where it has gone. Raises: RequestError"""
+        """Return the body at a URL, or its redirect. Raises: RequestError"""
         url = _parsed(item, text)
         port = url.port or PORTS[url.scheme]
         check_host(url.host, port, self.settings.domains, item.where)
@@ -128,7 +127,7 @@ class _Redirect:
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connections to checked addresses alone, for one request."""
+    """Connects only to checked addresses, for one request."""
 
     def __init__(self, item: MediaItem, domains: Sequence[str], resolve: Resolve) -> None:
         self._item = item

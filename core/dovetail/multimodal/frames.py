@@ -1,7 +1,7 @@
-"""Frames of a video as LLaVA's encoders read them: each a picture of one size.
+"""Frames of a video as the pictures of equal size that LLaVA's encoders read.
 
-transformers' own video processors need torchvision; their settings make each frame here, and the
-model's own processor says what text stands for all of them.
+transformers' own video processors need torchvision. So each frame is processed here with their
+settings, and the model's own processor writes the text that represents all frames.
 Source: video_preprocessor_config.json of LLaVA-OneVision and LLaVA-NeXT-Video.
 """
 
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "crop_size": {"height": 224, "width": 224},
     },
 }
-"""What transformers' video processors do where the checkpoint does not say."""
+"""Defaults of transformers' video processors."""
 SETTINGS = (
     *("size", "crop_size", "resample", "image_mean", "image_std", "rescale_factor"),
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
@@ -32,8 +32,8 @@ SETTINGS = (
 
 
 def read_pictures(processor: Any, folder: str | Path, frames: Any) -> tuple[torch.Tensor, str]:
-    """Return the pictures of a video and its text. Shapes: frames [F, h, w, 3] uint8 ->
-    [1, F, 3, height, width]"""
+    """Return the pictures of a video and its text. Shapes: frames [F, h, w, 3] uint8 -> [1, F, 3,
+    height, width]"""
     import transformers
 
     name = type(processor).__name__

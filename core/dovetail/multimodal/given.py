@@ -1,4 +1,4 @@
-"""Media that a Python program hands over as objects: pictures, frames, samples."""
+"""Media that a Python program passes as objects: pictures, frames, samples."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Keys = MutableMapping[tuple[str, int], tuple[Any, str]]
 def given_media(
     data: Mapping[str, Any], names: Mapping[str, Any], keys: Keys
 ) -> tuple[Medium, ...]:
-    """Return media of `{"image": one or a list, ...}`; `names` name contents in the same layout.
+    """Return media of `{"image": one or a list, ...}`; `names` has names in the same layout.
 
-    Mutates: keys, so that an object that many prompts show is read once. Raises: RequestError
+    Mutates: keys, so that an object in many prompts is read once. Raises: RequestError
     """
     media = []
     for kind, given in data.items():
@@ -54,7 +54,7 @@ def given_media(
                 key = content_key(kind, str(name))
             else:
                 place = kind, id(given_item)
-                if place not in keys:  # the object is kept: another could get its identity
+                if place not in keys:  # the object is stored: another could reuse its id
                     keys[place] = given_item, _key(kind, item)
                 key = keys[place][1]
             content = partial(_unknown, kind, name) if item is None else partial(_same, item)
@@ -63,8 +63,8 @@ def given_media(
 
 
 def _with_facts(kind: str, item: Any) -> Any:
-    """Return an item; a pair of frames and what is known of their video becomes a Video. Raises:
-    RequestError"""
+    """Return an item; a pair of frames and facts about their video becomes a Video.
+    Raises: RequestError"""
     is_pair = kind == VIDEO and isinstance(item, tuple) and len(item) == 2
     if not is_pair or not isinstance(item[1], Mapping):
         return item
@@ -85,7 +85,7 @@ def _with_facts(kind: str, item: Any) -> Any:
 
 
 def as_medium(loaded: LoadedMedium) -> Medium:
-    """Return what a request holds as a prompt takes it. Raises: RequestError"""
+    """Return a request's medium in the form for prompts. Raises: RequestError"""
     item = loaded.item
     return Medium(
         kind=item.modality, key=loaded.digest, content=partial(_as_object, loaded), name=item.uuid
@@ -93,7 +93,7 @@ def as_medium(loaded: LoadedMedium) -> Medium:
 
 
 def _as_object(loaded: LoadedMedium) -> Any:
-    """Return a decoded medium as the reader takes it."""
+    """Return a decoded medium in the form for the reader."""
     content = loaded.content
     if isinstance(content, Image):
         return package("PIL.Image").fromarray(content.pixels)

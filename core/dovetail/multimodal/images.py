@@ -1,6 +1,6 @@
-"""Images: any of a few file formats becomes red, green and blue of eight bits.
+"""Images: decodes several file formats to 8-bit RGB.
 
-Runs in the process of `worker`. Sizes are checked in the header, before a pixel is decoded.
+Runs in the `worker` process. Sizes are checked in the header, before a pixel is decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HIGH_BYTE = 8
 def decode_image(
     data: bytes, options: ImageOptions, limit: MediaLimit
 ) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """Return the pixels of an image, upright; of a moving one those of its first frame.
+    """Return the pixels of an image, upright; for an animation those of its first frame.
 
     Shapes: [height, width, 3]. Raises: RequestError
     """
@@ -48,7 +48,7 @@ def decode_image(
             ) from None
         except MemoryError:
             raise _invalid("the image needs too much memory.") from None
-        except Exception as error:  # a damaged file: what Pillow raises differs by format
+        except Exception as error:  # a damaged file: Pillow's exceptions differ by format
             raise _invalid(f"the image is damaged: {_words(error)}.") from None
 
 

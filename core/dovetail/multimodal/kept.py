@@ -1,8 +1,8 @@
-"""KeptMedia: what has been read of media, kept under its keys within a bound of bytes.
+"""KeptMedia: a cache of read media by key, limited in bytes.
 
-In the memory of one process, or in shared memory for all API processes of a server: there, files in
-a folder that lasts as long as a process uses it. A process that is killed leaves a folder behind,
-which the next that opens one removes: its lock says that nobody holds it.
+In the memory of one process, or in shared memory for all API processes of a server: files in a
+folder that exists while a process uses it. A killed process leaves its folder; the next one that
+opens a folder removes it, since its lock is free.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dovetail.interfaces.media import ReadMedium
 from dovetail.own_folder import is_own, own_folder
 
 MAX_NAMES = 1 << 14
-"""Names of clients that are remembered."""
+"""Maximum number of client names that are remembered."""
 LOCK = "lock"
 
 
 class KeptMedia(ABC):
-    """Media by key, and keys by the names that clients gave. Any thread may call."""
+    """Media by key, and keys by the clients' names. Thread-safe."""
 
     @abstractmethod
     def get(self, key: str) -> ReadMedium | None:
-        """Return a medium that is kept."""
+        """Return a cached medium, or None."""
 
     @abstractmethod
     def put(self, key: str, read: ReadMedium) -> None:
-        """Keep a medium; the ones not used for longest make room. Mutates: self"""
+        """Cache a medium; the least recently used ones make room. Mutates: self"""
 
     @abstractmethod
     def named(self, name: str) -> str | None:
-        """Return the key of a name."""
+        """Return the key of a name, or None."""
 
     @abstractmethod
     def name(self, name: str, key: str) -> None:
@@ -49,7 +49,7 @@ class KeptMedia(ABC):
 
 
 class OwnMedia(KeptMedia):
-    """Kept in this process."""
+    """A cache in this process."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -59,7 +59,7 @@ class OwnMedia(KeptMedia):
         self._lock = Lock()
 
     def get(self, key: str) -> ReadMedium | None:
-        """Return a medium that is kept. Mutates: its place in the order"""
+        """Return a cached medium, or None. Mutates: its place in the order"""
         with self._lock:
             if key not in self._kept:
                 return None
@@ -67,7 +67,7 @@ class OwnMedia(KeptMedia):
             return self._kept[key]
 
     def put(self, key: str, read: ReadMedium) -> None:
-        """Keep a medium. Mutates: self"""
+        """Cache a medium. Mutates: self"""
         with self._lock:
             if key in self._kept:
                 self._num_bytes -= self._kept[key].num_bytes
@@ -77,7 +77,7 @@ class OwnMedia(KeptMedia):
                 self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
     def named(self, name: str) -> str | None:
-        """Return the key of a name."""
+        """Return the key of a name, or None."""
         return self._names.get(name)
 
     def name(self, name: str, key: str) -> None:
@@ -90,10 +90,10 @@ class OwnMedia(KeptMedia):
 
 
 class SharedMedia(KeptMedia):
-    """Kept as files of a folder in shared memory, the same for all processes that name it."""
+    """A cache as files of a folder in shared memory, common to all processes that name it."""
 
     def __init__(self, folder: str, max_bytes: int, max_item_bytes: int) -> None:
-        """Open the folder, which is made where it is not there. Raises: OSError"""
+        """Open the folder, creating it if needed. Raises: OSError"""
         self._folder = Path(folder)
         self._max_bytes, self._max_item_bytes = max_bytes, max_item_bytes
         base = own_folder(self._folder.parent)
@@ -107,7 +107,7 @@ class SharedMedia(KeptMedia):
         atexit.register(self.close)
 
     def get(self, key: str) -> ReadMedium | None:
-        """Return a medium that is kept. Mutates: its place in the order"""
+        """Return a cached medium, or None. Mutates: its place in the order"""
         path = self._path("m", key)
         try:
             data = path.read_bytes()
@@ -117,14 +117,14 @@ class SharedMedia(KeptMedia):
         return msgspec.msgpack.decode(data, type=ReadMedium)
 
     def put(self, key: str, read: ReadMedium) -> None:
-        """Keep a medium unless it is too large for one. Mutates: the folder"""
+        """Cache a medium unless it is too large. Mutates: the folder"""
         if read.num_bytes > min(self._max_item_bytes, self._max_bytes):
             return
         self._write(self._path("m", key), msgspec.msgpack.encode(read))
         self._make_room()
 
     def named(self, name: str) -> str | None:
-        """Return the key of a name."""
+        """Return the key of a name, or None."""
         try:
             return self._path("n", name).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -135,7 +135,7 @@ class SharedMedia(KeptMedia):
         self._write(self._path("n", name), key.encode())
 
     def close(self) -> None:
-        """Leave the folder; the last to leave removes it. May be called twice."""
+        """Leave the folder; the last process to leave removes it. May be called twice."""
         if self._held < 0:
             return
         held, self._held = self._held, -1
@@ -147,14 +147,14 @@ class SharedMedia(KeptMedia):
         return self._folder / f"{sort}-{hashlib.sha256(text.encode()).hexdigest()}"
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Write a file at once: others see it whole or not at all."""
+        """Write a file atomically: others see it whole or not at all."""
         handle, name = tempfile.mkstemp(dir=self._folder)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         Path(name).replace(path)
 
     def _make_room(self) -> None:
-        """Remove the media not used for longest, and names beyond their number."""
+        """Remove the least recently used media, and names beyond their maximum."""
         files: dict[str, list[tuple[float, int, str]]] = {"m": [], "n": []}
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -172,7 +172,7 @@ class SharedMedia(KeptMedia):
 
 
 def remove_unused(base: Path) -> None:
-    """Remove the folders below `base` that no process holds."""
+    """Remove the folders below `base` that no process uses."""
     for lock in base.glob(f"*/{LOCK}"):
         try:
             if not is_own(lock.parent):
@@ -186,7 +186,7 @@ def remove_unused(base: Path) -> None:
 
 
 def _locks_alone(held: int) -> bool:
-    """Return whether no other process holds a lock, which is then this one's alone."""
+    """Return whether no other process holds a lock; then this process has it exclusively."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

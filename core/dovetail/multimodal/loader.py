@@ -1,7 +1,7 @@
-"""MediaLoader: the media of a request, found where each is, and decoded.
+"""MediaLoader: fetches and decodes the media of a request.
 
-Counts are checked before anything is fetched; then all media of a request are loaded together. The
-first that fails ends the others.
+Counts are checked before anything is fetched; then all media of a request are loaded concurrently.
+The first failure cancels the others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from dovetail.multimodal.fetch import MediaFetcher
 
 MAX_IN_FLIGHT = 8
-"""Media that are loaded at once, of all requests: what they hold of memory is bounded by it."""
+"""Maximum number of media being loaded, over all requests; limits their memory."""
 
 
 class MediaLoader:
     """One per API process, used within one event loop. Close it.
 
-    Raises: ConfigError where a package is missing
+    Raises: ConfigError if a package is missing
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MediaLoader:
     async def load(
         self, items: Sequence[MediaItem], options: Mapping[str, Any] | None = None
     ) -> list[LoadedMedium]:
-        """Return the media of a request, in their order. `options` are its media_io_kwargs.
+        """Return the media of a request, in order. `options` are its media_io_kwargs.
 
         Raises: RequestError
         """
@@ -84,11 +84,11 @@ class MediaLoader:
         return [task.result() for task in tasks]
 
     async def close(self) -> None:
-        """End the processes that decode."""
+        """End the decoding processes."""
         await self._decoder.close()
 
     async def sent(self, item: MediaItem, data: bytes) -> Decoded:
-        """Return the medium in bytes that came with the request itself. Raises: RequestError"""
+        """Return the decoded medium from bytes sent in the request. Raises: RequestError"""
         max_bytes = self._settings.max_bytes[item.modality]
         if len(data) > max_bytes:
             raise too_large(item, max_bytes)
@@ -109,7 +109,7 @@ class MediaLoader:
             return LoadedMedium(item=item, content=content, digest=digest)
 
     async def _bytes(self, item: MediaItem) -> tuple[bytes, bool]:
-        """Return the bytes of a medium, and whether they are in base64 still."""
+        """Return the bytes of a medium, and whether they are still in base64."""
         if isinstance(item.data, str):
             return self._inline(item, item.data), True
         assert item.url is not None, "an item has data, a URL, or a uuid alone"
@@ -118,7 +118,7 @@ class MediaLoader:
             return self._data_url(item, item.url)
         if scheme == "file":
             return await asyncio.to_thread(read_local, item, self._settings), False
-        if self._fetcher is None:  # none of a process that fetches nothing: the import takes time
+        if self._fetcher is None:  # created on first use: the import takes time
             self._fetcher = await asyncio.to_thread(_fetcher, self._settings)
         return await self._fetcher.fetch(item), False
 
@@ -137,7 +137,7 @@ class MediaLoader:
         return unquote_to_bytes(body), False
 
     def _inline(self, item: MediaItem, text: str) -> bytes:
-        """Return base64 as decoders take it. Raises: RequestError for too much of it"""
+        """Return base64 in the form that decoders accept. Raises: RequestError if it is too long"""
         max_bytes = self._settings.max_bytes[item.modality]
         try:
             found = plain_base64(text)
@@ -163,7 +163,7 @@ class MediaLoader:
 
 
 async def load_once(settings: MediaSettings, items: Sequence[MediaItem]) -> list[LoadedMedium]:
-    """Return media, by a loader for them alone. Raises: RequestError, ConfigError"""
+    """Return media with a temporary loader. Raises: RequestError, ConfigError"""
     loader = MediaLoader(settings)
     try:
         return await loader.load(items)
@@ -172,7 +172,7 @@ async def load_once(settings: MediaSettings, items: Sequence[MediaItem]) -> list
 
 
 def request_options(given: Mapping[str, Any] | None, base: MediaOptions) -> MediaOptions:
-    """Return how the media of a request are decoded; it may lower what is bounded, not raise it.
+    """Return the decoding options of a request's media; it may lower limits, not raise them.
 
     Raises: RequestError
     """
@@ -193,20 +193,20 @@ def request_options(given: Mapping[str, Any] | None, base: MediaOptions) -> Medi
 
 
 def _digest(kind: str, options: MediaOptions, data: bytes, is_base64: bool) -> str:
-    """Return the name of a content: what its values depend on, hashed."""
+    """Return the hash of everything that a decoded content depends on."""
     digest = hashlib.sha256(msgspec.json.encode([kind, options]))
     digest.update(base64.b64decode(data) if is_base64 else data)
     return digest.hexdigest()
 
 
 def _fetcher(settings: MediaSettings) -> MediaFetcher:
-    from dovetail.multimodal.fetch import MediaFetcher  # imports httpx, and trio where it is
+    from dovetail.multimodal.fetch import MediaFetcher  # imports httpx, and trio if installed
 
     return MediaFetcher(settings=settings)
 
 
 def _first(errors: BaseExceptionGroup[RequestError]) -> RequestError:
-    """Return an error of a group."""
+    """Return the first error of a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,8 +1,8 @@
-"""Media from file: URLs, of one folder and nothing outside it.
+"""Media from file: URLs, from one folder and nothing outside it.
 
-The way down is walked a name at a time, from the folder's own descriptor: no link is followed, no
-mount is entered, and what is opened is what is checked. Only files with contents are read: pipes,
-devices and what a kernel writes while it is read have none.
+The path is opened name by name, from the folder's own descriptor: links are not followed, mounts
+are not entered, and the opened file is the one that was checked. Only regular files with content
+are read: no pipes, devices or files that a kernel generates on reading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def read_local(item: MediaItem, settings: MediaSettings) -> bytes:
-    """Return the bytes of the file that an item's URL names. Blocks. Raises: RequestError"""
+    """Return the bytes of the file in an item's URL. Blocks. Raises: RequestError"""
     if settings.local_path is None:
         raise _refused(item, "files of the server are not read here.", "send a data: URL.")
     names = _names(item, settings.local_path)

@@ -31,15 +31,15 @@ KIND_OF = {
 FILES = frozenset({"file", "input_file", "document"})
 DETAILS = ("auto", "low", "high", "original")
 MAX_URL_CHARS = 1 << 13
-"""Of URLs that are not the data themselves."""
+"""Limit for URLs that do not contain the data."""
 
 MAX_UUID_CHARS = 256
 MAX_TENSORS = 8
 
 
 def media_type(part: Mapping[str, Any]) -> str | None:
-    """Return the type by which a part holds a medium or a file; None where it holds neither. A
-    part without a type may be told by its fields."""
+    """Return the type of a media or file part; None for any other part. A part without a type may
+    be recognized by its fields."""
     kind = part.get("type")
     if kind is None:
         kind = next((name for name in KIND_OF if part.get(name) is not None), None)
@@ -77,12 +77,12 @@ def media_item(part: Mapping[str, Any], where: str) -> MediaItem:
 
 
 def _named(item: MediaItem, where: str) -> MediaItem:
-    """Return an item that is known by its uuid alone. Raises: RequestError without one"""
+    """Return an item identified only by its uuid. Raises: RequestError without one"""
     return item if item.uuid is not None else replace(item, url=_url(None, where))
 
 
 def _source(part: Mapping[str, Any], type_name: str) -> tuple[str, Any]:
-    """Return the field that says where a medium is, and what it says."""
+    """Return the field with a medium's source, and its value."""
     kind = KIND_OF[type_name]
     for name in (type_name, f"{kind}_url", kind, "url"):
         if part.get(name) is not None:

@@ -1,7 +1,7 @@
-"""Frames of a video as the patches that Qwen's encoders read: two frames to a patch.
+"""Cuts the frames of a video into the patches that Qwen's encoders read, two frames per patch.
 
-transformers' own video processors need torchvision; frames are resized, normed and cut here by the
-same settings, and the model's own processor says what text stands for them.
+transformers' own video processors need torchvision. So frames are resized, normed and cut here with
+the same settings, and the model's own processor writes the text that represents them.
 Source: Wang et al., Qwen2-VL, 2024; video_preprocessor_config.json of Qwen2-VL and Qwen3-VL.
 """
 
@@ -25,11 +25,11 @@ FILES = (
     ("processor_config.json", "video_processor"),
     ("preprocessor_config.json", None),
 )
-"""Where checkpoints keep the settings for videos, the first that has some counts."""
+"""Files with a checkpoint's video settings; the first that has some counts."""
 BY_VOLUME = ("Qwen3VLProcessor",)
-"""Processors that bound the pixels of all frames together; others those of each."""
+"""Processors that limit the pixels of all frames together; others limit those of each."""
 PLAIN_RATE = 24.0
-"""Frames a second of a video that does not say."""
+"""Assumed frames per second of a video without a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class FrameSettings:
 
     @classmethod
     def of(cls, processor: Any, folder: str | Path) -> FrameSettings:
-        """Return the settings of a checkpoint; those for images where it has none for videos."""
+        """Return the settings of a checkpoint; its image settings if it has none for videos."""
         stored = stored_settings(Path(folder), "patch_size")
         pictures = processor.image_processor
         size = {**dict(getattr(pictures, "size", None) or {}), **(stored.get("size") or {})}
@@ -65,11 +65,11 @@ class FrameSettings:
 
     @property
     def part(self) -> SimpleNamespace:
-        """Return what a processor asks its part for videos."""
+        """Return the attributes that a processor reads from its video part."""
         return SimpleNamespace(merge_size=self.merged, temporal_patch_size=self.frames_each)
 
     def size_of(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width to which frames are resized."""
+        """Return the height and width to resize frames to."""
         factor = self.patch * self.merged
         bounds = {"min_pixels": self.least_pixels, "max_pixels": self.most_pixels}
         if self.by_volume:
@@ -88,8 +88,8 @@ class FrameSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFrames:
-    """A video's patches, its grid (time, height, width in patches), its text, and how many seconds
-    a step in time is."""
+    """A video's patches, its grid (time, height, width in patches), its text, and the seconds per
+    step in time."""
 
     patches: torch.Tensor
     grid: torch.Tensor
@@ -98,7 +98,7 @@ class ReadFrames:
 
 
 def read_frames(processor: Any, settings: FrameSettings, content: Any) -> ReadFrames:
-    """Return a video as its model reads it. Raises: ValueError for what is no video"""
+    """Return a video in its model's input form. Raises: ValueError if it is not a video"""
     import torch
     from transformers.video_utils import VideoMetadata
 
@@ -120,7 +120,7 @@ def read_frames(processor: Any, settings: FrameSettings, content: Any) -> ReadFr
 
 
 def patches_of(frames: Any, settings: FrameSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the patches of frames, one row each, and their grid. The last frame fills up a patch.
+    """Return the patches of frames, one row each, and their grid. Repeats the last frame if needed.
 
     Shapes: frames [F, h, w, 3] uint8 -> [t * height * width, 3 * frames * patch * patch], [3]
     """
@@ -146,7 +146,7 @@ def patches_of(frames: Any, settings: FrameSettings) -> tuple[torch.Tensor, torc
 
 
 def as_video(content: Any) -> Video:
-    """Return a video, or frames of which nothing else is known as one. Raises: ValueError"""
+    """Return a video; plain frames become one with default facts. Raises: ValueError"""
     import numpy as np
 
     if isinstance(content, Video):
@@ -159,7 +159,7 @@ def as_video(content: Any) -> Video:
 
 
 def stored_settings(folder: Path, field: str) -> dict[str, Any]:
-    """Return a checkpoint's settings for videos, by the field that they have; {} without."""
+    """Return a checkpoint's video settings, from the first file with `field`; {} if none has it."""
     for file, part in FILES:
         path = folder / file
         if path.is_file():

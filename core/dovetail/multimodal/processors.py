@@ -1,7 +1,7 @@
-"""Processors of transformers, also where torchvision is missing.
+"""Loads transformers' processors, even without torchvision.
 
-transformers refuses to make some processors without torchvision, though it is needed for videos
-alone: such a processor is made here without its part for videos.
+transformers refuses to create some processors without torchvision, though only their video part
+needs it: such a processor is created here without that part.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dovetail.multimodal.extra import package
 from dovetail.registry.files import import_target
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-"""Where checkpoints name the class of their processor, the first that does counts."""
+"""Files in which checkpoints name their processor's class; the first that does counts."""
 ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 """Kind -> the argument of transformers' processors."""
 TEXT_FIELDS = (
     *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
     *("text_replacement_offsets", "video_metadata"),
 )
-"""What processors return beside features."""
+"""Fields that processors return in addition to features."""
 USUAL_RATE_HZ = 16000
-"""The rate of processors that do not say at which they hear."""
+"""The sampling rate of processors that do not have one."""
 VIDEO_PART = "video_processor"
 WITHOUT_VIDEO = {"SmolVLMProcessor": "Idefics3Processor"}
-"""Processors that are others but for videos, for whose texts they need a package more."""
+"""Processors that equal another one except for videos, which take one more package."""
 
 
 def load_processor(folder: str | Path, model_type: str) -> Any:
@@ -53,7 +53,7 @@ def load_processor(folder: str | Path, model_type: str) -> Any:
 
 
 def processor_class(module: str, name: str) -> type[Any]:
-    """Return a class of processors of transformers' models.MODULE, without its part for videos."""
+    """Return a processor class of transformers' models.MODULE, without its video part."""
     found = importlib.import_module(f"transformers.models.{module}.processing_{module}")
     return _without_video(getattr(found, name))
 
@@ -70,7 +70,7 @@ def _named(folder: Path) -> str | None:
 
 
 def _without_video(made: type[Any]) -> type[Any]:
-    """Return a class of processors like another, without its part for videos."""
+    """Return a copy of a processor class without its video part."""
     from transformers import ProcessorMixin
 
     names = made.get_attributes()
@@ -80,7 +80,7 @@ def _without_video(made: type[Any]) -> type[Any]:
     others = [name for name in names if name != VIDEO_PART]
 
     class Parts(ProcessorMixin):
-        """What `made` derives from: it is given its parts, and none for videos."""
+        """Base class of the copy: takes the parts of `made` except the one for videos."""
 
         def __init__(self, *parts: Any, **more: Any) -> None:
             more |= zip(names, parts, strict=False)
@@ -100,8 +100,8 @@ def _without_video(made: type[Any]) -> type[Any]:
 
 
 def blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return two images or sounds of different sizes with nothing in them, and the options with
-    which a processor reads them."""
+    """Return two blank images or sounds of different sizes, and the options for a processor to read
+    them."""
     if kind == AUDIO:
         import numpy
 
@@ -115,10 +115,10 @@ def blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
 def read_together(
     processor: Any, kind: str, media: list[Any], options: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return what a processor makes of a text with several media, as a list or, for those that ask
-    for it, as a list for each text; of the first alone where it takes one for each text.
+    """Return a processor's output for a text with several media, passed as a list, or as a list per
+    text if the processor requires that. If it takes one medium per text, only the first is read.
 
-    Raises: ConfigError without a word for the kind, whatever the processor raises
+    Raises: ConfigError if it has no placeholder for the kind; whatever the processor raises
     """
     place = getattr(processor, f"{kind}_token", None)
     if not isinstance(place, str):
@@ -138,7 +138,7 @@ def read_together(
 
 
 def rate_of(processor: Any) -> int:
-    """Return the rate at which a processor hears, in samples a second."""
+    """Return a processor's sampling rate in samples per second."""
     names = ("feature_extractor", "audio_processor")
     rates = (getattr(getattr(processor, name, None), "sampling_rate", 0) for name in names)
     return next((int(rate) for rate in rates if rate), USUAL_RATE_HZ)

@@ -1,7 +1,7 @@
-"""MediaPrompt: a text with media in it, on its way to token ids and parts.
+"""MediaPrompt: a text with media, which becomes token ids and parts.
 
-Placeholders in the text become what the model's processor writes for each medium, the text becomes
-tokens, and the tokens that take vectors become the places of parts.
+Placeholders in the text are replaced by the processor's text for each medium, the text is
+tokenized, and the tokens that take vectors become the places of parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Encode(Protocol):
-    """What makes token ids of a text."""
+    """Turns a text into token ids."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
 
@@ -31,8 +31,8 @@ class Encode(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
     """An image (PIL), a video (frames [F, H, W, 3]) or a sound (numbers, at a rate), and the key of
-    its content: the same key, the same features. `content` decodes it. `name` is what the client
-    calls it: without a key it is what was last read under that name."""
+    its content: same key, same features. `content` decodes it. `name` is the client's name; without
+    a key it means the medium last read under that name."""
 
     kind: str
     key: str
@@ -43,8 +43,7 @@ class Medium:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPrompt:
     """A prompt with media, in the order of their placeholders in `text` (or among its token ids).
-    `options` are for the model's processor; with `begins` the tokenizer puts before the text what
-    begins a prompt."""
+    `options` are for the model's processor; with `begins` the tokenizer adds the begin token."""
 
     text: str | tuple[int, ...]
     media: tuple[Medium, ...]
@@ -54,21 +53,22 @@ class MediaPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VectorPrompt:
-    """A prompt in vectors, one for each position. Shapes: vectors [P, E], or [1, P, E]"""
+    """A prompt in vectors, one per position. Shapes: vectors [P, E], or [1, P, E]"""
 
     vectors: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPrompt:
-    """A prompt as token ids, and what stands in it beside tokens."""
+    """A prompt as token ids, and its parts (media or vectors)."""
 
     token_ids: tuple[int, ...]
     parts: tuple[PromptPart, ...] = ()
 
 
 def content_key(kind: str, *parts: bytes | memoryview | str) -> str:
-    """Return the key of a content, of all that its features depend on. A memoryview is of bytes."""
+    """Return the key of a content, given all that its features depend on. A memoryview has
+    bytes."""
     digest = hashlib.sha256(kind.encode())
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -179,7 +179,7 @@ def _expanded_ids(
     reader: MediaReader,
     encode: Encode,
 ) -> tuple[int, ...]:
-    """Return token ids with each placeholder's token replaced, unless that was done before."""
+    """Return token ids with each placeholder token replaced, unless they are expanded already."""
     wanted = {
         kind: sum(r.num_rows for m, r in zip(media, read, strict=True) if m.kind == kind)
         for kind in reader.kinds
@@ -200,7 +200,7 @@ def _expanded_ids(
 
 
 def _runs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return (first, number) of each stretch of consecutive places."""
+    """Return (first, count) of each run of consecutive places."""
     runs: list[tuple[int, int]] = []
     for place in places:
         if runs and sum(runs[-1]) == place:

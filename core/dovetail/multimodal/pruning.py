@@ -1,9 +1,9 @@
-"""Efficient video sampling: cells of a video that show what the frames before show are left out.
+"""Efficient video sampling: drops cells of a video that repeat the previous frames.
 
-A cell is what one vector stands for: merged patches of one step in time (two frames). The first
-step is kept whole; of the others those cells that differ most from the same place a step earlier,
-and of each step at least one, so that no time stamp stands alone. It compares what the encoder
-reads, so that a prompt's length and positions are known before anything is encoded.
+A cell is the area of one vector: merged patches of one step in time (two frames). The first step is
+complete. Of the others, the cells that differ most from the same place one step earlier remain, at
+least one per step, so that every time stamp has one. The encoder's input is compared, so that a
+prompt's length and positions are known before anything is encoded.
 Source: Bagrov et al., Efficient Video Sampling, 2025, https://arxiv.org/abs/2510.14624
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def kept_cells(
     patches: torch.Tensor, shape: tuple[int, ...], pruning_rate: float
 ) -> tuple[int, ...]:
-    """Return the places of the cells that stay, in order; () for all of them.
+    """Return the indices of the remaining cells, in order; () for all of them.
 
-    Shapes: patches [cells * patches of a cell, numbers], a cell's one after another; shape: time,
+    Shapes: patches [cells * patches of a cell, numbers], a cell's patches together; shape: time,
     height, width in cells.
     """
     import torch
@@ -40,8 +40,8 @@ def kept_cells(
 
 
 def pruned_text(text: str, word: str, kept: Sequence[int], area: int) -> str:
-    """Return a video's text with as many places as cells stay: in one stretch, or in a stretch for
-    each step in time. `area` is the number of cells of a step."""
+    """Return a video's text with as many placeholders as remaining cells: in one run, or in one run
+    per step in time. `area` is the number of cells of a step."""
     stretches = re.findall(f"(?:{re.escape(word)})+", text)
     counts = [len(kept)]
     if len(stretches) > 1:

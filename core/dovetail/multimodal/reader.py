@@ -1,7 +1,7 @@
-"""MediaReader: an image, a video or a sound as its model reads it.
+"""MediaReader: turns an image, a video or a sound into its model's features.
 
-The checkpoint's processor (of transformers) makes the features and says what text stands for them
-in a prompt; what has been read once is kept under its key.
+The checkpoint's processor (of transformers) makes the features and the text that represents them in
+a prompt; results are cached by key.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 IMAGE = "image"
 KINDS = (IMAGE, "video", "audio")
 PREFIXES = "PaliGemmaProcessor"
-"""The processor that lays out what it is given."""
+"""The processor with its own prompt layout."""
 
 
 class MediaReader:
-    """The processor of one checkpoint. Any thread may call."""
+    """The processor of one checkpoint. Thread-safe."""
 
     def __init__(self, model: ModelSpec, spec: MediaSpec) -> None:
         self._spec = spec
@@ -54,7 +54,7 @@ class MediaReader:
 
     @property
     def place_ids(self) -> dict[str, int]:
-        """Return the token of the text that stands for a medium before it is read, by kind."""
+        """Return the placeholder token of unread media, by kind."""
         known = self._processor.tokenizer.convert_tokens_to_ids
         return {kind: known(self.placeholder(kind)) for kind in self.token_ids}
 
@@ -64,13 +64,13 @@ class MediaReader:
         return frozenset(self.token_ids)
 
     def placeholder(self, kind: str) -> str:
-        """Return the text that stands for a medium before it is read."""
+        """Return the placeholder text of unread media."""
         text: str = getattr(self._processor, f"{kind}_token")
         return text
 
     def numbered(self, text: str, index: int) -> str:
-        """Return what stands for a medium with its place among those of a prompt, where the model's
-        processor writes such numbers."""
+        """Return a medium's text with its index in the prompt, if the model's processor writes such
+        numbers."""
         begin, end = (
             getattr(self._processor, f"image_id_{part}_token", "") for part in ("start", "end")
         )
@@ -79,9 +79,9 @@ class MediaReader:
         return f"{begin}{index}{end}{text.removeprefix(first)}" if is_numbered else text
 
     def laid_out(self, text: str) -> tuple[str, bool]:
-        """Return a text with placeholders as the model's processor lays it out, and whether the
-        tokenizer puts before it what begins a prompt: PaliGemma's begins behind the last image,
-        and ends in a line's end."""
+        """Return a text with placeholders in the layout of the model's processor, and whether the
+        tokenizer adds the begin token. PaliGemma's text has it after the last image, and ends in a
+        newline."""
         if type(self._processor).__name__ != PREFIXES:
             return text, True
         word, begin = self.placeholder(IMAGE), str(self._processor.tokenizer.bos_token)
@@ -90,8 +90,8 @@ class MediaReader:
         return text if is_done else f"{text[:end]}{begin}{text[end:]}\n", False
 
     def key_of(self, kind: str, key: str, name: str | None) -> str:
-        """Return the key of a medium: its own, by which its name is known from now on, or without
-        one that of what had its name last. Mutates: self"""
+        """Return the key of a medium and register its name for it. Without a key, return the key
+        last registered for its name. Mutates: self"""
         if name is None:
             return key
         full = f"{kind} {name}"
@@ -101,15 +101,15 @@ class MediaReader:
         return key
 
     def mark_of(self, kind: str) -> str:
-        """Return what the keys of a kind end in: what else this server's vectors depend on."""
+        """Return the suffix of a kind's keys: the server settings that its vectors depend on."""
         rate = self._spec.pruning_rate
         return f"|pruned {rate:g}" if kind == VIDEO and rate else ""
 
     def read(
         self, kind: str, key: str, content: Callable[[], Any], options: Mapping[str, Any]
     ) -> ReadMedium:
-        """Return a medium as read, `content` decoded only where it is not kept. Raises:
-        RequestError"""
+        """Return a medium as read; `content` is decoded only if it is not cached.
+        Raises: RequestError"""
         kept = self._kept.get(key)
         if kept is not None:
             return kept
@@ -133,7 +133,7 @@ class MediaReader:
             )
             told = made.get("text_replacement_offsets")
             text = told[0][0]["replacement"] if told else self._written(given)
-        except Exception as error:  # transformers raises what it likes for what it cannot read
+        except Exception as error:  # transformers raises any exception for unreadable media
             raise RequestError(
                 f"the model's processor cannot read this {kind}: {error}",
                 where=kind,
@@ -153,8 +153,8 @@ class MediaReader:
         )
 
     def _written(self, given: Mapping[str, Any]) -> str:
-        """Return the text that a processor writes for a medium, where it tells its tokens alone.
-        Raises: ValueError for tokens that no text becomes"""
+        """Return the text that a processor writes for a medium, if it returns only token ids.
+        Raises: ValueError for tokens without an equivalent text"""
         known = self._processor.tokenizer
         ids = self._processor(**given, add_special_tokens=False)["input_ids"][0]
         text: str = known.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -175,7 +175,7 @@ class MediaReader:
             ) from error
 
     def _pictures(self, content: Any) -> ReadMedium:
-        """Return a video as read whose frames are pictures. Raises: ValueError"""
+        """Return a video whose frames are read as pictures. Raises: ValueError"""
         from dovetail.multimodal.frames import read_pictures
         from dovetail.multimodal.patches import as_video
 
@@ -189,7 +189,7 @@ class MediaReader:
         )
 
     def _patches(self, content: Any) -> ReadMedium:
-        """Return a video as read whose frames are cut into patches. Raises: ValueError"""
+        """Return a video whose frames are cut into patches. Raises: ValueError"""
         import torch
 
         from dovetail.multimodal.patches import FrameSettings, read_frames
@@ -216,7 +216,7 @@ class MediaReader:
         )
 
     def _times(self, count: int, step_s: float) -> tuple[int, ...]:
-        """Return where each step in time of a video lies, of models that count seconds."""
+        """Return the position of each step in time of a video, for models that count seconds."""
         import torch
 
         if not self._time_scale:
@@ -225,7 +225,7 @@ class MediaReader:
         return tuple(places.long().tolist())
 
     def _sound(self, content: Any) -> Any:
-        """Return a sound's samples at the rate that the model hears. Raises: RequestError"""
+        """Return a sound's samples at the model's sampling rate. Raises: RequestError"""
         from dovetail.multimodal.sound import Samples, at_rate
 
         if isinstance(content, Sound):
@@ -246,7 +246,7 @@ class MediaReader:
         return at_rate(found, int(rate_hz), self._rate_hz)
 
     def _encoded(self, kind: str, content: Embeddings) -> ReadMedium:
-        """Return ready vectors in place of a medium. Raises: RequestError"""
+        """Return given vectors in place of a medium. Raises: RequestError"""
         blank = self._blank(kind)
         tensors = dict(content.tensors)
         vectors = tensors.pop(EMBEDS, None)
@@ -280,7 +280,7 @@ class MediaReader:
         )
 
     def _blank(self, kind: str) -> ReadMedium:
-        """Return a medium of no content as read, for the text around its places."""
+        """Return a blank medium as read, for the text around its placeholders."""
         if kind not in self._blanks:
             if kind == AUDIO:
                 content: Any = Sound(samples=_zeros(self._rate_hz), rate_hz=self._rate_hz)
@@ -290,13 +290,13 @@ class MediaReader:
         return self._blanks[kind]
 
     def _word(self, kind: str) -> str:
-        """Return the text of the token whose places take a kind's vectors."""
+        """Return the text of a kind's placeholder token."""
         word: str = self._processor.tokenizer.convert_ids_to_tokens(self.token_ids[kind])
         return word
 
     def _split(self, text: str, kind: str) -> tuple[str, str, str]:
-        """Return what stands before the places of a medium, they, and what stands behind. Raises:
-        RequestError where other words stand among them"""
+        """Split the text into (before, placeholders, after). Raises: RequestError if there is other
+        text between placeholders"""
         word = self._word(kind)
         start, end = text.find(word), text.rfind(word) + len(word)
         places = text[start:end]
@@ -319,7 +319,7 @@ class MediaReader:
 
 
 def kept_media(spec: MediaSpec) -> KeptMedia:
-    """Return where media are kept. Raises: ConfigError"""
+    """Return the cache of read media. Raises: ConfigError"""
     if not spec.shared_folder:
         return OwnMedia(spec.cache_bytes)
     try:
@@ -333,7 +333,7 @@ def kept_media(spec: MediaSpec) -> KeptMedia:
 
 
 def _processor(model: ModelSpec) -> Any:
-    """Return transformers' processor of a checkpoint. Raises: ConfigError"""
+    """Return a checkpoint's transformers processor. Raises: ConfigError"""
     try:
         return load_processor(model.path, str(model.whole_config.get("model_type")))
     except Exception as error:
@@ -346,8 +346,8 @@ def _processor(model: ModelSpec) -> Any:
 
 
 def _usual_scale(model: ModelSpec) -> float:
-    """Return the positions of a second of video where config.json leaves them out; 0: a step is
-    one position, however long."""
+    """Return the default positions per second of video if config.json has none; 0: a step is one
+    position, whatever its length."""
     return facts_of(model.whole_config).positions_per_second
 
 

@@ -1,4 +1,4 @@
-"""What is refused of a medium before it is decoded, and in which words."""
+"""Errors for media that are refused before decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_MEDIA = frozenset(
 
 
 def check_content_type(item: MediaItem, content_type: str) -> None:
-    """Raise RequestError where a medium is said to be something else altogether."""
+    """Raise RequestError if a medium's content type is clearly not media."""
     name = content_type.partition(";")[0].strip().lower()
     if name == "image/svg+xml":
         raise svg_refused(item)
@@ -28,7 +28,7 @@ def check_content_type(item: MediaItem, content_type: str) -> None:
 
 
 def svg_refused(item: MediaItem) -> RequestError:
-    """Return the error for drawings, which could name other files and run for ever."""
+    """Return the error for SVG drawings, which could refer to other files and run forever."""
     return RequestError(
         "SVG drawings are not supported.",
         where=item.where,
@@ -38,7 +38,7 @@ def svg_refused(item: MediaItem) -> RequestError:
 
 
 def too_large(item: MediaItem, max_bytes: int) -> RequestError:
-    """Return the error for a medium of too many bytes."""
+    """Return the error for a medium with too many bytes."""
     return RequestError(
         f"it is too large: {max_bytes / MIB:g} MiB are the most of this kind ({item.modality}).",
         where=item.where,
@@ -47,5 +47,5 @@ def too_large(item: MediaItem, max_bytes: int) -> RequestError:
 
 
 def fetch_failed(item: MediaItem, what: str) -> RequestError:
-    """Return the error for a medium that its URL does not give."""
+    """Return the error for a medium that its URL does not deliver."""
     return RequestError(what, where=item.where, code="media_fetch_failed")

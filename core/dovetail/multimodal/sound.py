@@ -1,7 +1,7 @@
-"""Sound: many file formats become samples of one channel at the rate that is wanted.
+"""Sound: decodes many file formats to samples of one channel at the requested rate.
 
-Runs in the process of `worker`. Sound is read in pieces, and counted while it is: what a header
-says of its length is not believed.
+Runs in the `worker` process. Sound is read and counted in chunks: the length in a header is not
+trusted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def decode_sound(data: bytes, options: AudioOptions, limit: MediaLimit) -> tuple
         raise
     except MemoryError:
         raise _invalid("the sound needs too much memory.") from None
-    except Exception as error:  # a damaged file: what the decoders raise differs by format
+    except Exception as error:  # a damaged file: the decoders' exceptions differ by format
         raise _invalid(f"the sound is damaged: {str(error)[:200].rstrip('.')}.") from None
     if limit.length is not None and len(samples) > limit.length:
         raise _invalid(
@@ -56,13 +56,13 @@ def decode_sound(data: bytes, options: AudioOptions, limit: MediaLimit) -> tuple
 
 
 def _read(data: bytes, name: str) -> tuple[int, Iterator[Samples]]:
-    """Return a sound's rate and its pieces: by libsndfile, or by FFmpeg what that does not know."""
+    """Return a sound's rate and its chunks, read by libsndfile, or by FFmpeg for other formats."""
     if name in LIBSNDFILE:
         soundfile = package("soundfile")
         try:
             file = soundfile.SoundFile(io.BytesIO(data))
         except soundfile.LibsndfileError:
-            return _by_ffmpeg(data, name)  # may know the codec within
+            return _by_ffmpeg(data, name)  # may support the codec inside
         _check(file.samplerate, file.channels)
         return file.samplerate, _sndfile_pieces(file)
     return _by_ffmpeg(data, name)
@@ -99,7 +99,7 @@ def _check(rate_hz: int, num_channels: int) -> None:
 
 
 def _resampled(pieces: Iterable[Samples], rate_hz: int, wanted_hz: int) -> Iterator[Samples]:
-    """Yield the pieces at another rate. Source: FFmpeg's libswresample"""
+    """Yield the chunks at another rate. Source: FFmpeg's libswresample"""
     if rate_hz == wanted_hz:
         yield from pieces
         return
@@ -120,8 +120,8 @@ def at_rate(samples: Samples, rate_hz: int, wanted_hz: int) -> Samples:
 
 
 def _joined(pieces: Iterable[Samples], most: int) -> Samples:
-    """Return all samples. Raises: RequestError for none, for too many and for such as are no
-    numbers"""
+    """Return all samples. Raises: RequestError for none, for too many or for values that are not
+    finite"""
     kept: list[Samples] = []
     num = 0
     for piece in pieces:

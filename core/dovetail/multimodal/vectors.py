@@ -1,5 +1,5 @@
-"""A prompt of ready vectors, one for each of its positions: checked against the model, and named
-by its content, so that the same vectors are the same prefix."""
+"""Prompts of embedding vectors, one per position: checked against the model, and keyed by their
+content for prefix caching."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dovetail.multimodal.prompt import PlacedPrompt, VectorPrompt, content_key
 
 FIELD = "prompt_embeds"
 NO_TOKEN = 0
-"""Stands where a vector does; it is not looked up."""
+"""Token id of vector positions; it is not looked up."""
 MAX_HEADER_BYTES = 1 << 16
-"""What a file has beside the vectors themselves."""
+"""Room for a file's header besides the vectors."""
 
 
 def decode_vectors(text: str, model: ModelSpec, max_tokens: int) -> VectorPrompt:
-    """Return the prompt of a tensor in base64, as safetensors or as torch.save writes it. Blocks.
+    """Return the prompt in a base64 tensor, saved by safetensors or torch.save. Blocks.
 
     Raises: RequestError
     """
@@ -32,8 +32,8 @@ def decode_vectors(text: str, model: ModelSpec, max_tokens: int) -> VectorPrompt
 
 
 def placed_vectors(prompt: VectorPrompt, model: ModelSpec, *, is_taken: bool) -> PlacedPrompt:
-    """Return a prompt of vectors as the engine takes it. Raises: RequestError for vectors that do
-    not fit the model, and for all unless `is_taken` (--enable-prompt-embeds)"""
+    """Return a prompt of vectors in the engine's form. Raises: RequestError for vectors that do not
+    fit the model, and for all vectors unless `is_taken` (--enable-prompt-embeds)"""
     import torch
 
     check_taken(is_taken=is_taken)
@@ -60,7 +60,7 @@ def placed_vectors(prompt: VectorPrompt, model: ModelSpec, *, is_taken: bool) ->
 
 
 def check_taken(*, is_taken: bool) -> None:
-    """Raise RequestError unless vectors are taken in place of prompts."""
+    """Raise RequestError unless vectors are accepted as prompts."""
     if not is_taken:
         raise RequestError(
             "prompts as embeddings are not accepted.",
@@ -71,5 +71,5 @@ def check_taken(*, is_taken: bool) -> None:
 
 
 def has_no_tokens(prompt: PlacedPrompt) -> bool:
-    """Return whether a prompt is vectors alone, so that nothing can be told of its tokens."""
+    """Return whether a prompt has only vectors: then there are no tokens to report."""
     return len(prompt.parts) == 1 and prompt.parts[0].place.runs == ((0, len(prompt.token_ids)),)

@@ -1,7 +1,7 @@
-"""Video: frames at equal distances, upright, as red, green and blue of eight bits.
+"""Video: samples frames at equal distances, upright, as 8-bit RGB.
 
-Runs in the process of `worker`. Frames are counted by reading the packets of the file, since a
-header may say anything; sizes are checked before a frame is decoded.
+Runs in the `worker` process. Frames are counted by reading the packets of the file, since headers
+are not trusted; sizes are checked before a frame is decoded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.multimodal.containers import VIDEO, container
 from dovetail.multimodal.extra import package
 
 MAX_FRAMES = 250_000
-"""Two hours at 30 frames a second; more are not looked through."""
+"""Two hours at 30 frames per second; longer videos are rejected."""
 
 MAX_FRAME_PIXELS = 1 << 24
 
@@ -29,7 +29,7 @@ Frames = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledFrames:
-    """The frames that were taken, their places among all, and how many there are a second."""
+    """The sampled frames, their indices among all frames, and the frames per second."""
 
     frames: Frames
     indices: tuple[int, ...]
@@ -52,7 +52,7 @@ def decode_video(data: bytes, options: VideoOptions, limit: MediaLimit) -> Sampl
         raise
     except MemoryError:
         raise _invalid("the video needs too much memory.") from None
-    except Exception as error:  # a damaged file: what FFmpeg raises differs by format
+    except Exception as error:  # a damaged file: FFmpeg's exceptions differ by format
         raise _invalid(f"the video is damaged: {str(error)[:200].rstrip('.')}.") from None
 
 
@@ -103,8 +103,8 @@ def _check_header(stream: Any, width: int, height: int, limit: MediaLimit) -> No
 
 
 def _packets(opened: Any, stream: Any) -> tuple[list[int], list[int]]:
-    """Return the times of all frames in the order in which they are shown, and of those that need
-    no other. Units: the stream's time base"""
+    """Return the times of all frames in display order, and the times of keyframes. Units: the
+    stream's time base"""
     times: list[int] = []
     keys: list[int] = []
     for packet in opened.demux(stream):
@@ -122,8 +122,8 @@ def _packets(opened: Any, stream: Any) -> tuple[list[int], list[int]]:
 
 
 def wanted_frames(num_frames: int, fps: float, options: VideoOptions) -> Sequence[int]:
-    """Return the places of the frames to take among all: at equal distances, first and last among
-    them where there are several."""
+    """Return the indices of the frames to sample: at equal distances, including the first and the
+    last if there are several."""
     num = num_frames if options.num_frames == -1 else min(options.num_frames, num_frames)
     if options.fps is not None and fps > 0:
         num = min(num, max(1, int(num_frames / fps * options.fps)))
@@ -135,7 +135,7 @@ def wanted_frames(num_frames: int, fps: float, options: VideoOptions) -> Sequenc
 def _frames(
     opened: Any, stream: Any, wanted: Sequence[int], keys: Sequence[int], size: tuple[int, int]
 ) -> Iterator[Frames]:
-    """Yield the frames of these times; stretches without any are not decoded."""
+    """Yield the frames at these times; stretches between them are skipped by seeking."""
     width, height = size
     at: int | None = None
     decoded: Iterator[Any] = iter(())

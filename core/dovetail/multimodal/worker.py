@@ -1,8 +1,8 @@
-"""The process that decodes media, one after the other.
+"""The process that decodes media, one at a time.
 
-What is decoded was made by strangers: memory is limited here, and whoever started this process ends
-it when a job takes too long or a decoder breaks. A job and a report are each a length-prefixed
-msgpack head; a job's bytes follow it, and decoded values are written to a file that both ends hold.
+Its input is untrusted: memory is limited here, and the parent process kills this one when a job
+takes too long or a decoder breaks. A job and a report are each a length-prefixed msgpack head. A
+job's bytes follow it; decoded values are written to a file that both processes have open.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ NICENESS = 5
 
 
 class MediaBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message: the file that decoded values are written to, and how much address space
-    this process may have."""
+    """The boot message: the file to write decoded values to, and this process's address-space
+    limit."""
 
     output_fd: int
     memory_bytes: int
 
 
 class MediaJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: `num_bytes` follow it, which are base64 where `is_base64`."""
+    """A job: `num_bytes` follow it, in base64 if `is_base64`."""
 
     num_bytes: int
     is_base64: bool
@@ -64,7 +64,7 @@ Job = ImageJob | SoundJob | VideoJob
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """An error on its way to the server's process."""
+    """An error to report to the server's process."""
 
     what: str
     fix: str | None = None
@@ -73,8 +73,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a job: the shape and type of the values in the file, and what is known of
-    them; or why there are none."""
+    """The result of a job: shape and dtype of the values in the file, and facts about them; or a
+    fault."""
 
     shape: tuple[int, ...] = ()
     dtype: str = ""
@@ -162,7 +162,7 @@ def _write(output: Any, values: numpy.ndarray[Any, Any]) -> None:
 
 
 def _trim() -> None:
-    """Return freed memory to the system, which glibc keeps otherwise."""
+    """Return freed memory to the system; glibc would hold on to it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""One rank's forward pass: load a model, keep the rows, turn a StepPlan into a StepResult.
+"""One rank's forward pass: loads a model, holds the rows, turns a StepPlan into a StepResult.
 
-Knows no request queue, no text and no HTTP; meets the engine in `interfaces.step` only.
+Independent of the request queue, text and HTTP; shares only `interfaces.step` with the engine.
 """

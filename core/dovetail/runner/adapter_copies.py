@@ -1,7 +1,7 @@
-"""Copies: the matrices of one adapter, noted one by one and copied in one go.
+"""Copies: the matrices of one adapter, noted one by one and copied together.
 
-What is noted is where each comes from and where it goes in memory of the adapter's own, which is
-made once its size is known: so a file's matrices have places before any number of it is read.
+Each note is a source and a target in the adapter's own memory, which is allocated once its size is
+known. So a file's matrices have places before any of its numbers is read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dovetail_kernels.scaled_copy import NATIVE, OP
 from dovetail_kernels.scaled_copy.native import ScaledCopies, Target
 
 LINE_BYTES = 64
-"""Matrices start on a line of the cache."""
+"""Matrices are aligned to cache lines."""
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in an adapter's memory."""
+    """The place of a tensor in an adapter's memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -34,9 +34,9 @@ class Place(NamedTuple):
 
 
 class Copies:
-    """Matrices to be scaled and copied into an adapter's memory, in one type, which also sees that
-    they are finite. `content` is the file that they are views of, if it has not been read: what
-    looks at numbers says so before. The memory has `size` numbers."""
+    """Matrices to scale, convert to one dtype and copy into an adapter's memory of `size` numbers,
+    with a check that they are finite. `content` is the file they are views of, if it is unread:
+    call `look_at_numbers` before looking at values."""
 
     def __init__(
         self, dtype: torch.dtype, memory: AdapterMemory, content: AdapterContent | None = None
@@ -45,7 +45,7 @@ class Copies:
         self._memory = memory
         self.size = 0
         self.prepared: FileCopies | None = None
-        """The native library's copies out of the content, once it has carried them out."""
+        """The native library's copies out of the content, after it has run them."""
         self._content = content
         self._itemsize = dtype.itemsize
         self._line = LINE_BYTES // dtype.itemsize
@@ -57,11 +57,11 @@ class Copies:
 
     @property
     def has_gaps(self) -> bool:
-        """Return whether some of the memory is not copied to, but zeros."""
+        """Return whether some of the memory is zeros that no copy fills."""
         return sum(source.numel() for source in self._sources) < self._num_taken
 
     def take(self, count: int) -> int:
-        """Return where room for so many numbers begins. Mutates: self"""
+        """Reserve room for `count` numbers; return where it begins. Mutates: self"""
         start = self.size + -self.size % self._line
         self.size = start + count
         self._num_taken += count
@@ -70,21 +70,21 @@ class Copies:
     def add(
         self, where: str, source: torch.Tensor, start: int, strides: tuple[int, int], scale: float
     ) -> None:
-        """Note a copy to numbers from `start` on, which lie in room that was taken. Shapes: source
-        [A, B], strides (A's, B's). Mutates: self"""
+        """Note a copy to reserved room from `start` on. Shapes: source [A, B], strides (A's, B's).
+        Mutates: self"""
         self._sources.append(source)
         self._targets.append((start * self._itemsize, *strides, self.dtype))
         self._scales.append(scale)
         self._where.append(where)
 
     def look_at_numbers(self) -> None:
-        """Have the numbers of all tensors there. Raises: ConfigError. Mutates: the content"""
+        """Read the tensors' numbers if needed. Raises: ConfigError. Mutates: the content"""
         if self._content is not None:
             self._content.read()
 
     def carry_out(self) -> tuple[torch.Tensor, str | None]:
-        """Copy all; return the memory, and where the first matrix is from whose numbers are not
-        finite in its type. Raises: ConfigError. Shapes: memory [size]. Mutates: self, the
+        """Copy all. Return the memory, and the source of the first matrix that is not finite in the
+        target dtype, if any. Raises: ConfigError. Shapes: memory [size]. Mutates: self, the
         content"""
         memory = self._memory.take(self.size, self.dtype, is_filled=not self.has_gaps)
         given = {"sources": self._sources, "targets": [memory]}
@@ -99,7 +99,7 @@ class Copies:
         return memory, None if broken < 0 else self._where[broken]
 
     def _carry_out(self, memory: torch.Tensor) -> int:
-        """Copy all by the native library; return the number of what is not finite, -1 for nothing.
+        """Copy all with the native library; return the index of a matrix that is not finite, or -1.
         Mutates: self, memory, the content"""
         told = ScaledCopies(self._sources, self._targets, self._scales)
         if self._content is not None:
@@ -110,7 +110,7 @@ class Copies:
         return told(target_shift=memory.data_ptr())
 
     def _of(self, memory: torch.Tensor, number: int) -> torch.Tensor:
-        """Return where one matrix goes."""
+        """Return the target view of one matrix."""
         address, row, column, _ = self._targets[number]
         shape = self._sources[number].shape
         return memory.as_strided(shape, (row, column), address // self._itemsize)

@@ -1,7 +1,7 @@
-"""Cutting: what an adapter changes of one matrix, put side by side and cut for a rank.
+"""Cutting: an adapter's changes to one matrix, joined over its fused parts and sharded for a rank.
 
-Low-rank matrices, which are most of an adapter, are only noted (Copies) and copied together. What
-must be known of a layer for it (Division) is the same for all adapters.
+Low-rank matrices, the bulk of an adapter, are only noted (Copies) and copied together later. The
+layer facts that this needs (Division) are the same for all adapters.
 Shape letters: P parts fused along the output, R rank, I input, O output features of this rank.
 """
 
@@ -24,14 +24,14 @@ from dovetail.parallel.groups import Group
 from dovetail.runner.adapter_copies import Copies, Place
 
 OF_OUTPUTS = ("up", "magnitude", "output_scale", "shift", "weight", "bias")
-"""The tensors of a change whose first axis are the layer's outputs."""
+"""Tensors of a change whose first axis is the layer's outputs."""
 
 
 NOTHING = ModuleChange()
 
 
 class Divided(Protocol):
-    """A matrix divided over the ranks of a group, as a Linear is, or one of an expert."""
+    """A matrix sharded over the ranks of a group: a Linear, or a matrix of an expert."""
 
     @property
     def parts(self) -> tuple[Part, ...]: ...
@@ -49,10 +49,9 @@ class Divided(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a matrix is divided, as cutting asks for it: `held` are this rank's outputs of each part,
-    without padding, `before` the outputs before each part of the whole matrix, and `columns` those
-    of this rank's. Of `full_in_size` inputs this rank has
-    `in_size`, from `first_input` on."""
+    """How a matrix is sharded. `held` are this rank's outputs of each part without padding;
+    `before` the outputs before each part in the whole matrix, `columns` those in this rank's. This
+    rank has `in_size` of `full_in_size` inputs, from `first_input` on."""
 
     parts: tuple[Part, ...]
     held: tuple[int, ...]
@@ -69,7 +68,7 @@ class Division:
 
     @classmethod
     def of(cls, layer: Divided) -> Division:
-        """Return how a layer is divided."""
+        """Return how a layer is sharded."""
         spec, parts = layer.spec, layer.parts
         *before, full = accumulate((part.full for part in parts), initial=0)
         *columns, out_size = accumulate(spec.out_sizes, initial=0)
@@ -90,8 +89,8 @@ class Division:
 
 
 class CutChange(NamedTuple):
-    """What a layer keeps of a change: where its low-rank matrices lie in the adapter's memory, and
-    the `rest`, None for a low-rank sum. Places are of `down` and `up` as in SlotWeights."""
+    """What a layer stores of a change: the places of its low-rank matrices in the adapter's memory,
+    and the `rest`, None for a plain low-rank sum. `down` and `up` are as in SlotWeights."""
 
     down: Place | None
     up: Place | None
@@ -103,7 +102,8 @@ class CutChange(NamedTuple):
         return self.rest is None or self.rest.is_low_rank
 
     def of(self, memory: torch.Tensor) -> SlotWeights:
-        """Return the change of the adapter that this memory is of. Shapes: memory [numbers]"""
+        """Return the change with its matrices as views of the adapter's memory. Shapes: memory
+        [numbers]"""
         down = None if self.down is None else self.down.of(memory)
         up = None if self.up is None else self.up.of(memory)
         if self.rest is None:
@@ -112,7 +112,7 @@ class CutChange(NamedTuple):
 
 
 class Cutting:
-    """The changes of one linear layer's parts, put side by side and cut for this rank."""
+    """Joins the changes of one linear layer's parts and shards them for this rank."""
 
     def __init__(self, where: str, layer: Division, dtype: torch.dtype, copies: Copies) -> None:
         self._where = where
@@ -121,8 +121,8 @@ class Cutting:
         self._copies = copies
 
     def cut(self, parts: Mapping[str | None, ModuleChange]) -> CutChange:
-        """Return the layer's change; `parts` are by the name of the fused matrix or of a joint of
-        several, None for all of them behind each other. Its low-rank matrices are there once the
+        """Return the layer's change. `parts` are keyed by the name of a fused matrix or of a joint
+        of several, None for all of them concatenated. Its low-rank matrices are filled once the
         copies are carried out. Raises: ConfigError. Mutates: the copies"""
         layer, parts = self._layer, self._apart(parts)
         if not parts.keys() <= layer.names:
@@ -153,7 +153,7 @@ class Cutting:
         return CutChange(down=down, up=up, rest=rest)
 
     def _apart(self, parts: Mapping[str | None, ModuleChange]) -> Mapping[str | None, ModuleChange]:
-        """Return the parts with those of joints apart. Raises: ConfigError"""
+        """Return the parts with joints split into single parts. Raises: ConfigError"""
         if not self._layer.joints:
             return parts
         found: dict[str | None, ModuleChange] = {}
@@ -181,7 +181,7 @@ class Cutting:
         }
 
     def _rows(self, tensor: torch.Tensor, number: int, offset: int) -> torch.Tensor:
-        """Return this rank's outputs of a part, zeros where its share is padded."""
+        """Return this rank's outputs of a part, padded with zeros if its share is padded."""
         layer, part, found = self._layer, self._layer.parts[number], tensor.shape[0]
         is_joined = offset or number == 0
         if found != part.full and not (is_joined and found == layer.full):
@@ -203,7 +203,7 @@ class Cutting:
         return tensor.narrow(axis, layer.first_input, layer.in_size)
 
     def _input_scales(self, given: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-        """Return a scale of the inputs for each part, ones where it has none. Shapes: [P, I]"""
+        """Return an input scale for each part, ones for parts without. Shapes: [P, I]"""
         if all(one is None for one in given):
             return None
         ones = torch.ones(self._layer.in_size)
@@ -213,8 +213,8 @@ class Cutting:
     def _pair(
         self, changes: Sequence[tuple[ModuleChange, int]], inputs: torch.Tensor | None
     ) -> tuple[Place | None, Place | None]:
-        """Return the low-rank matrices of all parts, of the largest rank among them, `down`
-        multiplied by the scales of the inputs. Shapes: inputs [P, I]. Mutates: the copies"""
+        """Return the low-rank matrices of all parts, padded to the maximum rank, with `down`
+        multiplied by the input scales. Shapes: inputs [P, I]. Mutates: the copies"""
         most = max(0 if c.down is None else c.down.shape[0] for c, _ in changes)
         if not most:
             return None, None
@@ -238,8 +238,8 @@ class Cutting:
     def _vectors(
         self, given: Iterable[tuple[torch.Tensor | None, int]], default: float
     ) -> torch.Tensor | None:
-        """Return one vector over all outputs; where only some parts have one, `default` fills the
-        others. Raises: ConfigError"""
+        """Return one vector over all outputs, or None if no part has one. Parts without a vector
+        are filled with `default`. Raises: ConfigError"""
         vectors = list(given)
         if all(vector is None for vector, _ in vectors):
             return None
@@ -253,7 +253,7 @@ class Cutting:
         return torch.cat(filled)
 
     def _whole(self, changes: Sequence[tuple[ModuleChange, int]]) -> torch.Tensor | None:
-        """Return the matrix in place of the layer's. Raises: ConfigError"""
+        """Return the matrix that replaces the layer's. Raises: ConfigError"""
         given = [(number, c.weight, offset) for number, (c, offset) in enumerate(changes)]
         if all(weight is None for _, weight, _ in given):
             return None

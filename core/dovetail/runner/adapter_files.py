@@ -1,6 +1,6 @@
-"""FileCopies: matrices copied out of a file whose bytes are read a piece at a time.
+"""FileCopies: copies matrices out of a file that is read one piece at a time.
 
-What is read of a piece is copied from a core's own cache, and no memory is taken for the file.
+A piece is copied while it is in a core's cache, and the file as a whole needs no memory.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dovetail.interfaces.adapter import AdapterContent
 from dovetail_kernels.scaled_copy.native import ScaledCopies
 
 PIECE_BYTES = 1 << 19
-"""A piece, but for a matrix that is larger: it fits a core's own cache, beside what it becomes."""
+"""Size of a piece (a larger matrix is one piece): it fits a core's cache along with its copy."""
 
 
 class FileCopies:
-    """Copies whose sources lie within a file's bytes, in the order in which the file has them.
-    They can be carried out again with another file of as many bytes. `copies` are what they are
-    told; `content_bytes` is how long the file is."""
+    """Copies whose sources are within a file's bytes, in file order. They can run again on another
+    file of the same size. `copies` are the native calls' arguments; `content_bytes` is the file's
+    length."""
 
     def __init__(self, copies: ScaledCopies, content: AdapterContent) -> None:
         self.copies = copies
@@ -39,7 +39,7 @@ class FileCopies:
 
     @classmethod
     def of(cls, copies: ScaledCopies, content: AdapterContent) -> FileCopies | None:
-        """Return copies out of a file, None where some are of other memory. Mutates: copies, whose
+        """Return copies out of a file, or None if a source is outside it. Mutates: copies, whose
         order changes"""
         sources, start = copies.places[:, 0], content.memory.data_ptr()
         if (
@@ -51,9 +51,9 @@ class FileCopies:
         return cls(copies, content)
 
     def carry_out(self, content: AdapterContent, target_shift: int = 0) -> int:
-        """Copy, to addresses that are so many bytes further; return the number of a matrix that is
-        not finite, -1 for none. Raises: ConfigError where the file was cut. Mutates: the memory of
-        the targets"""
+        """Copy to targets shifted by `target_shift` bytes. Return the index of a matrix that is not
+        finite, or -1. Raises: ConfigError if the file was truncated. Mutates: the targets'
+        memory"""
         if content.is_read:
             found = self.copies(content.memory.data_ptr() - self._address, target_shift)
             return found if found < 0 else int(self._numbers[found])

@@ -1,8 +1,7 @@
-"""AdapterMemory: host memory that adapters are kept in, handed out again once they are dropped.
+"""AdapterMemory: host memory for adapters, reused after they are dropped.
 
-Half of what loading an adapter takes is the kernel's handing out of new memory, page by page as it
-is first written to. Here it comes in one go, and that of the adapters dropped last is kept for the
-next ones.
+Half the time of loading an adapter goes to the kernel mapping new memory, page by page on first
+write. Here it is mapped as a whole, and the memory of the last dropped adapters is reused.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ import numpy as np
 import torch
 
 MAX_SPARE = 2
-"""Pieces that are kept while nothing lies in them."""
+"""Maximum number of unused pieces."""
 MAX_WASTE = 2
-"""A piece is handed out again where it is not more than so many times as large as it need be."""
+"""A piece is reused if it is at most this many times as large as needed."""
 FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-"""All pages at once, where the kernel can (Linux)."""
+"""Maps all pages immediately if the kernel can (Linux)."""
 
 
 class AdapterMemory:
-    """Several threads may take from it."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._spare: deque[mmap.mmap] = deque(maxlen=MAX_SPARE)
 
     def take(self, size: int, dtype: torch.dtype, *, is_filled: bool) -> torch.Tensor:
-        """Return memory for so many numbers, zeros unless all of it `is_filled` later. Shapes:
-        [size]. Mutates: self"""
+        """Return memory for `size` numbers, zeroed unless the caller fills all of it (`is_filled`).
+        Shapes: [size]. Mutates: self"""
         num_bytes = size * dtype.itemsize
         if not num_bytes:
             return torch.empty(0, dtype=dtype)
@@ -43,7 +42,7 @@ class AdapterMemory:
         return memory if is_new or is_filled else memory.zero_()
 
     def _spare_of(self, num_bytes: int) -> mmap.mmap | None:
-        """Return a piece of the right size in which nothing lies any more. Mutates: self"""
+        """Return an unused piece of a suitable size. Mutates: self"""
         for piece in list(self._spare):
             if num_bytes <= len(piece) <= MAX_WASTE * num_bytes:
                 try:

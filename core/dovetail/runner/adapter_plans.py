@@ -1,9 +1,9 @@
-"""AdapterPlans: adapters that are laid out like one before are read without looking at each tensor.
+"""AdapterPlans: loads an adapter faster if one with the same file layout was loaded before.
 
-Adapters that were trained in the same way have files of the same layout and differ in numbers
-alone. Where the numbers of such a file go is noted once (Plan); after that its bytes are read and
-copied to their places piece by piece, which also sees that they are finite. Knows no format of
-files: the adapter's method says which layouts are equal.
+Adapters trained in the same way have files of the same layout and differ only in numbers. A Plan
+notes once where the numbers of such a file go. After that its bytes are read and copied piece by
+piece, with a check that they are finite. Independent of file formats: the adapter method says which
+layouts are equal.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dovetail.runner.adapter_files import FileCopies
 from dovetail.runner.adapter_memory import AdapterMemory
 
 MAX_PLANS = 16
-"""The plan not used for longest is forgotten beyond so many."""
+"""Beyond this many, the least recently used plan is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where the numbers of a layout go: what layers keep, by their paths, of a memory of `size`
-    numbers. Parts of it are not filled if it `has_gaps`."""
+    """Where the numbers of a layout go: the layers' changes by path, as places in a memory of
+    `size` numbers. With `has_gaps`, parts of it are not filled."""
 
     copies: FileCopies
     dtype: torch.dtype
@@ -40,8 +40,8 @@ class Plan:
     def filled(
         self, content: AdapterContent, memory: AdapterMemory
     ) -> dict[str, SlotWeights] | None:
-        """Return what layers keep of an adapter, in memory taken for it; None where a number is not
-        finite, or there are not as many as there were. Raises: ConfigError where the file was cut.
+        """Return the layers' weights of an adapter, in newly taken memory. None if a number is not
+        finite or the file's size differs. Raises: ConfigError if the file was truncated.
         Mutates: memory"""
         if len(content.memory) != self.copies.content_bytes:
             return None
@@ -52,18 +52,18 @@ class Plan:
 
 
 class AdapterPlans:
-    """The plans of layouts seen lately. Several threads may use it."""
+    """The plans of recently used layouts. Thread-safe."""
 
     def __init__(self, memory: AdapterMemory) -> None:
         self._memory = memory
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
 
     def clear(self) -> None:
-        """Forget all, since layers have changed. Mutates: self"""
+        """Drop all plans, since layers have changed. Mutates: self"""
         self._plans.clear()
 
     def filled(self, weights: AdapterWeights) -> dict[str, SlotWeights] | None:
-        """Return what layers keep of an adapter; None where that must be found out."""
+        """Return the layers' weights of an adapter; None if it has no plan or the plan fails."""
         plan = self._plans.get(weights.layout)
         if plan is None or weights.content is None:
             return None
@@ -72,8 +72,8 @@ class AdapterPlans:
     def note(
         self, weights: AdapterWeights, copies: Copies, linears: Mapping[str, CutChange]
     ) -> None:
-        """Keep where the numbers of an adapter went that is nothing but low-rank sums of linear
-        layers. Mutates: self"""
+        """Save a plan for an adapter that consists of low-rank sums of linear layers only.
+        Mutates: self"""
         if weights.layout is None or copies.prepared is None:
             return
         self._plans[weights.layout] = Plan(

@@ -1,8 +1,8 @@
-"""What an adapter changes of token tables and heads, and which tokens it adds.
+"""An adapter's changes to token tables and heads, and the tokens it adds.
 
-A model's vocabulary ends at V; tokens from there on are each adapter's own, and have vectors in the
-token table, of which there must be all, and in the head, if they are to be drawn. Shape letters: V
-vocabulary, E hidden size, r rank, n added tokens.
+A model's vocabulary ends at V; higher token ids are each adapter's own. Each needs a vector in the
+token table, and one in the head if it may be drawn.
+Shape letters: V vocabulary, E hidden size, r rank, n added tokens.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ TOKENIZERS = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""Files of which a folder with a tokenizer has one."""
+"""A tokenizer folder contains one of these files."""
 ADDED_TOKENS = "added_tokens.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A change of a table as it was read, and where."""
+    """A table's change as read, and its location."""
 
     where: str
     change: ModuleChange
 
 
 class TableReader:
-    """The tables of one rank's model. `keep` makes tensors such as slots hold."""
+    """The tables of one rank's model. `keep` converts tensors to the form that slots hold."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class TableReader:
     def changes(
         self, weights: AdapterWeights, given: Mapping[str, Given]
     ) -> tuple[dict[str, TableChange], int]:
-        """Return what an adapter changes of each table here, and how many tokens it adds. `given`
-        are its changes by the tables' paths. Raises: ConfigError"""
+        """Return an adapter's change to each table, and how many tokens it adds. `given` are its
+        changes by table path. Raises: ConfigError"""
         whole = dict(self._with_added(weights, given))
         shared = whole.get(self.token_table)
         if self._is_tied and self.head not in whole and shared and shared.change.is_tied:
@@ -94,8 +94,8 @@ class TableReader:
         return found, num_added
 
     def names_tokens(self, changes: Mapping[str, TableChange]) -> bool:
-        """Return whether an adapter has vectors of its own for tokens: then what they mean may be
-        its own too."""
+        """Return whether an adapter has its own token vectors: then its tokens may also have other
+        meanings."""
         table = changes.get(self.token_table, TableChange())
         return table.weight is not None or table.ids is not None
 
@@ -107,7 +107,7 @@ class TableReader:
     def _with_added(
         self, weights: AdapterWeights, given: Mapping[str, Given]
     ) -> Mapping[str, Given]:
-        """Return the changes with the vectors of added tokens that a file of their own holds.
+        """Return the changes, including vectors of added tokens from a separate file.
         Raises: ConfigError"""
         found = dict(given)
         for path, name, rows in (
@@ -131,8 +131,8 @@ class TableReader:
         return found
 
     def _tie_added(self, found: dict[str, TableChange]) -> None:
-        """Give a head that shares the token table the added tokens' vectors of the table, where it
-        has none of its own: so has a model whose vocabulary was enlarged. Mutates: found"""
+        """Give a head that shares the token table the table's added vectors, unless it has its own:
+        a model with an enlarged vocabulary does the same. Mutates: found"""
         table, head = found[self.token_table], found.get(self.head, TableChange())
         if table.ids is None or table.rows is None or head.num_added(self._vocab_size):
             return
@@ -144,7 +144,7 @@ class TableReader:
             found[self.head] = replace(head, ids=ids, rows=rows)
 
     def _change(self, path: str, given: Given) -> TableChange:
-        """Return a change of a table as slots hold it. Raises: ConfigError"""
+        """Return a table's change in the form that slots hold. Raises: ConfigError"""
         layer, change, where = self._tables[path], given.change, given.where
         is_head = isinstance(layer, LogitsHead)
         vocab = vocab_rows(layer)
@@ -174,8 +174,8 @@ class TableReader:
     def _rows(
         self, where: str, change: ModuleChange, vocab: int, size: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the rows that a change replaces or adds, in rising order. Raises: ConfigError for
-        vectors of another size, and where one of an added token is missing"""
+        """Return the rows that a change replaces or adds, in ascending order. Raises: ConfigError
+        for vectors of the wrong size, or a missing vector of an added token"""
         if change.row_ids is None or change.rows is None or not len(change.row_ids):
             return None, None
         if change.rows.dim() != 2 or change.rows.shape[1] != size:
@@ -201,8 +201,8 @@ class TableReader:
     def _fits(
         self, where: str, tensor: torch.Tensor, vocab: int, size: int, most: int | None = None
     ) -> None:
-        """Raises: ConfigError for a tensor that is not [vocab or more, size]; `most`: the most rows
-        that are not too many"""
+        """Raises: ConfigError for a tensor that is not [vocab or more, size]; `most`: the maximum
+        number of rows"""
         is_fitting = tensor.dim() == 2 and tensor.shape[0] >= vocab and tensor.shape[1] == size
         if is_fitting and (most is None or tensor.shape[0] <= most):
             return
@@ -213,7 +213,7 @@ class TableReader:
         )
 
     def _verify_added(self, where: str, count: int) -> None:
-        """Raises: ConfigError where so many added tokens cannot be served"""
+        """Raises: ConfigError if `count` added tokens cannot be served"""
         most = self._spec.max_added_tokens
         if count > most:
             raise ConfigError(
@@ -237,13 +237,13 @@ class TableReader:
 
 
 def vocab_rows(table: Table) -> int:
-    """Return how many tokens a table has rows for, on all ranks together."""
+    """Return the number of tokens in a table, over all ranks."""
     return table.vocab_size if isinstance(table, LogitsHead) else table.part.full
 
 
 def verify_tokenizer(folder: Path, spec: AdapterSpec, num_tokens: int) -> bool:
-    """Return whether a folder has a tokenizer for the tokens that its adapter has vectors of.
-    Raises: ConfigError for one that cannot be read, or names more than `num_tokens` tokens"""
+    """Return whether a folder has a tokenizer for its adapter's tokens. Raises: ConfigError for one
+    that cannot be read, or has more than `num_tokens` tokens"""
     if spec.tokenizer is None or not spec.max_added_tokens:
         return False
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -273,7 +273,7 @@ def _with_rows(change: ModuleChange, ids: torch.Tensor, rows: torch.Tensor) -> M
 
 
 def _as_head(change: ModuleChange) -> ModuleChange:
-    """Return a change of a token table as that of a head that shares it: y = x (A B)^T."""
+    """Return a token table's change as the change of a head that shares it: y = x (A B)^T."""
     if change.down is None or change.up is None:
         return change
     return replace(change, down=change.up.t(), up=change.down.t())

@@ -1,7 +1,7 @@
-"""RunnerAdapters: adapters read from their folders, cut for a rank, and put into layers' slots.
+"""RunnerAdapters: reads adapters from their folders, shards them, and puts them into layers' slots.
 
-Reading happens beside the steps and touches no layer; slots are filled between two steps, by the
-plan. Knows no request; the engine says which adapter goes where and what is to be forgotten.
+Reading runs in parallel to steps and touches no layer. The plan fills slots between two steps.
+Independent of requests: the engine decides which adapter goes where and what is dropped.
 """
 
 from __future__ import annotations
@@ -56,15 +56,14 @@ logger = logging.getLogger(__name__)
 WEIGHT = ".weight"
 PROMPT_VECTORS = "the vectors before a prompt"
 INFINITY = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
-"""Infinity of a type, as an integer."""
+"""Infinity of a dtype, as an integer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _OnHost:
-    """An adapter as this rank keeps it: changes by the path of the layer. `is_plain`: all are
-    low-rank products of linear layers, or of the head, which runs apart from the layers.
-    `rope_table` is the number of its rope scaling, 0: the model's own. It adds `num_added`
-    tokens."""
+    """An adapter on this rank: changes by layer path. `is_plain`: all are low-rank products of
+    linear layers, or of the head, which runs apart from the layers. `rope_table` is the number of
+    its rope scaling (0: the model's own). It adds `num_added` tokens."""
 
     linears: dict[str, SlotWeights]
     tables: dict[str, TableChange]
@@ -77,8 +76,8 @@ class _OnHost:
 
 @dataclass(slots=True, kw_only=True)
 class _ByLayer:
-    """The changes of an adapter by the layers, and parts of them, that they are of. `apart` are the
-    modules of those that are not only matrices to be copied."""
+    """The changes of an adapter by layer, and by part of a layer. `apart` are the modules whose
+    changes are more than matrices to copy."""
 
     linears: dict[str, dict[str | None, ModuleChange]] = field(default_factory=dict)
     experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = field(default_factory=dict)
@@ -87,12 +86,12 @@ class _ByLayer:
 
 
 def _plain(linears: dict[str, SlotWeights]) -> _OnHost:
-    """Return an adapter of low-rank products of linear layers."""
+    """Return an adapter that has only low-rank products of linear layers."""
     return _OnHost(linears=linears, tables={}, experts={}, is_plain=True)
 
 
 def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None:
-    """Return the adapters of a runner, None where none are served."""
+    """Return the adapters of a runner, None if none are served."""
     return None if run.adapters is None else RunnerAdapters(run.adapters, run, device)
 
 
@@ -101,7 +100,7 @@ def slots_in_use(
     slots: np.ndarray | None,
     positions: np.ndarray | None = None,
 ) -> StepAdapters | None:
-    """Return what layers must know of tokens in these slots, None where none uses an adapter.
+    """Return what layers need to know about tokens in these slots, None if none uses an adapter.
 
     Shapes: slots [T] int32, positions [T]
     """
@@ -122,7 +121,7 @@ class RunnerAdapters:
         self._plain = np.ones(spec.max_slots, dtype=bool)
         self._prompted = np.zeros(spec.max_slots, dtype=bool)
         self._rope_tables = np.zeros(spec.max_slots + 1, dtype=np.int64)
-        """By slot; the last one is that of tokens without."""
+        """By slot; the last entry is for tokens without an adapter."""
         self._added = np.zeros(spec.max_slots + 1, dtype=np.int64)
         self._linears: dict[str, Linear] = {}
         self._tables: dict[str, VocabParallelEmbedding | LogitsHead] = {}
@@ -134,7 +133,7 @@ class RunnerAdapters:
         self._plans = AdapterPlans(self._memory)
 
     def attach(self, module: nn.Module) -> None:
-        """Give the layers of a model that has been loaded their slots. Mutates: module, self"""
+        """Create the adapter slots of a loaded model's layers. Mutates: module, self"""
         self._module = module
         self._weight_map = cast(Model, module).weight_map()
         self._linears.clear()
@@ -161,17 +160,17 @@ class RunnerAdapters:
         self._of_tables = TableReader(self._tables, self._spec, self._run, self._kept)
 
     def _note_names(self, path: str, layer: Linear) -> None:
-        """Note what checkpoints call a layer or its parts, so that the first adapter's modules are
-        found at once. Mutates: self"""
+        """Note the checkpoint names of a layer or its parts, to find the first adapter's modules
+        fast. Mutates: self"""
         for name, target in names_of(self._weight_map, f"{path}{WEIGHT}"):
             if name.endswith(WEIGHT) and not target.is_tied:
                 self._found[name.removesuffix(WEIGHT)] = path, layer, target
 
     def read(self, source: AdapterSource) -> AdapterFacts:
-        """Read an adapter into host memory, and tell of it. Any thread may call this, during a
-        step.
+        """Read an adapter into host memory, and return its facts. Any thread may call this, during
+        a step.
 
-        Raises: RequestError that says which file and key is wrong. Mutates: self
+        Raises: RequestError that names the file and key at fault. Mutates: self
         """
         has_tokenizer = False
         try:
@@ -189,11 +188,11 @@ class RunnerAdapters:
         return AdapterFacts(num_added_tokens=found.num_added, has_tokenizer=has_tokenizer)
 
     def vocab_size(self, slot: int) -> int:
-        """Return how many tokens a row may have that uses a slot, or none (NO_SLOT)."""
+        """Return the vocabulary size of rows with this slot, or without one (NO_SLOT)."""
         return self._run.model.vocab_size + int(self._added[slot])
 
     def follow(self, plan: StepPlan) -> None:
-        """Forget adapters and fill slots as a plan says. Mutates: self, the layers"""
+        """Drop adapters and fill slots as a plan says. Mutates: self, the layers"""
         with self._lock:
             moved = [(move.slot, self._on_host[move.key]) for move in plan.adapters]
             for key in plan.dropped_adapters:
@@ -204,7 +203,8 @@ class RunnerAdapters:
     def in_slots(
         self, slots: np.ndarray, positions: np.ndarray | None = None
     ) -> StepAdapters | None:
-        """Return what layers must know of tokens in these slots, None where none uses an adapter.
+        """Return what layers need to know about tokens in these slots, None if none uses an
+        adapter.
 
         Shapes: slots [T] int32, positions [T]
         """
@@ -243,7 +243,7 @@ class RunnerAdapters:
         self._added[slot] = adapter.num_added
 
     def _weights(self, source: AdapterSource) -> AdapterWeights:
-        """Return an adapter as the method that reads its sort has found it. Raises: ConfigError"""
+        """Return an adapter as read by the method for its type. Raises: ConfigError"""
         folder = Path(source.path)
         config = adapter_config(folder)
         wanted = config.get("peft_type")
@@ -258,7 +258,7 @@ class RunnerAdapters:
         )
 
     def _cut(self, source: AdapterSource, weights: AdapterWeights) -> _OnHost:
-        """Return what this rank's layers keep of an adapter. Raises: ConfigError"""
+        """Return this rank's part of an adapter. Raises: ConfigError"""
         copies, given = Copies(self._dtype, self._memory, weights.content), _ByLayer()
         self._sort(source, weights.changes, given)
         verify_any(source.path, weights)
@@ -291,7 +291,7 @@ class RunnerAdapters:
     def _sort(
         self, source: AdapterSource, changes: Mapping[str, ModuleChange], given: _ByLayer
     ) -> None:
-        """Put changes to the layers that they are of. Raises: ConfigError. Mutates: given"""
+        """Group changes by the layers they belong to. Raises: ConfigError. Mutates: given"""
         for module, change in changes.items():
             path, layer, target = self._layer(source, module)
             if isinstance(layer, Elsewhere):
@@ -309,7 +309,7 @@ class RunnerAdapters:
                 given.tables[path] = Given(where=where, change=change)
 
     def _put_prompt(self, source: AdapterSource, prompt: torch.Tensor, found: _OnHost) -> None:
-        """Note vectors before a prompt. Raises: ConfigError. Mutates: found"""
+        """Add the prompt vectors of a prompt-tuning adapter. Raises: ConfigError. Mutates: found"""
         self._verify_prompt(source, prompt)
         found.has_prompt, path = True, self._of_tables.token_table
         if path:
@@ -317,7 +317,7 @@ class RunnerAdapters:
             found.tables[path] = replace(table, prompt=self._kept(prompt))
 
     def _rope_table(self, source: AdapterSource, factor: float | None) -> int:
-        """Return the number of the rope scaling that an adapter has. Raises: ConfigError"""
+        """Return the number of an adapter's rope scaling. Raises: ConfigError"""
         if factor is None:
             return 0
         where = str(Path(source.path) / CONFIG)
@@ -336,7 +336,7 @@ class RunnerAdapters:
         return self._spec.rope_factors.index(factor) + 1
 
     def _verify_prompt(self, source: AdapterSource, prompt: torch.Tensor) -> None:
-        """Raises: ConfigError for what the flags do not make room for"""
+        """Raises: ConfigError for more vectors than the flags allow"""
         if prompt.shape[0] <= self._spec.max_prompt_tokens:
             return
         most = self._spec.max_prompt_tokens
@@ -355,7 +355,7 @@ class RunnerAdapters:
         parts: Mapping[str | None, ModuleChange],
         copies: Copies,
     ) -> CutChange:
-        """Return what this rank keeps of the change of one expert's matrix. Raises: ConfigError.
+        """Return this rank's part of the change to one expert's matrix. Raises: ConfigError.
         Mutates: the copies"""
         where = f"{source.path}: {path}.{key[0]}.{key[1]}"
         matrix = self._divisions[f"{path}.{key[1]}"]
@@ -365,16 +365,16 @@ class RunnerAdapters:
         return cut
 
     def _layer(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
-        """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
+        """Return the layer that a checkpoint module maps to, cached. Raises: ConfigError"""
         known = self._found.get(module)
         if known is None:
             known = self._searched(source, module)
-            if isinstance(known[1], Linear):  # which have few names; any name is in an Elsewhere
+            if isinstance(known[1], Linear):  # with few names; an Elsewhere accepts any name
                 self._found[module] = known
         return known
 
     def _searched(self, source: AdapterSource, module: str) -> tuple[str, nn.Module, Target]:
-        """Return the layer that a module of the checkpoint is here. Raises: ConfigError"""
+        """Return the layer that a checkpoint module maps to. Raises: ConfigError"""
         target = map_name(self._weight_map, f"{module}{WEIGHT}")
         if target is not None and not target.is_tied:
             path = target.path.rpartition(".")[0]
@@ -408,7 +408,7 @@ class RunnerAdapters:
         return path, layer, target
 
     def _verify(self, source: AdapterSource, module: str, change: ModuleChange) -> None:
-        """Raises: ConfigError for what the flags do not make room for"""
+        """Raises: ConfigError for what the flags do not allow"""
         if change.down is not None and change.down.shape[0] > self._spec.max_rank:
             raise ConfigError(
                 f"the rank is {change.down.shape[0]}, and {self._spec.max_rank} is the most.",
@@ -428,7 +428,7 @@ class RunnerAdapters:
 
 
 def _expert_of(where: str, layer: Experts, path: str, target: Target) -> Key:
-    """Return which matrix of which expert a module is. Raises: ConfigError"""
+    """Return the expert number and matrix name of a module. Raises: ConfigError"""
     number, _, leaf = target.path.removeprefix(f"{path}.").removesuffix(".weight").partition(".")
     if not number.isdecimal() or int(number) >= layer.num_experts or leaf not in layer.specs:
         raise ConfigError(
@@ -445,7 +445,7 @@ def _expert_of(where: str, layer: Experts, path: str, target: Target) -> Key:
 
 
 def _numbers(where: str, change: ModuleChange) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a change, each with where it is."""
+    """Return the tensors of a change, each with its location."""
     given = {one.name: getattr(change, one.name) for one in fields(change)}
     return [(f"{where}: {name}", t) for name, t in given.items() if isinstance(t, torch.Tensor)]
 
@@ -453,9 +453,8 @@ def _numbers(where: str, change: ModuleChange) -> list[tuple[str, torch.Tensor]]
 def _verify_finite(
     source: AdapterSource, weights: AdapterWeights, apart: Iterable[str], broken: str | None
 ) -> None:
-    """Look through the modules that were not copied (`apart`); where a copy is `broken`, through
-    all, for the one that it is of. Raises: ConfigError naming a tensor with a number that is not
-    finite"""
+    """Check modules that were not copied (`apart`), or all of them if a copy is `broken`, to name
+    the tensor at fault. Raises: ConfigError naming a tensor with a number that is not finite"""
     for module in weights.changes if broken is not None else apart:
         for where, tensor in _numbers(f"{source.path}: {module}", weights.changes[module]):
             _check_finite(where, tensor)
@@ -483,8 +482,8 @@ def _check_finite(where: str, tensor: torch.Tensor) -> None:
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return whether all numbers are finite.
 
-    As integers, infinities and what is beyond them are the largest among the positive numbers, and
-    the largest of all without a sign among the negative ones: two fast passes on one core.
+    Viewed as integers, infinities and NaN are the maximum of the positive numbers, and viewed as
+    unsigned ones that of the negative numbers: two fast passes on one core.
     """
     infinity = INFINITY.get(tensor.dtype)
     if infinity is None or not tensor.numel():

@@ -1,9 +1,9 @@
 """PromptAlignment: which row of the encoding each token of a decoder's prompt attends to.
 
-While the prompt of a row that asks is computed, the probabilities with which chosen heads of the
-cross attention look at the encoding are kept. With its last step they are normalized over tokens,
-smoothed, averaged over heads, and dynamic time warping finds the path through tokens and rows that
-attends most. What words and seconds they are, `server.api.audio` says.
+For rows that request it, the attention probabilities of chosen cross-attention heads are recorded
+while the prompt is computed. After its last step they are normalized over tokens, smoothed and
+averaged over heads, and dynamic time warping finds the path with the most attention.
+`server.api.audio` maps it to words and seconds.
 Source: Radford et al., 2022, and the notes on word times of its authors' implementation; dynamic
 time warping: Sakoe and Chiba, 1978
 """
@@ -25,17 +25,17 @@ from dovetail.parallel.groups import Group, tensor_group
 from dovetail.runner.batch import StepInputs
 
 SMOOTHED_ROWS = 7
-"""The median of so many rows of an encoding stands for the one in the middle."""
+"""Width of the median filter over rows of an encoding."""
 LEAST_DEVIATION = 1e-10
 STAYS, MOVES, BOTH = 0, 1, 2
-"""How a path comes to (token, row): by the next row, by the next token, by both."""
+"""How a path reaches (token, row): by the next row, by the next token, by both."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A prompt on its way: what its layers have seen so far, by the layer's name.
+    """A prompt in progress: the attention of its layers so far, by layer name.
 
-    The engine computes such prompts from their first token on, after a preemption too.
+    Such prompts are computed from their first token on, even after a preemption.
 
     Shapes: keys [h, rows, D], seen [h, tokens, rows] each
     """
@@ -48,8 +48,8 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A row's part in a step: where its tokens lie, and where its encoding does among those that
-    begin (None: it began before)."""
+    """A row's part in a step: its tokens, and its encoding among those written in this step (None:
+    written earlier)."""
 
     row: _Row
     tokens: slice
@@ -57,14 +57,14 @@ class _Watched:
 
 
 class StepWatch:
-    """What the layers of one step are to show: see `layers.context.StepMedia`."""
+    """Records what the layers of one step attend to: see `layers.context.StepMedia`."""
 
     def __init__(self, heads: dict[str, list[int]], watched: Sequence[_Watched]) -> None:
         self._heads = heads
         self._watched = watched
 
     def see(self, name: str, scale: float, q: torch.Tensor, k: torch.Tensor) -> None:
-        """Keep how the chosen heads of a layer attend. Shapes: q [T, H, D], k [W, H, D]"""
+        """Record how the chosen heads of a layer attend. Shapes: q [T, H, D], k [W, H, D]"""
         chosen = self._heads.get(name)
         for one in self._watched if chosen else ():
             row = one.row
@@ -78,7 +78,7 @@ class StepWatch:
 
 
 class PromptAlignment:
-    """The rows that ask how their prompts are aligned."""
+    """The rows that request the alignment of their prompts."""
 
     def __init__(self, run: RunSpec, modules: Iterable[object], device: torch.device) -> None:
         self._device = device
@@ -87,7 +87,7 @@ class PromptAlignment:
         self._rows: dict[int, _Row] = {}
 
     def add_row(self, new: NewRow) -> None:
-        """Start a row, if it asks. Mutates: self"""
+        """Start a row, if it requests alignment. Mutates: self"""
         self._rows.pop(new.row, None)
         if new.sampling.alignment is not None:
             assert not new.num_computed_tokens, "a prompt to be aligned is computed as a whole"
@@ -98,7 +98,7 @@ class PromptAlignment:
         self._rows.pop(row, None)
 
     def watch(self, inputs: StepInputs) -> StepWatch | None:
-        """Return what a step's layers are to show, None where no row asks."""
+        """Return the recorder of a step, None if no row requests one."""
         if not self._rows:
             return None
         watched = []
@@ -111,8 +111,8 @@ class PromptAlignment:
         return StepWatch(self._heads, watched) if watched else None
 
     def results(self, inputs: StepInputs) -> dict[int, RowResult]:
-        """Return the results of the prompts that end in a step, by index. All ranks of a group
-        answer together. Mutates: self"""
+        """Return the results of the prompts that end in a step, by index. All ranks of a group call
+        it together. Mutates: self"""
         found = {}
         for index, step in enumerate(inputs.steps if self._rows else ()):
             row = self._rows.get(step.row) if step.samples else None
@@ -127,7 +127,7 @@ class PromptAlignment:
         return RowResult(row=number, pooled=Pooled(shape=rows.shape, data=rows.tobytes()))
 
     def _matrix(self, row: _Row) -> np.ndarray:
-        """Return how much each token attends to each row, heads together. Shapes: [T, rows]"""
+        """Return how much each token attends to each row, over all heads. Shapes: [T, rows]"""
         total = torch.zeros(row.num_tokens, row.wanted.num_rows, device=self._device)
         for seen in row.seen.values():
             total += prominence(torch.cat(seen, dim=1)).sum(dim=0)
@@ -138,7 +138,7 @@ class PromptAlignment:
 
 
 def _encoding_of(inputs: StepInputs, row: int) -> slice | None:
-    """Return where a row's encoding lies among those that begin with a step."""
+    """Return a row's encoding among those written in a step."""
     if inputs.cross is None:
         return None
     places = np.flatnonzero(inputs.cross.rows == row).tolist()
@@ -146,8 +146,8 @@ def _encoding_of(inputs: StepInputs, row: int) -> slice | None:
 
 
 def chosen_heads(run: RunSpec, modules: Iterable[object], group: Group) -> dict[str, list[int]]:
-    """Return the heads of this rank that show times, by the names of their layers: those that the
-    checkpoint names, or all of the upper half of the decoder's layers."""
+    """Return this rank's heads that show times, by layer name: those named by the checkpoint, or
+    all in the upper half of the decoder's layers."""
     layers = [one for one in modules if isinstance(one, CrossCache)]
     encoder = run.model.encoder
     named = () if encoder is None else encoder.alignment_heads
@@ -164,8 +164,8 @@ def chosen_heads(run: RunSpec, modules: Iterable[object], group: Group) -> dict[
 
 
 def prominence(seen: torch.Tensor) -> torch.Tensor:
-    """Return by how many standard deviations each token attends to a row more than all tokens do,
-    smoothed over rows. Shapes: [h, T, rows] -> [h, T, rows]"""
+    """Return how many standard deviations each token's attention to a row is above the mean over
+    tokens, smoothed over rows. Shapes: [h, T, rows] -> [h, T, rows]"""
     deviation, mean = torch.std_mean(seen, dim=1, keepdim=True, correction=0)
     told = (seen - mean) / deviation.clamp_min(LEAST_DEVIATION)
     pad = SMOOTHED_ROWS // 2
@@ -176,11 +176,11 @@ def prominence(seen: torch.Tensor) -> torch.Tensor:
 
 
 def path(gain: np.ndarray) -> np.ndarray:
-    """Return the row at which the path through tokens and rows with the most gain comes to each
-    token. The path begins with the first of both, ends with the last, and goes on by one token, one
-    row, or both. Shapes: gain [T, rows] -> [T] int64
+    """Return the row at which the best path through tokens and rows reaches each token. The path
+    goes from the first token and row to the last, each move by one token, one row, or both.
+    Shapes: gain [T, rows] -> [T] int64
 
-    Cells of one diagonal depend on the two before alone, so each is computed at once.
+    Cells of one diagonal depend only on the two before, so each diagonal is vectorized.
     """
     num_tokens, num_rows = gain.shape
     cost = np.full((num_tokens + 1, num_rows + 1), np.inf)

@@ -1,6 +1,6 @@
-"""Batch: the permanent rows of a runner on the host, and the gathering of one step's inputs.
+"""Batch: the permanent rows of a runner on the host; gathers the inputs of each step.
 
-A row keeps its request's tokens, those it drew included, so a plan never carries them.
+A row stores its request's tokens, including drawn ones, so a plan never carries them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dovetail.runner.block_table import BlockTable
 from dovetail.runner.cross_rows import CrossRows, StepCross
 
 AHEAD_TOKENS = 2
-"""Room beyond the longest request for tokens drawn by a step ahead and thrown away."""
+"""Room past the longest request for tokens that a step ahead draws and that are discarded."""
 UNKNOWN = -1
-"""Stands for a token that only the device knows so far."""
+"""Placeholder for a token that only the device knows so far."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs:
     """One step's rows and tokens on the host. `drafted` are the indices of rows with drafts,
-    `adapters` the tokens' adapter slots (None: no row uses one). A model is told `told_positions`:
-    other ones than the tokens' places where a row's prompt has parts that take fewer or more.
-    `cross` is what the rows attend to beside their tokens, of a model with an encoder.
-    `is_decoding`: every row computes its last known token and drafts, and a draw may follow each.
+    `adapters` the tokens' adapter slots (None: no row uses one). `told_positions` are what the
+    model gets; they differ from `positions` if parts of a prompt take more or fewer positions than
+    tokens. `cross` is the encodings that rows attend to, in encoder-decoder models. `is_decoding`:
+    every row computes its last known token and drafts, and a draw may follow each.
 
     Shapes: all but token_ids and positions [R]; query_start [R + 1]; token_ids, positions and
     token_rows [T], all int64 but lists; adapters [T] int32; shifts [T]
@@ -51,14 +51,14 @@ class StepInputs:
     is_decoding: bool = False
 
     def lens_in(self, table: BlockTable) -> np.ndarray:
-        """Return how much of a table's blocks each row sees. Shapes: [R]"""
+        """Return how many tokens (or encodings) of a table's blocks each row sees. Shapes: [R]"""
         if not table.is_cross:
             return self.seq_lens
         assert self.cross is not None, "a table of encodings of a batch without any"
         return self.cross.lens
 
     def slots_in(self, table: BlockTable) -> np.ndarray:
-        """Return where in a table's blocks the step writes. Shapes: [T], or [W] of encodings"""
+        """Return the step's write slots in a table's blocks. Shapes: [T], or [W] for encodings"""
         if not table.is_cross:
             return table.slots(self.token_rows, self.positions)
         assert self.cross is not None, "a table of encodings of a batch without any"
@@ -66,7 +66,7 @@ class StepInputs:
 
     @property
     def told_positions(self) -> np.ndarray:
-        """Return the positions that the model is told. Shapes: [T]"""
+        """Return the positions that the model gets. Shapes: [T]"""
         if self.shifts is None:
             return self.positions
         told: np.ndarray = self.positions + self.shifts
@@ -81,10 +81,10 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Tokens that a step draws and that the host learns later: where they go. Shapes: all [S]
+    """Where to write tokens that a step draws and that the host learns later. Shapes: all [S]
 
-    `epochs` are the rows' epochs when the step began: a row that has begun another since then,
-    because it was freed or taken, takes no token any more.
+    `epochs` are the rows' epochs when the step began. A row with another epoch now was freed or
+    reassigned, and ignores the token.
     """
 
     rows: np.ndarray
@@ -93,10 +93,10 @@ class Expected:
 
 
 class Batch:
-    """All rows. `lengths` counts each row's tokens, prompt and drawn together, those that only the
-    device knows too. `tables` are those of the KV groups, and with `has_step_blocks` one more for
-    what is kept during a step: its rows get their blocks anew in each. Blocks of the groups in
-    `cross_rows` hold at most so many rows of encodings each."""
+    """All rows. `lengths` counts each row's prompt and drawn tokens, including those only the
+    device knows. `tables` has one table per KV group, and with `has_step_blocks` one more for data
+    of a single step, whose blocks are reassigned each step. `cross_rows` maps a group to the
+    maximum encodings of a row."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Batch:
             table.fill_row(new.row, blocks)
 
     def sanitize_row(self, row: int, vocab_size: int) -> int | None:
-        """Replace ids outside the vocabulary by 0, since one would stop the whole step.
+        """Replace token ids outside the vocabulary with 0, since one would fail the whole step.
 
         Returns the first such id. Mutates: self
         """
@@ -168,23 +168,23 @@ class Batch:
         self.lengths[rows] += 1
 
     def expect(self, rows: np.ndarray) -> Expected:
-        """Make room for one token each that the host learns later. Shapes: [S]. Mutates: self"""
+        """Make room for one token per row that the host learns later. Shapes: [S]. Mutates: self"""
         positions = self.lengths[rows]
         self.append(rows, np.full(len(rows), UNKNOWN))
         return Expected(rows=rows, positions=positions, epochs=self._epochs[rows])
 
     def awaiting(self, rows: np.ndarray) -> Expected:
-        """Return what `expect` does, without making room yet. Shapes: [S]"""
+        """Return the same as `expect`, without making room yet. Shapes: [S]"""
         return Expected(rows=rows, positions=self.lengths[rows], epochs=self._epochs[rows])
 
     def fill(self, expected: Expected, token_ids: Sequence[int]) -> None:
-        """Write tokens that were expected, not those of rows that have ended. Mutates: self"""
+        """Write expected tokens, except for rows that have ended. Mutates: self"""
         is_live = self.is_alive(expected)
         places = expected.rows[is_live], expected.positions[is_live]
         self.tokens[places] = np.asarray(token_ids, dtype=np.int32)[is_live]
 
     def is_alive(self, expected: Expected) -> np.ndarray:
-        """Return which rows are still the requests that they were. Shapes: [S] bool"""
+        """Return which rows still hold the same requests. Shapes: [S] bool"""
         alive: np.ndarray = self._epochs[expected.rows] == expected.epochs
         return alive
 
@@ -195,14 +195,14 @@ class Batch:
         self.lengths[row] += len(token_ids)
 
     def accept(self, rows: np.ndarray, num_true: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Take so many of the drafts that were laid behind each row's tokens for its own, and one
-        token behind them. Shapes: rows [S]. Mutates: self"""
+        """Accept the first `num_true` drafts that follow each row's tokens, then add one drawn
+        token. Shapes: rows [S]. Mutates: self"""
         ends = self.lengths[rows] + num_true
         self.tokens[rows, ends] = token_ids
         self.lengths[rows] = ends + 1
 
     def gather(self, plan: StepPlan) -> StepInputs:
-        """Return the step's inputs; first gives each row its new blocks. Mutates: self"""
+        """Append each row's new blocks, then return the step's inputs. Mutates: self"""
         steps = plan.rows
         self._append_blocks(steps)
         rows = np.array([s.row for s in steps], dtype=np.int64)
@@ -242,14 +242,14 @@ class Batch:
         )
 
     def _adapters(self, rows: np.ndarray, token_rows: np.ndarray) -> np.ndarray | None:
-        """Return the adapter slots of a step's tokens, None where no row uses one."""
+        """Return the adapter slots of a step's tokens, None if no row uses one."""
         if (self.adapters[rows] == NO_SLOT).all():
             return None
         found: np.ndarray = self.adapters[token_rows]
         return found
 
     def _lay_drafts(self, steps: Sequence[RowStep], is_drafted: np.ndarray) -> Sequence[int]:
-        """Write drafts behind their rows' known tokens, which do not grow by that.
+        """Write drafts after their rows' known tokens, without changing the rows' lengths.
 
         Returns the indices of the rows. Mutates: self
         """
@@ -272,8 +272,8 @@ class Batch:
             self._lay_step(steps, self._step_table)
 
     def _lay_step(self, steps: Sequence[RowStep], table: BlockTable) -> None:
-        """Give the rows of a step blocks for its length, one row after the other. Mutates: table"""
-        first = 1  # block 0 belongs to nobody
+        """Assign consecutive step blocks to the step's rows. Mutates: table"""
+        first = 1  # block 0 is the null block
         for step in steps:
             end = first + -(-(step.start + step.num_tokens) // table.block_tokens)
             table.fill_row(step.row, range(first, end))
@@ -288,7 +288,7 @@ class Batch:
         return LiveTokens(self, row, int(self.num_prompt[row]), None)
 
     def row_tokens(self, new: NewRow) -> RowTokens:
-        """Return a row that was added, as what changes its logits sees it."""
+        """Return an added row as logits processors see it."""
         return RowTokens(
             row=new.row,
             params=new.sampling,
@@ -297,12 +297,12 @@ class Batch:
         )
 
     def views(self, inputs: StepInputs) -> Sequence[StepRow]:
-        """Return the step's rows as models may see them, computed on first use."""
+        """Return the step's rows as models see them, computed on first use."""
         return StepRows(self, inputs)
 
 
 def _is_of_vectors(new: NewRow) -> bool:
-    """Return whether a row's whole prompt is vectors: then it has no tokens that were seen."""
+    """Return whether a row's whole prompt is vectors, so that no token of it was seen."""
     return any(
         part.kind == VECTORS and part.num_rows == new.num_prompt_tokens for part in new.parts
     )
@@ -364,7 +364,7 @@ class StepRows(Sequence[StepRow]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         step = self._inputs.steps[index]
-        # Drafts lie behind the row's known tokens.
+        # Drafts follow the row's known tokens.
         drafts_end = step.start + step.num_tokens if step.drafts else None
         return StepRow(
             num_prompt_tokens=int(self._batch.num_prompt[step.row]),

@@ -1,9 +1,9 @@
-"""How one rank's blocks are given to a store: whole, or as pieces that other engines can use.
+"""How one rank's blocks are sent to a store: whole, or as pieces that other engines can use.
 
-A piece is a unit of tokens of one group, the heads of this rank outermost, so that an engine with
-blocks of another size finds the units of its own, and a rank with other heads cuts out its own. A
-latent is on every rank, so any rank's piece will do. A state is what comes after a block's last
-token, and travels whole under the name of the block's last unit, between equal ranks alone.
+A piece is a unit of tokens of one group, heads outermost. So an engine with another block size
+finds the units it needs, and a rank with other heads cuts out its own. A latent is on every rank,
+so any rank's piece will do. A state is the state after a block's last token; it travels whole under
+the name of the block's last unit, and only between equal ranks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dovetail.interfaces.step import CachedLayer, KVLayer, KVLayout, LatentLayer
 from dovetail.layers.dtypes import dtype_of
 
 Payload = np.ndarray
-"""A block's bytes, all tensors in a row. Shapes: [num_tensors * block_bytes] uint8"""
+"""A block's bytes, all tensors concatenated. Shapes: [num_tensors * block_bytes] uint8"""
 
 
 class WholeBlocks:
-    """Blocks as they are."""
+    """Blocks stored whole."""
 
     def __init__(self, rank: int, num_bytes: int) -> None:
         self._rank = rank
@@ -39,18 +39,18 @@ class WholeBlocks:
         return (key,)
 
     def ranks_for(self, num_ranks: int) -> Sequence[int]:
-        """Return the ranks that have what is needed here."""
+        """Return the ranks that have the data needed here."""
         del num_ranks
         return (self._rank,)
 
     def sealed(self, key: bytes, row: np.ndarray) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield what a store gets of a block behind room for its header. Mutates: row"""
+        """Yield (name, content) of a block whose row begins with room for a header. Mutates: row"""
         block = memoryview(row.data)
         seal(block, key, self._rank)
         yield key, block
 
     def place(self, key: bytes, unit: int, parts: Sequence[Part], out: Payload) -> bool:
-        """Put what a store has found in its place; return whether it is right. Mutates: out"""
+        """Copy a block from a store into `out`; return whether it is valid. Mutates: out"""
         del unit
         (part,) = parts
         payload = unsealed(part.block, key, self._rank)
@@ -62,10 +62,10 @@ class WholeBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What one layer keeps in a block, and how its bytes become [head, cell, rest].
+    """What one layer stores in a block, and how its bytes become [head, cell, rest].
 
-    `shape` are the sizes of its axes as they lie, the last one bytes, and `order` brings heads and
-    cells to the front. `heads` is the model's number (0: what is kept has no heads).
+    `shape` are the axes in memory order, the last one bytes; `order` moves heads and cells to the
+    front. `heads` is the model's number (0: the data has no heads).
     """
 
     start: int
@@ -76,12 +76,12 @@ class Section:
     is_state: bool = False
 
     def view(self, payload: Payload) -> np.ndarray:
-        """Return the layer's part of a block. Shapes: [K, P / cell, ...] uint8, or as it lies"""
+        """Return the layer's part of a block. Shapes: [K, P / cell, ...] uint8, or the raw axes"""
         own = payload[self.start : self.start + self.num_bytes]
         return own.reshape(self.shape).transpose(self.order)
 
     def span(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Return the first of a rank's heads and the one behind its last."""
+        """Return a rank's heads as (first, end)."""
         if not self.heads:
             return 0, 1
         first = rank * self.heads // num_ranks
@@ -122,11 +122,11 @@ class Pieces:
         ]
 
     def names(self, key: bytes) -> tuple[bytes, ...]:
-        """Return the names under which a store has a block: its units in their order."""
+        """Return the names under which a store has a block: its units in order."""
         return names_of(key, self._num_units, self._states)
 
     def ranks_for(self, num_ranks: int) -> Sequence[int]:
-        """Return the ranks of an engine of so many that have the heads of this one."""
+        """Return which ranks of an engine with `num_ranks` have this rank's heads."""
         chosen: list[int] = []
         missing = {
             (i, head)
@@ -146,7 +146,7 @@ class Pieces:
         return chosen
 
     def sealed(self, key: bytes, row: np.ndarray) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield what a store gets of a block that lies behind room for a header."""
+        """Yield (name, content) of each unit of a block; its row starts with room for a header."""
         payload = row[HEADER_BYTES:]
         sections = self._sections[key[0]]
         names = self.names(key)
@@ -161,8 +161,8 @@ class Pieces:
             yield name, memoryview(block)
 
     def place(self, key: bytes, unit: int, parts: Sequence[Part], out: Payload) -> bool:
-        """Put what a store has found of a unit in its place; return whether it is right and all
-        that is needed. Mutates: out"""
+        """Copy a unit from a store into `out`; return whether it is valid and complete.
+        Mutates: out"""
         names = self.names(key)
         name, count = names[unit], len(names)
         sections = self._sections[key[0]]
@@ -202,7 +202,7 @@ def _copied(
 
 
 def _cut(section: Section, view: np.ndarray, unit: int, count: int) -> np.ndarray:
-    """Return a unit of `count` of a layer's part of a block."""
+    """Return a unit of a layer's part of a block that has `count` units."""
     if section.is_state:
         return view
     cells = view.shape[1] // count
@@ -218,7 +218,7 @@ def _sections(
     model_heads: int,
     num_ranks: int,
 ) -> list[Section]:
-    """Return what a layer keeps in a block: one section, of latents with index keys two."""
+    """Return the sections of a layer in a block: one, or two for latents with index keys."""
     if isinstance(layer, StateLayer):
         size = layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
         shape = (1, 1, size)
@@ -254,7 +254,7 @@ def _sections(
 
 
 def _latent_sections(layer: LatentLayer, start: int, block_tokens: int) -> list[Section]:
-    """Return the latents of a block and, where a token keeps one, its index keys."""
+    """Return the sections of a block's latents and, if tokens have them, index keys."""
     found = []
     for size in (layer.size, layer.index_size):
         width = size * dtype_of(layer.dtype).itemsize
@@ -266,6 +266,6 @@ def _latent_sections(layer: LatentLayer, start: int, block_tokens: int) -> list[
 
 
 def heads_of(local_heads: int, num_ranks: int, model_heads: int) -> int:
-    """Return the KV heads of a layer of which each of so many ranks has `local_heads`: where ranks
-    share heads, the model's own number tells."""
+    """Return the total KV heads of a layer with `local_heads` per rank. If ranks share heads, it is
+    the model's number."""
     return model_heads if local_heads == 1 < num_ranks else local_heads * num_ranks

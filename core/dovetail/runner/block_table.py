@@ -1,4 +1,4 @@
-"""BlockTable: which KV blocks each row owns in one KV group, as one host array."""
+"""BlockTable: the KV blocks of each row in one KV group, as one host array."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 class BlockTable:
     """Row r's blocks are `ids[r, : counts[r]]`; the entries after them are 0.
 
-    `notes_changes`: what is added is noted for a copy elsewhere, until it is taken. With `is_cross`
-    the blocks hold the rows of encodings, not tokens of the row.
+    `notes_changes`: additions are recorded for a copy elsewhere, until taken. With `is_cross` the
+    blocks hold encodings, not tokens of the row.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class BlockTable:
     def take_changes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the rows, places and blocks that were added since the last call.
 
-        A place may come twice, always with the block that is there now; what was taken from a row
-        is not in it. Shapes: [C] int64, [C] int64, [C] int32. Mutates: self
+        A place may occur twice, always with its current block; removals are not included.
+        Shapes: [C] int64, [C] int64, [C] int32. Mutates: self
         """
         changes, self._changes = self._changes, []
         if not changes:
@@ -54,12 +54,12 @@ class BlockTable:
         return rows, places, self.ids[rows, places]
 
     def clear_row(self, row: int) -> None:
-        """Take all blocks from a row. Mutates: self"""
+        """Remove all blocks of a row. Mutates: self"""
         self.ids[row, : self.counts[row]] = 0
         self.counts[row] = 0
 
     def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return where tokens' keys and values go. Shapes: rows, positions [T] -> [T] int64"""
+        """Return the cache slots of tokens. Shapes: rows, positions [T] -> [T] int64"""
         block, offset = np.divmod(positions, self.block_tokens)
         slots: np.ndarray = self.ids[rows, block].astype(np.int64) * self.block_tokens + offset
         return slots

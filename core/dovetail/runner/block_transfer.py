@@ -1,14 +1,14 @@
-"""BlockTransfer: one rank's blocks on their way between KV tensors and the store of a connector.
+"""BlockTransfer: moves one rank's blocks between KV tensors and the store of a connector.
 
-Whether a store gets them whole or in pieces is the business of `block_pieces`.
+`block_pieces` decides whether a store gets them whole or in pieces.
 
-A block that is saved is copied beside its header when the next step begins; a thread seals and
-writes it while steps run. A load reads and checks blocks in the thread that asks for it, into
-memory from which the step that starts their request copies them. Written blocks are found by loads
-before the store has them. While more than a bound waits for a slow store, blocks are not written.
+When the next step begins, a block to save is copied, with room for a header; a thread seals and
+writes it while steps run. A load reads and checks blocks in the requesting thread; the step that
+starts their request copies them from there. Loads also find blocks that are not written yet. While
+more than a maximum waits for a slow store, further blocks are not written.
 
 The floor: a saved block of B bytes is read and written once (2 B over the memory bus), a loaded one
-twice more for its check; SHA-256 at 1 to 2 GB/s a core is what bounds both, beside the steps.
+twice more for its check. SHA-256 at 1 to 2 GB/s per core bounds both, besides the steps.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from dovetail.runner.block_pieces import Pieces, WholeBlocks
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 10.0
-"""How long an orderly end waits for the store to take what is on its way."""
+"""How long an orderly shutdown waits for the store to take pending blocks."""
 
 
 class _Copies:
-    """Blocks copied from the device, each behind room for its header. `ready` is what to wait for
-    before they are read. Shapes: rows [blocks, HEADER_BYTES + bytes] uint8"""
+    """Blocks copied from the device, each after room for its header. `ready` is the event to wait
+    for before reading. Shapes: rows [blocks, HEADER_BYTES + bytes] uint8"""
 
     __slots__ = ("keys", "ready", "rows")
 
@@ -64,13 +64,13 @@ class _Copies:
 
 
 _Job = _Copies | bytes
-"""What the writing thread is given: copies to write, or a key to drop."""
+"""A job of the writing thread: copies to write, or a key to drop."""
 
 
 class BlockTransfer:
     """The transfers of one rank. `tensors` are the KV tensors as blocks of bytes.
 
-    `orders` are followed by the thread of the steps, `load` is called by one other thread.
+    The step thread calls `follow`; one other thread calls `load`.
     Shapes: each of `tensors` [num_blocks, block_bytes] uint8
     """
 
@@ -101,7 +101,7 @@ class BlockTransfer:
         self._writer.start()
 
     def follow(self, orders: BlockOrders) -> None:
-        """Do what a plan orders, in the order of the steps. Mutates: KV tensors, self"""
+        """Carry out a plan's orders, in step order. Mutates: KV tensors, self"""
         if orders.saved:
             self._save(orders.saved)
         if orders.loaded:
@@ -112,8 +112,8 @@ class BlockTransfer:
             self._jobs.put(name)
 
     def load(self, item: BlockLoad) -> None:
-        """Read and check blocks. Raises: RequestError when one is missing or damaged. Mutates:
-        self"""
+        """Read and check blocks. Raises: RequestError when one is missing or damaged.
+        Mutates: self"""
         rows = self._host_rows(len(item.keys), self._payload_bytes)
         num_lost = self._read(item, rows.numpy())
         if num_lost:
@@ -129,8 +129,8 @@ class BlockTransfer:
                 self._loaded[item.first + number] = (rows, number)
 
     def _read(self, item: BlockLoad, rows: np.ndarray) -> int:
-        """Read blocks, those that are still to be written from memory; return how many cannot be
-        had. Mutates: rows"""
+        """Read blocks, from memory if they are not written yet; return how many are unavailable.
+        Mutates: rows"""
         wanted: dict[bytes, list[tuple[int, int]]] = {}
         num_missing = [0] * len(item.keys)
         for number, key in enumerate(item.keys):
@@ -151,12 +151,12 @@ class BlockTransfer:
                     num_missing[number] -= parts is not None and self._is_placed(
                         key, unit, parts, row
                     )
-        except Exception as error:  # a store's fault costs no more than its blocks
+        except Exception as error:  # a store's fault only costs its blocks
             log.warning("KV blocks could not be read: %s", described(error))
         return sum(1 for count in num_missing if count)
 
     def _is_placed(self, key: bytes, unit: int, parts: Sequence[Part], row: np.ndarray) -> bool:
-        """Put a part of a block in its place; return whether it is right. One that is damaged is
+        """Copy a part of a block to its place; return whether it is valid. A damaged one is
         dropped. Mutates: row"""
         if self._form.place(key, unit, parts, row):
             return True
@@ -180,7 +180,7 @@ class BlockTransfer:
 
     def _copied(self, blocks: Sequence[int], keys: Sequence[bytes]) -> _Copies:
         rows = self._host_rows(len(blocks), HEADER_BYTES + self._payload_bytes)
-        # One copy of whole rows: the host would wait for one whose rows lie apart.
+        # One copy of whole rows: the host would wait for a copy with strides.
         staged = torch.empty_like(rows, device=self._device) if rows.is_pinned() else rows
         index = self._index(blocks)
         for i, tensor in enumerate(self._tensors):
@@ -195,7 +195,7 @@ class BlockTransfer:
         return _Copies(keys, rows, ready)
 
     def _place(self, loaded: Sequence[tuple[int, int]]) -> None:
-        """Copy what was brought to its blocks. Mutates: the KV tensors"""
+        """Copy loaded data to its blocks. Mutates: the KV tensors"""
         with self._lock:
             sources = [self._loaded[number] for number, _ in loaded]
         start = 0
@@ -219,7 +219,7 @@ class BlockTransfer:
                 del self._loaded[number]
 
     def _write_all(self) -> None:
-        """Write and drop in the order of the orders, until told to end."""
+        """Write and drop blocks in order, until None arrives."""
         while (job := self._jobs.get()) is not None:
             if isinstance(job, bytes):
                 self._guarded("dropped", self._store.drop, job)
@@ -238,7 +238,7 @@ class BlockTransfer:
             self._forget(copies)
 
     def _forget(self, copies: _Copies) -> None:
-        """Hold the memory of blocks no longer. Mutates: self"""
+        """Release the memory of blocks. Mutates: self"""
         with self._lock:
             self._pending_bytes -= copies.num_bytes
             for key in copies.keys:
@@ -248,7 +248,7 @@ class BlockTransfer:
     def _guarded(self, what: str, call: Callable[..., None], *args: object) -> None:
         try:
             call(*args)
-        except Exception as error:  # a store's fault costs no more than its blocks
+        except Exception as error:  # a store's fault only costs its blocks
             log.warning("a KV block could not be %s: %s", what, described(error))
 
     def _wait(self, copies: _Copies) -> None:
@@ -267,15 +267,15 @@ class BlockTransfer:
         return torch.empty((count, width), dtype=torch.uint8, pin_memory=is_pinned)
 
     def close(self) -> None:
-        """Write what is on its way, for a while at most. May be called twice."""
+        """Write pending blocks, for a limited time. May be called twice."""
         if self._writer.is_alive():
             self._jobs.put(None)
             self._writer.join(CLOSE_WAIT_S)
 
 
 class BlockTransfers:
-    """The transfers of a runner, whose KV tensors come and go; the store stays. Without a connector
-    nothing is done."""
+    """The transfers of a runner: its KV tensors may be replaced, the store stays. Without a
+    connector it does nothing."""
 
     def __init__(self, run: RunSpec) -> None:
         self._run = run
@@ -287,12 +287,12 @@ class BlockTransfers:
     def attach(
         self, layout: KVLayout, tensors: Sequence[torch.Tensor], layers: Sequence[CachedLayer]
     ) -> None:
-        """Note the KV tensors, and what the layers keep in them. Mutates: self"""
+        """Note the KV tensors, and the layers that use them. Mutates: self"""
         self._cache = (layout, tensors)
         self._layers = layers
 
     def open(self) -> None:
-        """Begin to follow orders about the KV tensors. Raises: ConfigError. Mutates: self"""
+        """Start to follow orders for the KV tensors. Raises: ConfigError. Mutates: self"""
         spec = self._run.transfer
         if spec is None or self._cache is None or not self._cache[1]:
             return
@@ -305,7 +305,7 @@ class BlockTransfers:
         )
 
     def _form_of(self, layout: KVLayout, spec: TransferSpec) -> WholeBlocks | Pieces:
-        """Return how a store gets blocks. Raises: ConfigError"""
+        """Return the form in which a store gets blocks. Raises: ConfigError"""
         run = self._run
         if not spec.unit_tokens:
             return WholeBlocks(run.rank.rank, layout.num_tensors * layout.block_bytes)
@@ -334,7 +334,7 @@ class BlockTransfers:
         return connector.store(facts)
 
     def follow(self, orders: BlockOrders | None) -> None:
-        """Do what a plan orders, if anything. Mutates: KV tensors, self"""
+        """Carry out a plan's orders, if any. Mutates: KV tensors, self"""
         if orders is not None and self._current is not None:
             self._current.follow(orders)
 
@@ -345,14 +345,14 @@ class BlockTransfers:
         self._current.load(item)
 
     def detach(self) -> None:
-        """Let go of the KV tensors; the store stays. Mutates: self"""
+        """Release the KV tensors; the store stays. Mutates: self"""
         self._cache = None
         if self._current is not None:
             self._current.close()
             self._current = None
 
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release everything. May be called twice."""
         self.detach()
         if self._store is not None:
             self._store.close()

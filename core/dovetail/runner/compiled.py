@@ -1,10 +1,10 @@
-"""CompiledForward: a model's forward pass through torch.compile, taken where it is faster.
+"""CompiledForward: a model's forward pass through torch.compile, used if it is faster.
 
-What lies between attention calls (norms, gates, residuals, rotary embedding, products of plain
-floats) becomes the compiler's kernels; attention, cache writes and packed products stay as they are
-(`layers.opaque`). Both passes are timed beside each other at numbers of tokens that steps have, and
-the clock decides. Two graphs serve all steps: one token, and any other number. What cannot be
-compiled is logged, and the model's own pass stays.
+The operators between attention calls (norms, gates, residuals, rotary embedding, unquantized
+products) are compiled; attention, cache writes and packed products are left alone
+(`layers.opaque`). Both passes are timed alternately at typical numbers of tokens, and the faster
+one is used. Two graphs serve all steps: one token, and any other number. A failed compilation is
+logged, and the eager pass stays.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Pass = Callable[[], torch.Tensor]
 """A whole forward pass at one number of tokens."""
 
 LEAST_GAIN = 1.03
-"""What is not faster by so much is not worth other bits in the results."""
+"""Minimum speedup: a smaller one is not worth results with different bits."""
 MAX_PAIRS, PAIRS_S = 7, 1.0
-"""Both passes are timed in turns, so often or for so long."""
+"""Both passes are timed in turns, up to this many pairs or seconds."""
 SETTINGS = {"force_disable_caches": True, "compile_threads": 1}
-"""Nothing is unpickled from a folder that others may write to, and no process is started."""
+"""No cache is unpickled from a folder that others may write to, and no process is started."""
 
 
 class CompiledForward:
-    """Stands for the model's own forward pass, and is it until `choose` has found it slower."""
+    """Runs the model's forward pass, eagerly until `choose` finds the compiled one faster."""
 
     def __init__(self, forward: ModelForward, calls: DeviceCalls) -> None:
         self._own = forward
@@ -58,14 +58,14 @@ class CompiledForward:
         return self._own(token_ids, positions)
 
     def takes(self, num_tokens: int) -> bool:
-        """Return whether a pass of this many tokens is the compiled one."""
+        """Return whether a pass of this many tokens uses the compiled version."""
         if not self._sizes:
             return False
         return self._wins[min(bisect_left(self._sizes, num_tokens), len(self._sizes) - 1)]
 
     def choose(self, passes: Mapping[int, Pass], max_captured: int = 0) -> None:
-        """Compile, and decide which pass is taken at each of these numbers of tokens, and at those
-        below it. Passes of up to `max_captured` tokens are timed as graphs, if the device has them.
+        """Compile, and decide which version to use at each of these numbers of tokens and below.
+        Passes of up to `max_captured` tokens are timed as graphs if the device has them.
 
         Mutates: self, once
         """
@@ -89,13 +89,13 @@ class CompiledForward:
         )
 
     def compile(self, run: Callable[[], object]) -> bool:
-        """Run what has a pass in it, compiled; return whether that can be. Mutates: self"""
+        """Run a function whose pass is compiled; return whether that works. Mutates: self"""
         if self.reason is not None:
             return False
         self._forced = True
         try:
             run()
-        except Exception as error:  # of the compiler, whose faults have no common type
+        except Exception as error:  # of the compiler, whose errors have no common type
             log.debug("the model's forward pass could not be compiled", exc_info=error)
             self.reason = f"{type(error).__name__}: {_first_line(error)}"
             log.warning("the model runs uncompiled, because it cannot be compiled: %s", self.reason)
@@ -104,21 +104,21 @@ class CompiledForward:
         return self.reason is None
 
     def _run_to_compile(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Run the compiled pass, which is compiled for any number of tokens, or for 1."""
+        """Run the compiled pass: one graph for a single token, one for any other number."""
         if len(token_ids) > 1:
             torch._dynamo.mark_dynamic(token_ids, 0)
             torch._dynamo.mark_dynamic(positions, 0)
         return self._made(token_ids, positions)
 
     def _compile(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Return the function that runs a graph. Called by torch. Mutates: self"""
+        """Return the function that runs a graph. torch calls it. Mutates: self"""
         from torch._inductor.compile_fx import compile_fx
 
         self.num_graphs += 1
         return cast(Callable[..., Any], compile_fx(module, list(inputs), config_patches=SETTINGS))
 
     def _ratio(self, run: Pass, *, is_captured: bool) -> float:
-        """Return the time of the own pass over that of the compiled one: medians of turns."""
+        """Return the median ratio of eager to compiled time, both timed in turns."""
         own, made = (self._timer(run, is_captured, is_made) for is_made in (False, True))
         own(), made()
         until_s = time.perf_counter() + PAIRS_S
@@ -128,7 +128,7 @@ class CompiledForward:
         return statistics.median(one / other for one, other in pairs)
 
     def _timer(self, run: Pass, is_captured: bool, is_made: bool) -> Callable[[], float]:
-        """Return the function that runs one of the two passes and returns its seconds."""
+        """Return a function that runs one of the two passes and returns its seconds."""
 
         def timed(function: Callable[[], object]) -> float:
             before = self._calls.mark()
@@ -149,7 +149,7 @@ class CompiledForward:
             return lambda: timed(run_one)
         try:
             graph.capture(run_one)
-        except RuntimeError as error:  # steps will not be captured either, and say so
+        except RuntimeError as error:  # steps will fail to be captured too, and log it
             log.debug("a forward pass cannot be captured for timing", exc_info=error)
             return lambda: timed(run_one)
         return lambda: timed(graph.replay)
@@ -161,6 +161,6 @@ def _told(size: int, ratio: float) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of what was raised; two where the first only names what follows."""
+    """Return the first line of an error, or two lines if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason"]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -1,7 +1,6 @@
-"""CrossRows: how many rows of encodings each row of a batch attends to, and which are not in the
-cache yet.
+"""CrossRows: how many encodings each row attends to, and which are not in the cache yet.
 
-They are written with the first step of a row that has nothing cached, and never again.
+They are written once, with the first step of a row that has nothing cached.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from dovetail.interfaces.step import NewRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCross:
-    """What the rows of a step have to do with encodings: `keys` are those that are written now, to
-    `positions` of `rows`.
+    """The encodings of a step's rows. The step writes those in `keys` to `positions` of `rows`.
 
     Shapes: lens [R], rows and positions [W], all int64
     """

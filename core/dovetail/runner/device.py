@@ -1,7 +1,7 @@
-"""DeviceCalls: the few calls in which the devices that a runner computes on differ.
+"""DeviceCalls: the few calls that differ between devices.
 
-A HostDevice has done everything when a call returns. A CudaDevice queues work on one stream: what
-is queued later sees what was queued before, and the host runs ahead. Tests give a runner a double.
+A HostDevice has finished when a call returns. A CudaDevice queues work on one stream: later work
+sees earlier work's results, and the host runs ahead. Tests use a fake.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Moment(Protocol):
     """A point in the device's work, marked by the host."""
 
     def wait(self) -> None:
-        """Return when the device has got there."""
+        """Block until the device has reached it."""
 
     def seconds_since(self, earlier: Moment) -> float:
-        """Return the device's time between two moments that have passed."""
+        """Return the device time between two moments that have passed."""
 
 
 class Graph(Protocol):
-    """Work that is captured once and run again on the same memory."""
+    """Work that is captured once and replayed on the same memory."""
 
     def capture(self, function: Callable[[], torch.Tensor]) -> None:
-        """Run the function, which must not wait for the device, and keep what it queues.
+        """Run the function, which must not wait for the device, and capture what it queues.
 
-        Raises: RuntimeError when it cannot be kept.
+        Raises: RuntimeError when it cannot be captured.
         """
 
     def replay(self) -> torch.Tensor:
-        """Queue the work again; return the same tensor, filled anew when the device is there."""
+        """Queue the work again; return the same tensor, which the device then refills."""
 
 
 class DeviceCalls(Protocol):
@@ -45,20 +45,20 @@ class DeviceCalls(Protocol):
     runs_ahead: bool
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Return host memory that is copied from without waiting. Shapes: [num_bytes] uint8"""
+        """Return host memory for asynchronous copies. Shapes: [num_bytes] uint8"""
 
     def mark(self) -> Moment:
         """Return the moment at which all work queued so far is done."""
 
     def graph(self) -> Graph | None:
-        """Return a graph to be captured; None on devices without them. All share one memory."""
+        """Return an empty graph; None on devices without graphs. All share one memory pool."""
 
     def queue(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what makes a thread queue its work behind this one's, inside a with block."""
+        """Return a context manager that makes a thread queue its work after this thread's."""
 
 
 class HostMoment:
-    """A time of the host's clock."""
+    """A time on the host's clock."""
 
     __slots__ = ("at_s",)
 
@@ -66,7 +66,7 @@ class HostMoment:
         self.at_s = time.perf_counter()
 
     def wait(self) -> None:
-        """Return at once: what was called is done."""
+        """Return immediately: the work is done."""
 
     def seconds_since(self, earlier: Moment) -> float:
         """Return the seconds between the two."""
@@ -75,16 +75,16 @@ class HostMoment:
 
 
 class HostDevice:
-    """The processors that Python itself runs on."""
+    """The CPU that Python runs on."""
 
     runs_ahead = False
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Return plain memory."""
+        """Return unpinned memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def mark(self) -> Moment:
-        """Return now."""
+        """Return the current time."""
         return HostMoment()
 
     def graph(self) -> Graph | None:
@@ -92,7 +92,7 @@ class HostDevice:
         return None
 
     def queue(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return nothing to do: there is no queue."""
+        """Return a no-op context manager: there is no queue."""
         return nullcontext
 
 
@@ -116,9 +116,9 @@ class CudaMoment:
 
 
 class GraphMemory:
-    """The memory that captured graphs share for as long as one of them lives.
+    """The memory pool that captured graphs share as long as one of them lives.
 
-    torch takes no handle again whose graphs are all gone, nor one whose capture failed.
+    torch rejects a pool handle whose graphs are all gone, or whose capture failed.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class GraphMemory:
         self._graphs: WeakSet[CudaGraph] = WeakSet()
 
     def handle(self) -> Any:
-        """Return where a graph that is captured now takes its memory from. Mutates: self"""
+        """Return the memory pool for the next graph. Mutates: self"""
         if self._handle is None or not self._graphs:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
@@ -136,7 +136,7 @@ class GraphMemory:
         self._graphs.add(graph)
 
     def drop(self) -> None:
-        """Let the next graph begin with fresh memory, after a capture that failed."""
+        """Use a new pool for the next graph, after a failed capture."""
         self._handle = None
 
 
@@ -159,19 +159,19 @@ class CudaDevice:
         return CudaMoment()
 
     def graph(self) -> Graph | None:
-        """Return a CudaGraph in the memory that this device's graphs share."""
+        """Return a CudaGraph in this device's shared memory pool."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         return CudaGraph(self._memory, self._stream)
 
     def queue(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what makes this thread's stream, and its device, those of another."""
+        """Return a context manager that makes this thread's stream and device another thread's."""
         stream = torch.cuda.current_stream(self._device)
         return lambda: torch.cuda.stream(stream)
 
 
 class CudaGraph:
-    """A torch.cuda.CUDAGraph. Its result keeps its own place in the memory: it should be small."""
+    """A torch.cuda.CUDAGraph. Its result occupies memory of its own, so it should be small."""
 
     def __init__(self, memory: GraphMemory, stream: torch.cuda.Stream) -> None:
         self._memory = memory
@@ -180,9 +180,9 @@ class CudaGraph:
         self._result: torch.Tensor | None = None
 
     def capture(self, function: Callable[[], torch.Tensor]) -> None:
-        """Run the function twice: kernels are compiled and handles made before anything is kept.
+        """Run the function twice: once to compile kernels and create handles, once to capture it.
 
-        Raises: RuntimeError when it waits for the device or allocates what cannot be kept.
+        Raises: RuntimeError when it waits for the device or allocates what cannot be captured.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -197,7 +197,7 @@ class CudaGraph:
         self._memory.keep(self)
 
     def _record(self, function: Callable[[], torch.Tensor]) -> None:
-        """Keep what a function queues. Mutates: self"""
+        """Capture the work that a function queues. Mutates: self"""
         self._graph.capture_begin(pool=self._memory.handle(), capture_error_mode="thread_local")
         try:
             self._result = function()

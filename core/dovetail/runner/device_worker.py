@@ -1,6 +1,6 @@
-"""DeviceWorker: what the workers of all devices share; a subclass knows its device's memory.
+"""DeviceWorker: the common part of all workers; a subclass knows its device's memory.
 
-Torch and the runner are imported when a worker is made, so naming one costs nothing.
+Torch and the runner are imported when a worker is created, so importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class DeviceWorker(Worker):
         """Return the device of this rank, made current. Raises: ConfigError"""
 
     def _device_calls(self) -> DeviceCalls | None:
-        """Return the calls to this device beyond torch's operators; None: as torch's device of the
-        same type does (see runner.device)."""
+        """Return the calls to this device beyond torch's operators; None: the default for its torch
+        device type (see runner.device)."""
         return None
 
     def _set_threads(self) -> None:
@@ -103,22 +103,22 @@ class DeviceWorker(Worker):
             return self.runner.step(plan)
 
     def begin(self, plan: StepPlan) -> PendingStep:
-        """Hand a step to the device."""
+        """Queue a step on the device."""
         self._balance_experts()
         with _step_span(plan):
             return self.runner.begin(plan)
 
     def _balance_experts(self) -> None:
-        """Move experts between ranks if it is time to, which it is for all ranks at one step."""
+        """Move experts between ranks if a rebalance is due; that is the same step on all ranks."""
         if self.runner.expert_balancer is not None:
             self.runner.expert_balancer.before_step()
 
     def learn(self, result: StepResult) -> None:
-        """Take over the tokens that the last stage drew in a step begun here."""
+        """Record the tokens that the last stage drew in a step begun here."""
         self.runner.learn(result)
 
     def prepare(self, item: Preparation) -> AdapterFacts | None:
-        """Load a constraint, read an adapter or bring blocks. Raises: RequestError"""
+        """Load a constraint, read an adapter or load blocks. Raises: RequestError"""
         if isinstance(item, BlockLoad):
             self.runner.transfers.load(item)
             return None
@@ -134,7 +134,7 @@ class DeviceWorker(Worker):
         return None
 
     def _warm_up_profiler(self) -> None:
-        """Have a profiler that may be asked for start without delay."""
+        """Warm the profiler up, so that a later one starts without delay."""
         if self.run.profile is not None:
             from dovetail.runner import profiler
 
@@ -146,7 +146,7 @@ class DeviceWorker(Worker):
         return RunnerSleep(self.runner, layout, self._release_memory)
 
     def _release_memory(self) -> None:
-        """Return to the system what is free in this process."""
+        """Return free memory of this process to the system."""
         from dovetail.runner.loader import give_memory_back
 
         give_memory_back()
@@ -179,11 +179,11 @@ class DeviceWorker(Worker):
         gc.collect()
 
     def _largest_step_bytes(self) -> int:
-        """Return a bound of the memory that a largest step takes beside weights and cache.
+        """Return an upper bound on the memory of the largest step, besides weights and cache.
 
-        Per token some 24 vectors of the hidden size (residual, q, k, v, gate and up of a
+        Per token about 24 vectors of the hidden size (residual, q, k, v, gate and up of a
         feed-forward layer four times as wide); per row three float32 vectors of logits; and the
-        encodings of media that are kept.
+        stored media encodings.
         """
         run = self.run
         token_bytes = 24 * run.model.hidden_size * 4
@@ -192,7 +192,7 @@ class DeviceWorker(Worker):
 
 
 def _step_span(plan: StepPlan) -> AbstractContextManager[object]:
-    """Return what names a step in a profiler's trace."""
+    """Return the span that names a step in a profiler's trace."""
 
     def size() -> str:
         return f"rows: {len(plan.rows)}, tokens: {sum(row.num_tokens for row in plan.rows)}"

@@ -1,8 +1,7 @@
-"""DraftBlocks: which KV blocks hold a drafter's keys of all their tokens.
+"""DraftBlocks: which KV blocks are also filled in a drafter's cache.
 
-A row that wants no drafts is not computed by the drafter, and leaves blocks without its keys. Who
-finds such a block by its prefix computes them then, or, where that takes hidden states that are
-gone, goes without them.
+The drafter skips rows that want no drafts, so their blocks lack its keys. A request that hits such
+a block by prefix computes them then, or goes without if that takes hidden states that are gone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NULL_BLOCK = 0
 
 
 class DraftBlocks:
-    """The blocks of the model's first KV group, and of the host. Of the null block nobody reads."""
+    """The blocks of the model's first KV group, and of the host. The null block is never read."""
 
     def __init__(self, layout: KVLayout, table: BlockTable) -> None:
         self._is_filled = np.zeros(layout.num_blocks, dtype=bool)
@@ -28,8 +27,8 @@ class DraftBlocks:
         self._noted = np.zeros(len(table.ids), dtype=np.int64)
 
     def begin(self, row: int, blocks: Sequence[int], num_cached: int) -> int:
-        """Return how many leading tokens of a new row are filled, of so many that are cached; what
-        is not cached is not filled. Mutates: self"""
+        """Return how many leading tokens of a new row, out of `num_cached`, the drafter has; blocks
+        past `num_cached` are marked empty. Mutates: self"""
         self._noted[row] = 0
         size = self._table.block_tokens
         found = self._is_filled[list(blocks[: num_cached // size])]
@@ -38,7 +37,7 @@ class DraftBlocks:
         return size * (int(holes[0]) if holes.size else len(found))
 
     def take(self, steps: Iterable[RowStep]) -> None:
-        """Take in the blocks that rows get with a step. Mutates: self"""
+        """Mark the blocks that rows get with a step as empty. Mutates: self"""
         for step in steps:
             if step.new_blocks and step.new_blocks[0]:
                 self._empty(step.new_blocks[0])
@@ -55,12 +54,12 @@ class DraftBlocks:
             self._noted[row] = count
 
     def skip(self, row: int, num_tokens: int) -> None:
-        """Note that the drafter begins behind so many tokens of a row, whatever it has computed of
-        those before. Mutates: self"""
+        """Note that the drafter begins after `num_tokens` tokens of a row, whatever it has computed
+        before them. Mutates: self"""
         self._noted[row] = -(-num_tokens // self._table.block_tokens)
 
     def swap(self, out: Iterable[tuple[int, int]], back: Iterable[tuple[int, int]]) -> None:
-        """Note copies to the host, (block, host block), then those from there, (host block, block).
+        """Note copies to the host, (block, host block), then copies back, (host block, block).
         Mutates: self"""
         for block, host in out:
             self._on_host[host] = self._is_filled[block]

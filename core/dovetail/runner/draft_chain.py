@@ -1,11 +1,11 @@
-"""DraftChain: the catching up on known tokens and all drafts of a step, as one native call.
+"""DraftChain: runs a drafter's catch-up on known tokens and all drafts of a step as one native
+call.
 
-Where a drafter makes native calls alone, two sorts of programs are recorded: what it does of the
-tokens that it has not seen, by the number of rows and tokens, and what it does of the draft before,
-by the number of rows; each with the logits and the choice of the most likely token among them. They
-run one after the other (`dovetail_kernels.cpu.chain`), on the rows whose drafts are likely so far.
-The first time that a program takes part, what comes of it is compared with what the drafter says
-step by step.
+If a drafter makes only native calls, two kinds of programs are recorded: its pass over new known
+tokens, by number of rows and tokens, and its pass over the previous draft, by number of rows. Each
+includes the logits and the choice of the most likely token. They run one after the other
+(`dovetail_kernels.cpu.chain`), on the rows whose drafts are likely so far. A program's first result
+is compared with the drafter's own, computed step by step.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 from dovetail_kernels.sample.native import NativeSampler, Tables
 
 MAX_ROWS = 32
-"""Above this many rows the drafter's own work takes so long that recording saves little."""
+"""With more rows, the drafter's own work takes so long that recording saves little."""
 FEW_ROWS = 2
-"""With more rows than this a plain step's cost is shared by many tokens."""
+"""With more rows than this, many tokens share the cost of a plain step."""
 CATCH_UP_TOKENS = 64
-"""With so many more tokens than rows to catch up on, all but the last of each row go before."""
+"""With this many more tokens than rows to catch up on, all but each row's last go first."""
 MAX_LINES = 160
-"""The same of the tokens to catch up on."""
+"""The maximum number of tokens to catch up on."""
 LEAST_CHANCE, LEAST_AMONG_MANY = 0.2, 0.5
-"""Drafts end before one that comes true less often than this, by the drafter's own chances of it
-and of those before it: verifying a position costs about a fifth of what a token is worth, and with
-more than FEW_ROWS about half."""
+"""Drafts end before one whose chance is below this: the product of the drafter's probabilities up
+to it. Verifying a position costs about a fifth of a token's worth, and with more than FEW_ROWS
+about half."""
 LEFT_OUT = 8
-"""With more than FEW_ROWS, a row's drafts of which not even the first is likely are left out, but
-for the first time, one in so many, and the next one after one that came true: a drafter may be
-right more often than it thinks."""
+"""With more than FEW_ROWS, a row's drafts are left out if not even the first is likely. Exceptions:
+the first time, one time in this many, and after an accepted one, since a drafter may be right more
+often than it thinks."""
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +50,13 @@ Advance = Callable[
 ]
 """(token_ids, positions, layouts, states, depth) -> states: a pass of the drafter."""
 Size = tuple[int, int, int]
-"""Depth, rows, and lines, which are as many as rows but at depth 0."""
+"""Depth, rows, and lines; except at depth 0, lines equal rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The tokens to catch up on, a line each: the last one of every row, then those before them.
-    `picked` are the lines' places where rows come one after the other, each with all its tokens.
+    """The tokens to catch up on, one line each: first every row's last one, then those before.
+    `picked` are the lines' indices in the concatenation of all rows' tokens.
     Shapes: all [N]"""
 
     rows: np.ndarray
@@ -65,15 +65,15 @@ class Known:
 
 
 def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Known:
-    """Return the tokens of some rows from `starts` up to `limits`, of each at least one. Every line
-    is a row of its own, which sees those before it, so their order is free. Shapes: all [R]"""
+    """Return the tokens of some rows from `starts` up to `limits`, at least one per row. Every line
+    is a row of its own, which sees the tokens before it, so the order is free. Shapes: all [R]"""
     if len(rows) == 1:
         return _known_of_one(rows, int(starts[0]), int(limits[0]))
     lines = list(zip(rows.tolist(), starts.tolist(), limits.tolist(), strict=True))
     own_rows, positions, picked = rows.tolist(), (limits - 1).tolist(), []
     before: list[int] = []
     end = 0
-    for row, start, limit in lines:  # there are few: lists take less time than arrays
+    for row, start, limit in lines:  # few items: lists are faster than arrays
         count = limit - start
         end += count
         picked.append(end - 1)
@@ -87,8 +87,8 @@ def known_lines(rows: np.ndarray, starts: np.ndarray, limits: np.ndarray) -> Kno
 
 
 def _known_of_one(rows: np.ndarray, start: int, limit: int) -> Known:
-    """Return the tokens of a row: as they come, but for the last one, which is the first line.
-    Shapes: rows [1]"""
+    """Return the tokens of one row: the last one first, then the others in order. Shapes: rows
+    [1]"""
     if limit - start == 1:
         return Known(rows=rows, positions=np.array([start]), picked=np.zeros(1, dtype=np.int64))
     positions = np.arange(start - 1, limit)
@@ -99,7 +99,7 @@ def _known_of_one(rows: np.ndarray, start: int, limit: int) -> Known:
 
 @dataclass(slots=True)
 class _Recorded:
-    """A program, and whether what it says was once found to be the drafter's own."""
+    """A program, and whether its result was once equal to the drafter's own."""
 
     program: Program
     is_proven: bool = False
@@ -107,8 +107,8 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """The drafts of a step, by row: the first `made` ones are there, the first `likely` ones are
-    worth verifying. `parts` are the programs that made them, `are_proven` whether all of these are.
+    """The drafts of a step by row: the first `made` are computed, the first `likely` are worth
+    verifying. `parts` are the programs that ran; `are_proven`: all are proven.
     Shapes: drafts [R, D], made, likely [R]"""
 
     drafts: np.ndarray
@@ -119,7 +119,7 @@ class Drafted:
 
 
 class DraftChain:
-    """Programs by depth, rows and lines, and the fixed places of their inputs."""
+    """Programs by depth, rows and lines, and the fixed buffers of their inputs."""
 
     def __init__(
         self, advance: Advance, drafter: WorkerDrafter, batch: Batch, max_drafts: int
@@ -141,17 +141,17 @@ class DraftChain:
         self._reason: str | None = native.missing_reason()
         if self._reason is None:
             tables = Tables(MAX_ROWS)
-            tables.num_top[:] = 0  # the chosen token's own logprob is told
+            tables.num_top[:] = 0  # only the chosen token's logprob is returned
             self._sampler = NativeSampler(tables)
             self._rows = np.arange(MAX_ROWS)
             self._zeros = np.zeros(MAX_ROWS, dtype=np.int64)
 
     def begin(self, row: int) -> None:
-        """Note that another request has a row. Mutates: self"""
+        """Note that a row has a new request. Mutates: self"""
         self._left_out[row], self._tried_at[row] = LEFT_OUT, -1
 
     def takes(self, num_rows: int) -> bool:
-        """Return whether steps of so many rows may be recorded."""
+        """Return whether steps with this many rows may be recorded."""
         return self._reason is None and num_rows <= MAX_ROWS
 
     def run(
@@ -164,10 +164,10 @@ class DraftChain:
         skipped: np.ndarray,
     ) -> Drafted | None:
         """Catch up on the rows' tokens from `starts` up to `limits`, and draft what follows.
-        `states` are the model's, rows one after the other (None: the drafter needs none), `skipped`
-        the blocks that each row of the batch does not read, once what they are read by is proven.
-        Returns None where they are not recorded. What is not proven is to be drafted once more, and
-        `prove` told of it.
+        `states` are the model's, concatenated by row (None: the drafter needs none). `skipped` are
+        the leading blocks that each row of the batch does not read, used once the program is
+        proven. Returns None if this is not recorded. Unproven drafts must be drafted again by the
+        drafter and passed to `prove`.
 
         Shapes: rows, starts, limits, wants [R], states [N, E]. Mutates: self, and the KV cache
         """
@@ -205,7 +205,7 @@ class DraftChain:
         )
 
     def _with_trials(self, rows: np.ndarray, limits: np.ndarray, likely: np.ndarray) -> np.ndarray:
-        """Return how many drafts of each row are verified: one of some rows of which none is likely
+        """Return how many drafts of each row to verify; some rows without a likely draft get one
         (see LEFT_OUT). Shapes: [R] thrice. Mutates: self"""
         tried_at, are_none = self._tried_at[rows], likely == 0
         came_true = (tried_at >= 0) & (limits > tried_at + 1)
@@ -216,7 +216,7 @@ class DraftChain:
         return likely + are_tried
 
     def prove(self, found: Drafted, drafts: np.ndarray) -> None:
-        """Compare drafts with those of the drafter itself. Shapes: [R, D]. Mutates: self"""
+        """Compare drafts with the drafter's own. Shapes: [R, D]. Mutates: self"""
         own = found.drafts[:, : drafts.shape[1]]
         are_made = np.arange(own.shape[1]) < found.made[:, None]
         if not np.array_equal(own[are_made], drafts[are_made]):
@@ -227,7 +227,7 @@ class DraftChain:
             self._programs[part].is_proven = True
 
     def _parts(self, made: np.ndarray) -> list[Size]:
-        """Return the sizes of the later programs that rows took part in. Shapes: [R]"""
+        """Return the sizes of the later programs that took part. Shapes: [R]"""
         going = (int((made > depth).sum()) for depth in range(1, int(made.max())))
         return [self._later_size(depth, count) for depth, count in enumerate(going, 1)]
 
@@ -236,8 +236,8 @@ class DraftChain:
         return depth if self._is_by_depth else 1, padded, padded
 
     def _ready(self, rows: int, states: torch.Tensor) -> Chain | None:
-        """Return the chain, which knows what up to so many rows do of drafts; None where that is
-        not recorded. `states`: as a pass leaves them. Mutates: self"""
+        """Return the chain with drafting programs for up to `rows` rows; None if they are not
+        recorded. `states`: the output of a pass. Mutates: self"""
         if self._chain is None:
             kept = states.new_zeros(MAX_ROWS, states.shape[1]) if self._continues else None
             lines = Lines.empty(MAX_ROWS, self._table.ids.shape[1], kept)
@@ -246,7 +246,7 @@ class DraftChain:
         return self._chain if self._has_later(self._chain, rows) else None
 
     def _has_later(self, chain: Chain, rows: int) -> bool:
-        """Return whether what up to so many rows do of drafts is recorded, now. Mutates: self"""
+        """Return whether drafting for up to `rows` rows is recorded; records it. Mutates: self"""
         depths = self._max_drafts - 1 if self._is_by_depth else min(self._max_drafts - 1, 1)
         while len(chain.later) < depths:
             chain.later.append({})
@@ -262,7 +262,7 @@ class DraftChain:
         return True
 
     def _record(self, size: Size) -> _Recorded | None:
-        """Return the program of a size, or None for good when the drafter has none."""
+        """Return the program of a size; None, permanently, if the drafter has none."""
         kept: list[BatchLayout] = []
         try:
             program = record(lambda: self._guess(size, kept), self._pool, kept=kept)
@@ -274,8 +274,8 @@ class DraftChain:
         return found
 
     def _guess(self, size: Size, kept: list[BatchLayout]) -> torch.Tensor:
-        """Draft a token of each row from what lies at the fixed places; return the states. `kept`
-        gets the layout."""
+        """Draft a token of each row from the fixed buffers; return the states. `kept` receives the
+        layout."""
         depth, count, num_lines = size
         places, given = self._known, self._states
         if depth:
@@ -297,9 +297,9 @@ class DraftChain:
     def _fill(
         self, known: Known, count: int, size: Size, width: int, skipped: np.ndarray | None
     ) -> None:
-        """Write the known tokens of so many rows; what pads them is tokens of the null block. Rows
-        read `width` blocks. `skipped`: how many blocks at its start each row of the batch does not
-        read (None: it reads all). Mutates: self"""
+        """Write the known tokens of `count` rows, padded with tokens of the null block. Rows read
+        `width` blocks. `skipped`: the leading blocks that each row of the batch does not read
+        (None: it reads all). Mutates: self"""
         _, num_rows, num_lines = size
         tokens = self._batch.tokens[known.rows, known.positions + int(self._continues)]
         end = num_rows + len(known.rows) - count
@@ -320,8 +320,8 @@ class DraftChain:
         wants: np.ndarray,
         skipped: np.ndarray | None,
     ) -> None:
-        """Write what rows ask for, whose drafts end before `ends`. Shapes: rows, ends, wants [R].
-        Mutates: chain"""
+        """Write the number and slots of the drafts that rows want; they end before position `ends`.
+        Shapes: rows, ends, wants [R]. Mutates: chain"""
         count, most, table, firsts = len(rows), int(wants.max()), self._table, ends - wants
         chain.wants[:count], chain.positions[:count] = wants, firsts
         chain.skipped[:count] = 0 if skipped is None else skipped[rows] * table.block_tokens
@@ -338,8 +338,8 @@ class DraftChain:
         width: int,
         skipped: np.ndarray | None,
     ) -> None:
-        """Write some of the known tokens, with the blocks of their rows that they read, which begin
-        behind those that are skipped. Shapes: [L] thrice. Mutates: self"""
+        """Write some known tokens, with the blocks that their rows read, after the skipped ones.
+        Shapes: [L] thrice. Mutates: self"""
         if lines.stop == lines.start:
             return
         to, table = self._known, self._table
@@ -355,7 +355,7 @@ class DraftChain:
             to.lens[lines] -= behind * table.block_tokens
 
     def _take(self, states: torch.Tensor, picked: np.ndarray, rows: int, num_rows: int) -> None:
-        """Write the model's states of the known tokens at their places. Mutates: self"""
+        """Copy the model's states of the known tokens to their buffer. Mutates: self"""
         if self._states is None:
             self._states = states.new_zeros(MAX_LINES, states.shape[1])
         end = num_rows + len(picked) - rows
@@ -385,7 +385,7 @@ def _layout(places: Lines, count: int, block_tokens: int) -> BatchLayout:
 
 
 def _first_size(rows: int, tokens: int) -> Size:
-    """Return the size that catching up is padded to, so that few have to be recorded."""
+    """Return the padded size of a catch-up, so that few sizes have to be recorded."""
     extra = tokens - rows
     if rows <= FEW_ROWS:
         return 0, rows, rows + _next_power(extra)
@@ -395,5 +395,5 @@ def _first_size(rows: int, tokens: int) -> Size:
 
 
 def _next_power(count: int) -> int:
-    """Return the next power of two, 0 for 0: so few sizes have to be recorded."""
+    """Return the next power of two, 0 for 0, so that few sizes have to be recorded."""
     return 1 << (count - 1).bit_length() if count else 0

@@ -1,4 +1,4 @@
-"""A worker drafter, made and filled: its own checkpoint beside the model that it guesses for."""
+"""Builds and fills a drafter model from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The model beside a drafter (interfaces.drafter.TargetModel)."""
+    """The target model of a drafter (interfaces.drafter.TargetModel)."""
 
     spec: ModelSpec
     rank: RankSpec
     model: Model
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the tokens' vectors. Shapes: [T] -> [T, E]. Raises: BrokenPlugin"""
+        """Return the tokens' embeddings. Shapes: [T] -> [T, E]. Raises: BrokenPlugin"""
         for module in cast(nn.Module, self.model).modules():
             if isinstance(module, VocabParallelEmbedding):
                 found: torch.Tensor = module(token_ids)
@@ -61,9 +61,9 @@ class Target:
 
 
 def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
-    """Return the target's run with the drafter's own checkpoint in place of the model."""
+    """Return the target's run with the drafter's checkpoint as the model."""
     rank = RankSpec(local_rank=run.rank.local_rank)
-    if spec.is_divided:  # not over other engines, which draft at other times
+    if spec.is_divided:  # not over other engines, which draft at different times
         rank = msgspec.structs.replace(run.rank, data_rank=0, data_size=1)
     return msgspec.structs.replace(
         run,
@@ -87,7 +87,7 @@ def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
 def load_drafter(
     spec: WorkerDraftSpec, run: RunSpec, target: Target, device: torch.device
 ) -> WorkerDrafter:
-    """Return the drafter, filled. `run` is its own. Raises: ConfigError naming what is wrong"""
+    """Return the drafter with its weights. `run` is its own. Raises: ConfigError"""
     quant = method_of(run)
     with building(run, spec.drafter, device):
         plugin = registry.require_selection(spec.drafter)
@@ -115,7 +115,7 @@ def load_drafter(
 
 
 def look_into(model: Model, layers: tuple[int, ...], inner: dict[int, torch.Tensor | None]) -> None:
-    """Have a model leave the inputs of these layers in `inner`. Raises: ConfigError.
+    """Make a model save the inputs of these layers in `inner`. Raises: ConfigError.
 
     Mutates: model, inner
     """
@@ -137,7 +137,7 @@ def look_into(model: Model, layers: tuple[int, ...], inner: dict[int, torch.Tens
 def _checked(
     tensors: Iterable[tuple[str, torch.Tensor]], path: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Give the tensors on; what is not finite would guess nothing and say so nowhere.
+    """Yield the tensors unchanged; values that are not finite would silently give useless drafts.
 
     Raises: ConfigError
     """
@@ -152,14 +152,14 @@ def _checked(
 
 
 def kept_layers(drafter: nn.Module, run: RunSpec) -> list[CachedLayer]:
-    """Return what a drafter's layers keep: keys and values, or latents."""
+    """Return what a drafter's layers cache: keys and values, or latents."""
     keys = [one.kv_layer(run.kv_dtype, is_draft=True) for one in attention_layers(drafter)]
     latents = (m.kept(run) for m in drafter.modules() if isinstance(m, LatentAttention))
     return [*keys, *(msgspec.structs.replace(one, is_draft=True) for one in latents)]
 
 
 def states_within(kept: Mapping[int, torch.Tensor | None], layers: Sequence[int]) -> torch.Tensor:
-    """Return the inputs of layers that a step has left, side by side. Shapes: -> [T, layers * E]"""
+    """Return the saved inputs of layers, concatenated. Shapes: -> [T, layers * E]"""
     found = [state for number in layers if (state := kept[number]) is not None]
     assert len(found) == len(layers), "a step leaves the inputs of its layers"
     return torch.cat(found, dim=-1)

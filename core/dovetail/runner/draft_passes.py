@@ -1,4 +1,4 @@
-"""Passes of a drafter over tokens that no plan names: how they are laid, and how recorded."""
+"""A drafter's passes over tokens that no plan names: how they are laid out and recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail.runner.tensors import DeviceTensors, HostTensors
 
 
 class RecordedPass:
-    """A RecordedForward of the drafter, whose states lie at a fixed place too."""
+    """A RecordedForward of the drafter whose input states also have a fixed address."""
 
     def __init__(self, forward: Callable[..., torch.Tensor], batch: Batch) -> None:
         self._forward = forward
@@ -26,7 +26,7 @@ class RecordedPass:
         self._recorded = recorded_rows(self._run, batch.tables[:1], MAX_DRAFTED_ROWS, pads=True)
 
     def run(self, inputs: StepInputs, states: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the states after a pass, None of one that is not recorded. Mutates: self"""
+        """Return the states after a pass, None if it is not recorded. Mutates: self"""
         if self._recorded.reason is not None:
             return None
         if states is not None:
@@ -47,7 +47,7 @@ class RecordedPass:
 
 
 def laid(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> StepInputs:
-    """Return a pass over tokens of rows, without the tokens. Shapes: all [R]"""
+    """Return the inputs of a pass over tokens of rows, without the tokens. Shapes: all [R]"""
     query_start = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(counts, out=query_start[1:])
     shift = np.repeat(starts - query_start[:-1], counts)
@@ -65,7 +65,7 @@ def laid(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> StepInputs
 
 
 def one_by_one(inputs: StepInputs) -> StepInputs:
-    """Return the pass with every token as a row of its own: each sees those before it."""
+    """Return the pass with every token as a row of its own, which sees the tokens before it."""
     count = len(inputs.token_ids)
     if count == len(inputs.rows):
         return inputs
@@ -75,15 +75,15 @@ def one_by_one(inputs: StepInputs) -> StepInputs:
 
 
 def lines_of(states: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
-    """Return the picked lines of states. Shapes: [N, E], [S] -> [S, E]"""
+    """Return the picked rows of states. Shapes: [N, E], [S] -> [S, E]"""
     if len(picked) == len(states):
         return states
     return states[torch.from_numpy(picked).to(states.device)]
 
 
 class DraftPasses:
-    """How a drafter runs over tokens of rows. `layers` are those that keep something, in `caches`;
-    with `records` small passes are run as one call."""
+    """Runs a drafter over tokens of rows. `layers` are its caching layers, with `caches`; with
+    `records` small passes are recorded and run as one call."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class DraftPasses:
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states after tokens of each row, known ones where no ids are given. Shapes:
-        rows, starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
+        """Return the states after each row's tokens (`token_ids` None: known ones). Shapes: rows,
+        starts, counts [R], token_ids [N], states [N, E] -> [N, E]. Mutates: the cache"""
         inputs = laid(rows, starts, counts)
         if token_ids is None:
             places = inputs.positions + int(self._continues)
@@ -139,7 +139,7 @@ class DraftPasses:
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states after tokens that are laid out. Shapes: token_ids, positions [N],
+        """Return the states after tokens with given layouts. Shapes: token_ids, positions [N],
         states [N, E] -> [N, E]. Mutates: the cache"""
         prepared = self._backend.prepare(layouts[0]) if self._layers else None
         context = ForwardContext(
@@ -151,7 +151,7 @@ class DraftPasses:
             return self._drafter.advance(token_ids, positions, states, depth)
 
     def _recorder(self, depth: int) -> RecordedPass:
-        """Return what runs small passes of this depth as one call. Mutates: self"""
+        """Return the recorder of small passes of this depth. Mutates: self"""
         key = depth if self._is_by_depth else 0
         if key not in self._recorded:
             self._recorded[key] = RecordedPass(partial(self.forward, depth=key), self._batch)

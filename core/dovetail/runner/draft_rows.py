@@ -1,6 +1,6 @@
-"""DraftRows: how far a worker drafter has come in each row, and what it waits for there.
+"""DraftRows: a drafter model's progress in each row, and what it still has to compute.
 
-Positions and numbers alone, but for the hidden states of tokens that the drafter has yet to see.
+Only positions and numbers, plus the hidden states of tokens that the drafter has yet to see.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dovetail.runner.batch import AHEAD_TOKENS, UNKNOWN, Batch, StepInputs
 
 
 class DraftRows:
-    """The first `computed[row]` positions are in the drafter's cache. `limits[row]` is how far it
-    could have come after the last step: so many tokens have all that it needs.
+    """The first `computed[row]` positions are in the drafter's cache. It can compute up to
+    `limits[row]`: so many tokens have all the inputs it needs after the last step.
 
-    `skipped[row]` blocks at its start are not read: the drafter began behind them, or within the
-    next one. `shift` 1: position i needs the token i + 1. With `keeps` the hidden states of
-    positions that wait are kept. `is_ahead`: there may be tokens that the host does not know yet.
+    `skipped[row]` blocks at the start are not read: the drafter began after them, or within the
+    next one. `shift` 1: position i needs token i + 1. With `keeps` the hidden states of waiting
+    positions are stored. `is_ahead`: there may be tokens that the host does not know yet.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DraftRows:
         self._ends: dict[int, frozenset[int]] = {}
 
     def begin(self, row: int, num_cached: int, sampling: SamplingParams) -> None:
-        """Note that a request took a row, with so many tokens in the cache. Mutates: self"""
+        """Register a row's new request, with `num_cached` tokens in the cache. Mutates: self"""
         self._ends[row] = _ends_of(sampling)
         self.computed[row] = self.limits[row] = num_cached
         self.skipped[row] = self._num_drafted[row] = 0
@@ -54,7 +54,7 @@ class DraftRows:
         self._kept.pop(row, None)
 
     def num_kept(self, row: int) -> int:
-        """Return of how many positions that wait the states are kept."""
+        """Return the number of waiting positions whose states are stored."""
         return sum(end - first for _, first, end in self._kept.get(row, ()))
 
     def has_ended(self, row: int, token_ids: Sequence[int]) -> bool:
@@ -79,28 +79,28 @@ class DraftRows:
         return found
 
     def reach(self, inputs: StepInputs, known: np.ndarray) -> np.ndarray:
-        """Return, and note, how far the drafter can come after a step. Shapes: [R]"""
+        """Return, and store, how far the drafter can compute after a step. Shapes: [R]"""
         limits = np.minimum(inputs.seq_lens, known - self._shift)
         self.limits[inputs.rows] = limits
         return limits
 
     def settle(self, inputs: StepInputs) -> None:
-        """Count as computed those of the last drafts that came true: as many as the step's rows
-        with drafts have grown by, and of rows whose drafts it did not verify those that are their
-        tokens. Mutates: self"""
+        """Count accepted drafts of the last step as computed. Rows whose drafts the step verified
+        have grown by that many; for others, drafts are compared with the row's tokens.
+        Mutates: self"""
         rows = inputs.rows
         is_of_step = self._drafted_from[rows] == inputs.starts + 1
         self._settle(rows, is_of_step & (inputs.counts > 1))
 
     def settle_ended(self, rows: np.ndarray) -> None:
-        """The same of rows that end. Mutates: self"""
+        """Do the same for rows that end. Mutates: self"""
         self._settle(rows, np.zeros(len(rows), dtype=bool))
 
     def _settle(self, rows: np.ndarray, are_verified: np.ndarray) -> None:
-        """Count drafts as computed; `are_verified`: a row's length says how many came true. Shapes:
-        [R] twice. Mutates: self"""
+        """Count drafts as computed; `are_verified`: a row's length shows how many were accepted.
+        Shapes: [R] twice. Mutates: self"""
         if self._shift:
-            return  # what was computed of drafts is not what the model's states make of them
+            return  # states computed from drafts differ from the model's own
         counts, first = self._num_drafted[rows], self._drafted_from[rows]
         num_true = np.minimum(counts, self._batch.lengths[rows] - 1 - first)
         is_other = (counts > 0) & ~are_verified
@@ -111,8 +111,8 @@ class DraftRows:
         self._num_drafted[rows] = 0
 
     def _num_true(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return how many of the first `counts` drafts of each row are its tokens now, up to the
-        first one that is not. Shapes: all [R]"""
+        """Return how many leading drafts of each row, out of `counts`, are now its tokens.
+        Shapes: all [R]"""
         nth = np.arange(int(counts.max(initial=0)))
         last = first + np.maximum(counts - 1, 0)
         places = np.minimum(first[:, None] + nth, last[:, None])
@@ -128,8 +128,8 @@ class DraftRows:
         drafts: Sequence[Sequence[int]],
         computed: Sequence[int],
     ) -> None:
-        """Remember drafts of the tokens from `first` on, so many of which are computed. Shapes:
-        rows, first, computed [R], drafts[i] up to [R]. Mutates: self"""
+        """Remember drafts of the tokens from `first` on; the first `computed[i]` are computed.
+        Shapes: rows, first, computed [R], drafts[i] up to [R]. Mutates: self"""
         self._drafted_from[rows] = first
         counts = [min(len(own), most) for own, most in zip(drafts, computed, strict=True)]
         self._num_drafted[rows] = counts
@@ -137,18 +137,18 @@ class DraftRows:
             self._drafts[row, : len(drafted)] = drafted
 
     def keep(self, row: int, states: torch.Tensor, first: int, end: int) -> None:
-        """Keep the states of the next positions that wait: some lines of a tensor that stays as it
-        is. Shapes: [N, E]. Mutates: self"""
+        """Store the states of the next waiting positions: rows `first` to `end` of a tensor that
+        must not change. Shapes: [N, E]. Mutates: self"""
         if self._keeps and end > first:
             self._kept.setdefault(row, []).append((states, first, end))
 
     def kept(self, row: int) -> list[torch.Tensor]:
-        """Return the states of the positions that wait, from the first on. Mutates: self"""
+        """Return and drop the stored states of the waiting positions, in order. Mutates: self"""
         return [states[first:end] for states, first, end in self._kept.pop(row, [])]
 
 
 def _ends_of(sampling: SamplingParams) -> frozenset[int]:
-    """Return the tokens that end a request wherever they come."""
+    """Return the tokens that end a request at any position."""
     if sampling.min_tokens:
         return frozenset()
     return frozenset(

@@ -1,9 +1,9 @@
-"""DraftRunner: a worker drafter beside the model, its KV cache, and the drafts of each step.
+"""DraftRunner: runs a drafter model alongside the model: its KV cache, and the drafts of each step.
 
-After the model's step the drafter catches up on the tokens that it has not seen, all rows in one
-pass, and then guesses token after token, each time all rows that want another one. A row that wants
-no drafts waits, or is let go. What it keeps of a token lies under the block that the model's first
-KV group has for it. Knows rows and no requests.
+After the model's step the drafter catches up on new tokens, all rows in one pass. Then it drafts
+token by token, each time for all rows that want another one. A row that wants no drafts waits, or
+is dropped. The drafter caches a token under the block id that the model's first KV group uses for
+it. Independent of requests: it only knows rows.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from dovetail.runner.tensors import DeviceTensors, HostTensors
 from dovetail.sampling.sampler import Sampler
 
 LAG_STATES = 96
-"""A row that wants no drafts is caught up on once so many hidden states wait for it."""
+"""A row that wants no drafts catches up once this many hidden states wait for it."""
 FINISHED_TOKENS = 64
-"""A row that ends with more than so many tokens to catch up on leaves them to who finds them."""
+"""A row that ends with more tokens than this to catch up on leaves them to later prefix hits."""
 
 
 class DraftRunner:
-    """Call as a ModelRunner, which owns it: load, allocate, then `after` every step."""
+    """Same calls as ModelRunner, which owns it: load, allocate, then `after` every step."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
         assert run.drafts is not None, "there is no drafter on the worker"
@@ -72,7 +72,7 @@ class DraftRunner:
         self.inner: dict[int, torch.Tensor | None] = {}
 
     def load(self, model: Model) -> None:
-        """Make the drafter beside a model that is loaded. Raises: ConfigError. Mutates: self"""
+        """Build the drafter for a loaded model. Raises: ConfigError. Mutates: self"""
         target = Target(spec=self._target_run.model, rank=self._target_run.rank, model=model)
         self._drafter = load_drafter(self._spec, self._run, target, self._device)
         self._inner_layers = self._drafter.inner_layers()
@@ -83,12 +83,12 @@ class DraftRunner:
         self._continues = "hidden_states" in self._drafter.capabilities
 
     def weights(self) -> list[torch.Tensor]:
-        """Return all that the drafter keeps in memory, but for its cache."""
+        """Return all tensors of the drafter except its cache."""
         module = self._drafter.module()
         return [*module.parameters(), *module.buffers()]
 
     def layout(self, num_blocks: int) -> KVLayout | None:
-        """Return a layout of its layers alone; None where they keep nothing."""
+        """Return a layout of its layers alone; None if they cache nothing."""
         if not self.layers:
             return None
         tokens = self._run.block_tokens
@@ -109,7 +109,7 @@ class DraftRunner:
         if draft is not None:
             memory = allocate_tensors(draft, self._device)
             for tensor in memory:
-                tensor.zero_()  # what a row has not caught up on is read as it is
+                tensor.zero_()  # positions without catch-up are read too
             self._caches = layer_caches(draft, self.layers, self._backend, memory)
             self._host = HostBlockStorage(draft, memory) if draft.num_host_blocks else None
         shift = int(self._continues)
@@ -140,12 +140,12 @@ class DraftRunner:
             self._chain = DraftChain(self._passes.forward, self._drafter, batch, most)
 
     def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
-        """Sample drafts from now on, where the spec says so; return what knows of it."""
+        """Sample drafts from now on if the spec says so; return their distributions."""
         self._sampled = SampledDrafts(sampler) if self._spec.is_sampled else None
         return self._sampled
 
     def release(self) -> list[torch.Tensor]:
-        """Let go of cache and rows; return the KV tensors. Mutates: self"""
+        """Release cache and rows; return the KV tensors. Mutates: self"""
         caches = cache_tensors(self._caches)
         self._host = None
         self._caches = {}
@@ -153,7 +153,7 @@ class DraftRunner:
         return caches
 
     def before(self, plan: StepPlan) -> None:
-        """Finish the rows that end, then copy blocks to and from the host. Mutates: the cache"""
+        """Catch up on rows that end, then copy blocks to and from the host. Mutates: the cache"""
         if not self._caches:
             return
         if plan.freed_rows:
@@ -165,8 +165,8 @@ class DraftRunner:
             self._host.swap_in(plan.swapped_in)
 
     def add_row(self, new: NewRow) -> None:
-        """Begin a row with what the drafter has of the prefix that the model has cached. What it
-        lacks it computes, unless that takes hidden states. Mutates: self"""
+        """Start a row with what the drafter has of the model's cached prefix. It computes what is
+        missing, unless that takes hidden states. Mutates: self"""
         num_cached = num_filled = new.num_computed_tokens
         if self._filled is not None:
             num_filled = self._filled.begin(new.row, new.blocks[0], num_cached)
@@ -177,13 +177,13 @@ class DraftRunner:
             self._begin_anew(new.row, num_cached)
 
     def _begin_anew(self, row: int, start: int) -> None:
-        """Let a row's context begin at a position: what is before is not there. Mutates: self"""
+        """Start a row's context at a position: nothing before it is cached. Mutates: self"""
         self._rows.begin_anew(row, start, self._run.block_tokens)
         if self._filled is not None:
             self._filled.skip(row, start)
 
     def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
-        """Take in a step; its results get the drafts that were wanted. Shapes: hidden [T, E]
+        """Process a step; its results get the requested drafts. Shapes: hidden [T, E]
 
         Mutates: step, the cache, the rows' state
         """
@@ -197,17 +197,17 @@ class DraftRunner:
 
     @property
     def _skips(self) -> bool:
-        """Return whether rows that want no drafts are let go and later begin anew: not where drafts
-        are sampled, since what is drawn would depend on when that was."""
+        """Return whether rows that want no drafts are dropped and later restarted. Not if drafts
+        are sampled: draws would then depend on the time of the restart."""
         return self._continues and self._sampled is None and self._chain is not None
 
     def _has_nothing_to_do(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
-        """Return whether a step that wants no drafts is done with. Mutates: as _only_keeps"""
+        """Return whether a step that wants no drafts needs no more work. Mutates: as _only_keeps"""
         return bool(inputs.samples.all()) if self._skips else self._only_keeps(inputs, hidden)
 
     def _only_keeps(self, inputs: StepInputs, hidden: torch.Tensor) -> bool:
-        """Keep the states of a step in which every row computed its last known token and none wants
-        drafts; return whether that is all there is to do. Mutates: the rows' state"""
+        """Store the states of a step in which every row computed its last known token and none
+        wants drafts; return whether no more work is needed. Mutates: the rows' state"""
         is_plain = self._continues and not (self._inner_layers or inputs.drafted)
         if not (is_plain and inputs.is_decoding) or self._target_run.async_steps:
             return False
@@ -231,8 +231,8 @@ class DraftRunner:
         hidden: torch.Tensor,
         rows: tuple[RowResult, ...] | None,
     ) -> tuple[RowResult, ...] | None:
-        """Return a step's results with the drafts that were wanted. `rows` None: the results are
-        not read yet, and no drafts are wanted. Shapes: hidden [T, E]"""
+        """Return a step's results with the requested drafts. `rows` None: the results are not read
+        yet, and no drafts are wanted. Shapes: hidden [T, E]"""
         if self._inner_layers:
             hidden = states_within(self.inner, self._inner_layers)
         known = self._rows.known(inputs.rows)
@@ -257,7 +257,7 @@ class DraftRunner:
         return with_drafts(rows, chosen.tolist(), drafts)
 
     def _resume(self, inputs: StepInputs) -> None:
-        """Begin anew with the step in rows that were let go. Mutates: the rows' state"""
+        """Restart dropped rows with this step. Mutates: the rows' state"""
         behind = np.flatnonzero(self._rows.computed[inputs.rows] < inputs.starts)
         for i in behind.tolist():
             row, start = int(inputs.rows[i]), int(inputs.starts[i])
@@ -267,9 +267,9 @@ class DraftRunner:
     def _catch_up(
         self, rows: np.ndarray, limits: np.ndarray, wants: np.ndarray, states: torch.Tensor | None
     ) -> tuple[list[list[int]], list[int]]:
-        """Compute the tokens of rows up to `limits`; return the drafts of those that want some, and
-        how many of each were computed. `states` are the model's, rows one after the other. Shapes:
-        rows, limits, wants [R], states [N, E]. Mutates: the cache"""
+        """Compute the tokens of rows up to `limits`. Return the drafts of rows that want some, and
+        how many of each were computed. `states` are the model's, concatenated by row. Shapes: rows,
+        limits, wants [R], states [N, E]. Mutates: the cache"""
         starts = self._rows.computed[rows]
         chain = self._chain if self._sampled is None and wants.all() else None
         found = None
@@ -302,8 +302,8 @@ class DraftRunner:
         limits: np.ndarray,
         states: torch.Tensor | None,
     ) -> tuple[np.ndarray, torch.Tensor | None]:
-        """Compute all but the last token of each row; return where they are then, and the last
-        tokens' states. Shapes: [R] thrice, [N, E] -> [R], [R, E]. Mutates: the cache"""
+        """Compute all but the last token of each row; return the new starts, and the last tokens'
+        states. Shapes: [R] thrice, [N, E] -> [R], [R, E]. Mutates: the cache"""
         counts = limits - starts
         has_more, ends = counts > 1, np.cumsum(counts)
         own = np.delete(np.arange(ends[-1]), ends - 1)
@@ -315,8 +315,8 @@ class DraftRunner:
     def _wanted(
         self, inputs: StepInputs, known: np.ndarray, rows: tuple[RowResult, ...] | None
     ) -> np.ndarray:
-        """Return how many drafts each row is to have: none where a fault or its end came, or tokens
-        that need no draw, behind which nothing can be verified in the next step. Shapes: [R]"""
+        """Return how many drafts each row gets. None after a fault or its end, or if some tokens
+        need no draw: the next step could not verify drafts after them. Shapes: [R]"""
         most = min(self._spec.max_tokens, self._spec.max_model_tokens)
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
@@ -327,14 +327,14 @@ class DraftRunner:
         return np.array(wants, dtype=np.int64)
 
     def _goes_on(self, result: RowResult) -> bool:
-        """Return whether anything may follow what a row drew."""
+        """Return whether a row continues after what it drew."""
         return result.fault is None and not self._rows.has_ended(result.row, result.token_ids)
 
     def _due(
         self, inputs: StepInputs, hidden: torch.Tensor, known: np.ndarray, wants: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of the rows to catch up on now, and how far each row can come. Keeps
-        the states of the others. Shapes: [D], [R]. Mutates: the rows' state"""
+        """Return the indices of the rows to catch up on now, and how far each row can be computed.
+        Stores the states of the others. Shapes: [D], [R]. Mutates: the rows' state"""
         rows, row_state = inputs.rows, self._rows
         limits = row_state.reach(inputs, known)
         if not self._continues:
@@ -362,8 +362,8 @@ class DraftRunner:
     def _guess_by_depth(
         self, rows: np.ndarray, starts: np.ndarray, wants: np.ndarray, states: torch.Tensor
     ) -> np.ndarray:
-        """Return the drafts of each row, from the states at its last known token on, one after the
-        other, zeros behind those that it wants. `starts` are the positions of what comes next.
+        """Return the drafts of each row, one depth at a time, from the state at its last known
+        token; unused entries are zero. `starts` are the positions of the next tokens.
         Shapes: rows, starts, wants [R], states [R, E] -> [R, D]. Mutates: the cache"""
         drafts = np.zeros((len(rows), int(wants.max())), dtype=np.int64)
         live = np.arange(len(rows))
@@ -387,7 +387,7 @@ class DraftRunner:
         return drafts
 
     def _finish(self, rows: np.ndarray) -> None:
-        """Catch up on rows that end: what they computed may be found by others. Mutates: cache"""
+        """Catch up on rows that end: later requests may hit their blocks. Mutates: cache"""
         rows = rows[self._batch.lengths[rows] > 0]
         self._rows.settle_ended(rows)
         limits = self._rows.limits[rows]
@@ -414,14 +414,14 @@ class DraftRunner:
         self._note(rows, limits)
 
     def _note(self, rows: np.ndarray, limits: np.ndarray) -> None:
-        """Note how far the drafter has come in some rows. Mutates: the rows' state"""
+        """Record the drafter's progress in some rows. Mutates: the rows' state"""
         self._rows.computed[rows] = limits
         if self._filled is not None:
             self._filled.fill(rows, limits)
 
     def _shorten(self, rows: np.ndarray, limits: np.ndarray) -> None:
-        """Where more tokens wait than a step has, compute them row by row, all but the last of
-        each. Mutates: the cache, the rows' state"""
+        """If more tokens wait than fit in a step, compute them row by row, except the last of each
+        row. Mutates: the cache, the rows' state"""
         computed, most = self._rows.computed, self._target_run.max_step_tokens
         if int((limits - computed[rows]).sum()) <= most:
             return
@@ -435,9 +435,8 @@ class DraftRunner:
     def _states(
         self, inputs: StepInputs, hidden: torch.Tensor, due: np.ndarray, limits: np.ndarray
     ) -> torch.Tensor:
-        """Return the model's states of the tokens that rows catch up on, rows one after the other,
-        those that were kept among them. Shapes: hidden [T, E] -> [N, E]. Mutates: the rows' state
-        """
+        """Return the model's states of the tokens to catch up on, concatenated by row, stored ones
+        included. Shapes: hidden [T, E] -> [N, E]. Mutates: the rows' state"""
         pieces: list[torch.Tensor] = []
         for i in due.tolist():
             row, begun = int(inputs.rows[i]), int(inputs.starts[i])
@@ -448,7 +447,7 @@ class DraftRunner:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _wait(self, inputs: StepInputs, hidden: torch.Tensor, i: int, end: int) -> None:
-        """Keep the states of row i's tokens up to position `end`. Mutates: the rows' state"""
+        """Store the states of row i's tokens up to position `end`. Mutates: the rows' state"""
         row, begun = int(inputs.rows[i]), int(inputs.starts[i])
         shift = int(inputs.query_start[i]) - begun
         first = max(begun, int(self._rows.computed[row]))

@@ -1,11 +1,10 @@
-"""DraftStates: states beside drafts. A draft that does not come true must not stay in a state.
+"""DraftStates: recurrent states of rows with drafts, so that a rejected draft leaves no trace.
 
-A row with drafts keeps the state after its known token where it always does, and the state after
-each draft in a block of its own: one of the layout's draft blocks, which no request owns. For a
-recurrent layer such a row has blocks of one token (see dovetail_kernels.states). When it is known
-how far the drafts came true, the state after the last one that did goes to the row's block, and so
-does the one at the end of a block between. Then the states are those that single steps would have
-left, whatever comes next.
+A row with drafts stores the state after its known token in its usual block. The state after each
+draft goes to a block of its own: one of the layout's draft blocks, which no request owns. For a
+recurrent layer such a row has blocks of one token (see dovetail_kernels.states). Once the drafts
+are verified, the state after the last accepted one is copied to the row's block, and so are states
+at block boundaries before it. The result is what single steps would have left.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from dovetail.runner.layer_groups import LayerGroups, state_parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drafted:
-    """A row of the running step with drafts: its index, the position of its known token, and for
-    each group of states the draft blocks, one a draft."""
+    """A row of the running step with drafts: its index, the position of its known token, and the
+    draft blocks per state group, one for each draft."""
 
     index: int
     row: int
@@ -36,7 +35,7 @@ class _Drafted:
 
 
 class DraftStates:
-    """The draft blocks of a layout, handed out anew in each step."""
+    """The draft blocks of a layout, assigned afresh in each step."""
 
     def __init__(
         self,
@@ -56,8 +55,8 @@ class DraftStates:
         return bool(self._drafted)
 
     def laid(self, inputs: StepInputs, layouts: Sequence[BatchLayout]) -> Sequence[BatchLayout]:
-        """Return a step's layouts, those of the states' groups replaced where it has drafts.
-        Mutates: self, which knows the step's drafts until `settle`"""
+        """Return a step's layouts; in a step with drafts the state groups get layouts that use
+        draft blocks. Mutates: self, which remembers the step's drafts until `settle`"""
         if not self._tables or not inputs.drafted:
             return layouts
         self._drafted = self._handed_out(inputs)
@@ -67,8 +66,8 @@ class DraftStates:
         return found
 
     def settle(self, accepted: Mapping[int, int]) -> None:
-        """Move the states after accepted drafts to the rows' blocks. `accepted`: how many of each
-        row's drafts came true, by the row's index in the step. Mutates: the states"""
+        """Move the states after accepted drafts to the rows' blocks. `accepted` maps a row's index
+        in the step to its number of accepted drafts. Mutates: the states"""
         moves: dict[int, tuple[list[int], list[int]]] = {}
         for group, table in self._tables.items():
             sources, targets = moves.setdefault(group, ([], []))
@@ -95,8 +94,8 @@ class DraftStates:
     def _laid(
         self, inputs: StepInputs, layout: BatchLayout, group: int, table: BlockTable
     ) -> BatchLayout:
-        """Return how a group's states lie: rows with drafts have a block for each token, the first
-        one that of the state before."""
+        """Return the layout of a state group: rows with drafts have one block per token, and the
+        block of the state before them comes first."""
         size, lengths = table.block_tokens, inputs.seq_lens
         widest = max(len(one.blocks[group]) + 2 for one in self._drafted)
         width = max(widest, -(-int(lengths.max()) // size))
@@ -128,7 +127,7 @@ class DraftStates:
 
 
 def _kept(start: int, accepted: int, block_tokens: int) -> list[int]:
-    """Return which of a row's accepted drafts leave a state: the last one, and each that ends a
-    block. The known token is at `start`, draft 0 behind it."""
+    """Return the indices of accepted drafts whose state is saved: the last one, and each that ends
+    a block. The known token is at position `start`; draft 0 follows it."""
     ends = ((start + 1 + nth + 1) % block_tokens == 0 for nth in range(accepted))
     return [nth for nth, is_end in enumerate(ends) if is_end or nth == accepted - 1]

@@ -1,7 +1,7 @@
-"""DrawnAlone: which tokens of a step the layers that read others' keys and values need not compute.
+"""DrawnAlone: skips tokens in layers that share the keys and values of other layers.
 
-Such layers leave nothing behind, so what they would make of a prompt's token is read by nobody
-unless something is drawn after it. Knows no model: one that claims leaves_out_tokens follows.
+Such layers write no cache. So their output for a prompt token is needed only if something is drawn
+after it. Independent of models: those with the capability leaves_out_tokens do this.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dovetail.layers.context import DrawnTokens
 
 CAPABILITY = "leaves_out_tokens"
 NO_TOKENS = np.zeros(0, dtype=np.int64)
-"""The places of tokens in a step that draws nothing."""
+"""The selection of tokens in a step that draws nothing."""
 
 Prepare = Callable[[Sequence[BatchLayout]], Mapping[str, Any]]
 """Prepares the layouts of all groups for a backend."""
 
 
 def may_leave_out(run: RunSpec, model: Model) -> bool:
-    """Return whether steps may leave tokens out: it is asked for, the model can, and nobody reads
-    the hidden states of other tokens, or counts on all ranks computing as many."""
+    """Return whether steps may skip tokens: it is enabled, the model can, nobody reads the hidden
+    states of other tokens, and ranks need not compute equal numbers."""
     reads_all = run.pooling is not None or run.drafts is not None or run.rank.data_size > 1
     is_last = run.rank.is_last_stage
     return run.leaves_out_tokens and CAPABILITY in model.capabilities and is_last and not reads_all
@@ -36,7 +36,7 @@ def may_leave_out(run: RunSpec, model: Model) -> bool:
 def drawn_alone(layouts: Sequence[BatchLayout], after: np.ndarray, prepare: Prepare) -> DrawnTokens:
     """Return the tokens after which something is drawn, as rows of one token each.
 
-    Shapes: after [S] places of tokens, each the last of a row of the layouts
+    Shapes: after [S] token indices, each the last of a row of the layouts
     """
     device = layouts[0].block_table.device
     tokens = torch.from_numpy(after).to(device, non_blocking=True)
@@ -50,7 +50,7 @@ def drawn_alone(layouts: Sequence[BatchLayout], after: np.ndarray, prepare: Prep
 
 
 def _last_tokens(layout: BatchLayout, rows: np.ndarray) -> BatchLayout:
-    """Return a layout of the last tokens of some rows, which writes nothing. Shapes: rows [S]"""
+    """Return a layout of the last tokens of some rows that writes nothing. Shapes: rows [S]"""
     device, count = layout.block_table.device, len(rows)
     index = torch.from_numpy(rows).to(device, non_blocking=True)
     lens = [layout.seq_lens_host[row] for row in rows.tolist()]

@@ -1,9 +1,9 @@
-"""EncoderPass: the pass of an encoder over one content that several steps compute.
+"""EncoderPass: an encoder's pass over one input, spread over several steps.
 
-Code that makes vectors, a transformers model's for instance, is called once and computes to its
-end. So it runs in a thread of its own, which waits before one of the encoder's blocks until the
-next step lets it go on. Only one of the two threads computes at a time: the pass makes the same
-calls in the same order as one that is not divided, and ends with the same bits.
+The encoder's code (a transformers model's, for instance) is one uninterrupted call. So it runs in a
+thread of its own, which pauses before one of the encoder's blocks until the next step resumes it.
+Only one of the two threads computes at a time, so the calls, their order and the resulting bits are
+those of an undivided pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import nn
 
 
 class PassEnded(BaseException):
-    """Ends a pass within an encoder that nobody waits for any more: not an Exception, which the
-    encoder's code could take for one of its own."""
+    """Ends an abandoned pass inside an encoder. Not an Exception, so that the encoder's own code
+    does not catch it."""
 
 
 class _Slot(threading.local):
@@ -30,8 +30,8 @@ _slot = _Slot()
 
 
 class EncoderPass:
-    """One pass. `make` returns the vectors; `queue` makes a thread queue its work behind this one's
-    (`DeviceCalls.queue`). Shapes: make() [rows, E]"""
+    """One pass. `make` returns the vectors; `queue` makes a thread queue device work after this
+    thread's (`DeviceCalls.queue`). Shapes: make() [rows, E]"""
 
     def __init__(
         self, make: Callable[[], torch.Tensor], queue: Callable[[], AbstractContextManager[Any]]
@@ -47,8 +47,8 @@ class EncoderPass:
         self._thread = threading.Thread(target=self._run, name="dovetail-encoder", daemon=True)
 
     def advance(self, num_blocks: int | None) -> None:
-        """Compute until so many of the encoder's blocks have been computed since the pass began,
-        None: to the end. Mutates: self"""
+        """Compute until `num_blocks` of the encoder's blocks have been computed since the pass
+        began; None: to the end. Mutates: self"""
         if self._made is not None or self._error is not None:
             return
         self._until = num_blocks
@@ -58,15 +58,15 @@ class EncoderPass:
         self._told.acquire()
 
     def made(self) -> torch.Tensor:
-        """Return the vectors of a pass that has got to its end. Raises: what the encoder raised.
-        Shapes: [rows, E]"""
+        """Return the vectors of a finished pass. Raises: what the encoder raised. Shapes: [rows,
+        E]"""
         if self._error is not None:
             raise self._error
         assert self._made is not None, "the pass is not over"
         return self._made
 
     def drop(self) -> None:
-        """End the pass where it waits; nothing is made. Mutates: self"""
+        """Abort the pass at its pause; no vectors are made. Mutates: self"""
         if self._thread.is_alive():
             self._is_dropped = True
             self._turn.release()
@@ -78,7 +78,7 @@ class EncoderPass:
         try:
             with self._queue(), torch.inference_mode():
                 self._made = self._make()
-        except BaseException as error:  # told where the pass is waited for
+        except BaseException as error:  # raised again in `made`
             self._error = error
         self._told.release()
 
@@ -93,7 +93,7 @@ class EncoderPass:
 
 
 def pause_before(blocks: Sequence[nn.Module]) -> None:
-    """Have a divided pass wait before these blocks of an encoder. Mutates: blocks"""
+    """Make a divided pass pause before these blocks of an encoder. Mutates: blocks"""
     for block in blocks:
         block.register_forward_pre_hook(_pause)
 

@@ -1,8 +1,7 @@
-"""ExpertBalancer: moves experts between ranks, between steps, so that ranks have even loads.
+"""ExpertBalancer: moves experts between ranks, between steps, to even out their loads.
 
-Every rank runs the same balancer at the same steps, and what it decides from are the counts of all
-engines, as the first rank has them, so all decide alike. Matrices are overwritten where they lie:
-what was captured stays valid.
+Every rank runs the same balancer at the same steps on the counts of all engines, broadcast by the
+first rank, so all decide alike. Matrices are overwritten in place, so captured graphs stay valid.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from dovetail.parallel.experts import Held, balanced, balancedness
 log = logging.getLogger(__name__)
 
 MIXED = -1
-"""In place of a layout's checksum: a rank has several layouts in one layer."""
+"""Replaces a layout's checksum if a rank has several layouts in one layer."""
 
 
 def expert_balancer(module: nn.Module, run: RunSpec) -> ExpertBalancer | None:
-    """Return the balancer of a model's experts; None where none may move.
+    """Return the balancer of a model's experts, or None if none may move.
 
-    A model that does not place whole experts, though the run asks for it, is told of in the log.
+    Logs a warning if the run asks for expert placement and the model does not place whole experts.
     """
     if not run.expert_placement:
         return None
@@ -46,8 +45,8 @@ def expert_balancer(module: nn.Module, run: RunSpec) -> ExpertBalancer | None:
 class ExpertBalancer:
     """Call `check` once, then `before_step` before each step, on all ranks.
 
-    Loads are those of the last `window_steps` steps: the counts are noted that many steps before
-    they are needed.
+    Loads cover the last `window_steps` steps: a snapshot of the counts is taken that many steps
+    before a rebalance.
     """
 
     def __init__(self, layers: Sequence[Experts], spec: ExpertBalanceSpec) -> None:
@@ -58,7 +57,7 @@ class ExpertBalancer:
 
     @torch.inference_mode()
     def before_step(self) -> None:
-        """Move experts if it is time to. Mutates: the layers"""
+        """Move experts if a rebalance is due. Mutates: the layers"""
         spec, step = self._spec, self._num_steps
         self._num_steps += 1
         if step and step % spec.interval_steps == 0:
@@ -67,12 +66,12 @@ class ExpertBalancer:
             self._noted.append((step, self._counts()))
 
     def _counts(self) -> torch.Tensor:
-        """Return how often experts were picked so far. Shapes: [layers, X] int64"""
+        """Return how often each expert was picked so far. Shapes: [layers, X] int64"""
         slots = [layer.slots for layer in self._layers]
         return torch.stack([s.counts for s in slots if s is not None and s.counts is not None])
 
     def _rebalance(self, step: int) -> None:
-        """Find better places by the loads of the window, and move experts there."""
+        """Compute a better placement from the loads of the window, and move experts."""
         first = max(0, step - self._spec.window_steps)
         while len(self._noted) > 1 and self._noted[1][0] <= first:
             self._noted.popleft()
@@ -108,7 +107,8 @@ class ExpertBalancer:
         return slots.group.joined()
 
     def check(self) -> None:
-        """Raise ConfigError unless all slots of a layer are stored alike. All ranks call it."""
+        """Raise ConfigError unless all slots of a layer have the same storage layout. All ranks
+        call it."""
         group = self._group()
         found = [layer.slot_layouts() for layer in self._layers]
         told = [crc32(texts.pop().encode()) if len(texts) == 1 else MIXED for texts in found]
@@ -122,7 +122,7 @@ class ExpertBalancer:
             )
 
     def _move(self, layer: Experts, wanted: Held, group: Communicator) -> int:
-        """Bring each expert to its new slots; return how many moved. Mutates: layer"""
+        """Move each expert to its new slots; return how many moved. Mutates: layer"""
         held, arrived = _held(layer), {}
         for rank, (old, new) in enumerate(zip(held, wanted, strict=True)):
             for slot, expert in enumerate(new):
@@ -146,14 +146,14 @@ def _held(layer: Experts) -> Held:
 
 
 def _holder(held: Held, expert: int, rank: int) -> int:
-    """Return a rank that holds an expert, `rank` itself if it does."""
+    """Return a rank that holds an expert, preferably `rank` itself."""
     holders = [number for number, experts in enumerate(held) if expert in experts]
     return rank if rank in holders else holders[0]
 
 
 def _sent(layer: Experts, slot: int, source: int, group: Communicator) -> torch.Tensor:
     """Return the content of a slot of rank `source`, on every rank. Shapes: [bytes] uint8"""
-    own = slot if source == group.rank else 0  # of the same sizes
+    own = slot if source == group.rank else 0  # any slot: the sizes are equal
     content = torch.cat([_bytes(tensor) for tensor in layer.slot_tensors(own)])
     return group.broadcast(content, source)
 
@@ -166,5 +166,5 @@ def _fill(layer: Experts, slot: int, content: torch.Tensor) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor, where they lie."""
+    """Return a contiguous tensor viewed as bytes."""
     return tensor.view(-1).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""ForwardPasses: how a ModelRunner runs the model on a step's tokens.
+"""ForwardPasses: the ways in which a ModelRunner runs the model on a step's tokens.
 
-Small steps are recorded calls or a captured graph, large ones may be two halves, all others run as
-they are. Plans and sampling are ModelRunner's business.
+Small steps are recorded calls or a captured graph, large ones may be divided in halves, and all
+others run eagerly. ModelRunner handles plans and sampling.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dovetail.runner.tensors import DeviceTensors, HostTensors
 
 
 class ForwardPasses:
-    """What a pass needs, which a ModelRunner sets when it loads and allocates."""
+    """The state that a pass needs; ModelRunner sets it when it loads and allocates."""
 
     _backend: AttentionBackend
     _batch: Batch
@@ -90,7 +90,7 @@ class ForwardPasses:
     def _read(
         self, inputs: StepInputs, sampling: np.ndarray, after: np.ndarray | None
     ) -> np.ndarray | None:
-        """Return which tokens' hidden states are read, None: all. Shapes: [S], [S] -> [S]"""
+        """Return the tokens whose hidden states are needed, None: all. Shapes: [S], [S] -> [S]"""
         is_plain = step_media() is None and step_adapters() is None
         if not (is_plain and self._leaves_out) or self._prompt_logprobs.asks(inputs):
             return None
@@ -143,7 +143,7 @@ class ForwardPasses:
         rows: Sequence[RowView] = (),
         read: np.ndarray | None = None,
     ) -> torch.Tensor:
-        """Run the model, compiled where that is faster. Shapes: as the model's, read [S]"""
+        """Run the model, compiled if that is faster. Shapes: as the model's, read [S]"""
         is_plain = step_adapters() is None and step_media() is None and read is None
         forward = (self._compiled if is_plain else None) or self._model.forward
         second_text = None if self._pooling is None else self._pooling.second_text
@@ -163,7 +163,7 @@ class ForwardPasses:
         read: np.ndarray | None = None,
         half: HalfStep | None = None,
     ) -> torch.Tensor:
-        """Run a forward pass on a step. `read`: the hidden states of these tokens alone count.
+        """Run a forward pass on a step. `read`: only these tokens' hidden states are needed.
         Shapes: token_ids, positions, second_text [T], read [S] -> [T, E]"""
         if self._exchange is not None:
             self._exchange.begin_step(len(token_ids))
@@ -182,7 +182,7 @@ class ForwardPasses:
             return forward(token_ids, positions)
 
     def _forward_own(self, *step: Any) -> torch.Tensor:
-        """Run the model that is loaded by then on a step that may be recorded."""
+        """Run the currently loaded model on a step that may be recorded."""
         *rest, second_text, adapters = step
         with use_adapters(adapters):
             return self._run_model(self._model.forward, *rest, second_text=second_text)

@@ -1,10 +1,10 @@
-"""GraphManager: steps in which every row computes one token, captured by size and run again.
+"""GraphManager: captures steps in which every row computes one token, by size, and replays them.
 
-A captured step reads its inputs at fixed places on the device, so a step of 13 rows runs the graph
-of 16: the rows that pad it have one token of the null block, and their results are not read. Graphs
-differ in the longest context too, as attention's launches grow with it, and in whether rows use
-adapters: which slot each uses is one more input, and what slots hold is read where it lies. Knows
-no request and no sampling; the primitive that captures is the device's (`runner.device`).
+A captured step reads its inputs at fixed device addresses, so a step of 13 rows runs the graph for
+16: padding rows have one token of the null block, and their results are ignored. Graphs also differ
+in the maximum context, which determines attention's launches, and in whether rows use adapters:
+each row's slot is one more input, and slots are read in place.
+Independent of requests and sampling; the device provides the capture (`runner.device`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONTEXT_FACTOR = 8
 
 
 class Key(NamedTuple):
-    """Which steps a graph is for: its number of rows, the longest context, and whether rows may use
+    """The steps that a graph is for: number of rows, maximum context, whether rows may use
     adapters."""
 
     rows: int
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 
 def contexts(max_model_tokens: int) -> tuple[int, ...]:
-    """Return the longest contexts that graphs are captured for, the last one the longest of all."""
+    """Return the maximum contexts to capture graphs for; the last one is the model's maximum."""
     found, tokens = [], FIRST_CONTEXT_TOKENS
     while tokens < max_model_tokens:
         found.append(tokens)
@@ -56,9 +56,8 @@ def contexts(max_model_tokens: int) -> tuple[int, ...]:
 def captured_keys(
     sizes: Sequence[int], max_model_tokens: int, *, serves_adapters: bool = False
 ) -> list[Key]:
-    """Return the steps to capture, largest first: every size for the shortest context, for longer
-    ones the powers of two and the largest; all of them with and without adapters, if such are
-    served."""
+    """Return the steps to capture, largest first: every size for the shortest context; for longer
+    ones powers of two and the largest size. If adapters are served, each with and without."""
     shortest, *longer = contexts(max_model_tokens)
     coarse = [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
     pairs = [(size, shortest) for size in sizes]
@@ -70,8 +69,8 @@ def captured_keys(
 def why_not_captured(
     run: RunSpec, backend: AttentionBackend, model: Model, *, reads_inner: bool
 ) -> str | None:
-    """Return why no step is captured; None where steps may be. `reads_inner`: a drafter looks at
-    states within the model."""
+    """Return why no step is captured; None if steps may be. `reads_inner`: a drafter reads states
+    within the model."""
     if reads_inner:
         return "a drafter reads states within the model"
     if run.is_eager or not run.graph_sizes:
@@ -97,7 +96,7 @@ def graph_manager(
     calls: DeviceCalls,
     reason: str | None,
 ) -> GraphManager:
-    """Return the manager of a run's captured steps; `reason` says why there are none."""
+    """Return the manager of a run's captured steps; `reason`, if set, is why there are none."""
     sizes = () if reason else run.graph_sizes or ()
     keys: list[Key] = []
     if sizes:
@@ -109,7 +108,7 @@ def graph_manager(
 
 
 class GraphManager:
-    """Graphs of the steps in `keys`, largest first; `reason` says why nothing is captured."""
+    """Graphs of the steps in `keys`, largest first; `reason` is why nothing is captured, if so."""
 
     def __init__(
         self,
@@ -140,18 +139,18 @@ class GraphManager:
 
     @property
     def num_wanted(self) -> int:
-        """Return how many graphs there are to be."""
+        """Return how many graphs are to be captured."""
         return len(self._keys)
 
     @torch.inference_mode()
     def run_largest(self) -> None:
-        """Run what the largest graphs would, without capturing it. Mutates: the null block"""
+        """Run the largest graphs' steps without capturing them. Mutates: the null block"""
         longest = max(self._keys, key=lambda key: (key.context, key.rows, key.uses_adapters))
         for key in {self._keys[0], longest}:
             self._run_at(self._staging.upload(self._padded(None, key)), key)
 
     def capture(self) -> None:
-        """Capture every size; a size that cannot be leaves all steps as they are. Mutates: self"""
+        """Capture every size; if one fails, all steps run eagerly. Mutates: self"""
         begun_s = time.perf_counter()
         for key in self._keys:
             graph = self._calls.graph()
@@ -171,16 +170,16 @@ class GraphManager:
         log.info("captured %d graphs in %.2f s", self.num_graphs, self.capture_s)
 
     def forget(self) -> None:
-        """Drop all graphs, as when what they read or write moves. Mutates: self"""
+        """Drop all graphs, as when the memory they use moves. Mutates: self"""
         self._graphs.clear()
         self._ladders.clear()
 
     def run(
         self, inputs: StepInputs, *, uses_adapters: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return hidden states and the rows' numbers of a step that was captured, None of any
-        other. `uses_adapters`: of some rows, which only add low-rank products to linear layers.
-        Valid until the next step. Shapes: [R, E], [R]
+        """Return hidden states and row numbers of a captured step, None for any other.
+        `uses_adapters`: some rows use adapters, all low-rank on linear layers. Valid until the next
+        step. Shapes: [R, E], [R]
 
         Mutates: the KV cache
         """
@@ -203,7 +202,7 @@ class GraphManager:
         return None
 
     def _padded(self, inputs: StepInputs | None, key: Key) -> list[np.ndarray]:
-        """Return a step's arrays for a graph. None: nothing but padding."""
+        """Return a step's arrays padded for a graph. None: only padding."""
         rows = key.rows
         num_padding = rows if inputs is None else rows - len(inputs.rows)
         null_row = len(self._tensors.last_tokens) - 1
@@ -225,12 +224,12 @@ class GraphManager:
         return [token_ids, positions, row_ids, seq_lens, *slots, *told]
 
     def _capture_one(self, graph: Graph, key: Key) -> None:
-        """Capture one size over the places that steps of it are uploaded to. Mutates: graph"""
+        """Capture one size over the buffers that its steps are uploaded to. Mutates: graph"""
         places = self._staging.upload(self._padded(None, key))
         graph.capture(lambda: self._run_at(places, key))
 
     def _run_at(self, places: Sequence[torch.Tensor], key: Key) -> torch.Tensor:
-        """Return the hidden states of what lies at some places. Shapes: [rows, E]"""
+        """Return the hidden states for the buffers' content. Shapes: [rows, E]"""
         token_ids, positions, row_ids, seq_lens, *slots = places
         adapters = StepAdapters(slots=slots.pop()) if key.uses_adapters else None
         rows, context = key.rows, key.context

@@ -1,9 +1,9 @@
-"""StepHalves: which steps are divided into two halves, and what each half computes.
+"""StepHalves: decides which steps are divided into two halves, and what each half computes.
 
-A half is the step's first tokens or its last ones, with rows, layouts, adapters and media of its
-own. The second half may begin within a row: then that row is computed as two chunks of a prompt
-are, one after the other in every layer. Drawing sees the step as a whole again. How halves take
-turns is `parallel.halves`' business.
+A half is the step's first or last tokens, with rows, layouts, adapters and media of its own. The
+second half may begin within a row: the row is then computed like two chunks of a prompt, one after
+the other in every layer. Sampling sees the whole step again. `parallel.halves` interleaves the
+halves.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dovetail.runner.tensors import StepTensors
 log = logging.getLogger(__name__)
 
 UNEVEN = 0.25
-"""Rows stay whole where the halves differ by no more than this share of the step's tokens."""
+"""Rows are not cut if the halves differ by at most this share of the step's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfStep:
-    """What one half computes, in the form of a step. `first_token` is its place in the whole step;
-    `read` are the tokens in it whose hidden states count (None: all). `inner` takes what a drafter
-    reads within the model.
+    """One half of a step. `first_token` is its offset in the whole step; `read` are its tokens
+    whose hidden states are needed (None: all). `inner` collects the hidden states that a drafter
+    reads inside the model.
 
     Shapes: token_ids, positions, second_text [T of the half], read [S]
     """
@@ -66,7 +66,7 @@ Forward = Callable[[HalfStep], torch.Tensor]
 
 
 class StepHalves:
-    """The divided steps of a run. `cuts_rows`: a half may begin within a row."""
+    """Divides the steps of a run. `cuts_rows`: a half may begin within a row."""
 
     def __init__(
         self, run: RunSpec, spec: HalvesSpec, calls: DeviceCalls, *, cuts_rows: bool
@@ -78,15 +78,16 @@ class StepHalves:
         self._engines = data_group(run.rank)
 
     def first_of_second(self, inputs: StepInputs) -> int | None:
-        """Return the token that the second half of a step begins with; None: the step runs whole.
+        """Return the first token of a step's second half; None: the step runs whole.
 
-        Engines that share experts with this one divide a step with it or not at all.
+        Engines that share experts with this one divide the step too, or none does.
         """
         token = self._divided(inputs)
         return token if self._agreed(wants=token is not None) else None
 
     def abstain(self) -> None:
-        """Tell the engines that share experts with this one that it has no tokens to divide."""
+        """Report to the engines that share experts with this one that it has no tokens to
+        divide."""
         self._agreed(wants=False)
 
     def _agreed(self, *, wants: bool) -> bool:
@@ -97,7 +98,7 @@ class StepHalves:
         return bool(group.all_gather(torch.tensor([wants], device=group.device)).all())
 
     def _divided(self, inputs: StepInputs) -> int | None:
-        """Return where this engine divides a step, if it does."""
+        """Return the token at which this engine would divide a step, if at all."""
         spec, num_tokens = self._spec, len(inputs.token_ids)
         if num_tokens < min(spec.decode_tokens, spec.prefill_tokens):
             return None
@@ -107,7 +108,7 @@ class StepHalves:
         return even_cut(inputs, cuts_rows=self._cuts_rows)
 
     def run(self, forward: Forward, halves: tuple[HalfStep, HalfStep]) -> torch.Tensor:
-        """Return the hidden states of both halves, one behind the other. Shapes: -> [T, E]"""
+        """Return the hidden states of both halves, concatenated. Shapes: -> [T, E]"""
         here = self._calls.queue()
 
         def half(step: HalfStep) -> torch.Tensor:
@@ -123,8 +124,8 @@ class StepHalves:
 
 
 def step_halves(run: RunSpec, calls: DeviceCalls, *, sees_all: bool) -> StepHalves | None:
-    """Return what divides the steps of a run; None where none is. `sees_all`: tokens see those
-    behind them."""
+    """Return what divides a run's steps, or None if they run whole. `sees_all`: tokens attend to
+    later ones."""
     if run.halves is None:
         return None
     if run.model.encoder is not None:
@@ -135,8 +136,8 @@ def step_halves(run: RunSpec, calls: DeviceCalls, *, sees_all: bool) -> StepHalv
 
 
 def even_cut(inputs: StepInputs, *, cuts_rows: bool) -> int | None:
-    """Return the token at which a step is divided into halves: the start of a row where that is
-    about even, else of a token within a row that may be cut. None: the step has no such token."""
+    """Return the token at which a step is divided: the start of a row if that is about even, else a
+    token within a row that may be cut. None: there is no such token."""
     starts, total = inputs.query_start, int(inputs.query_start[-1])
     between = starts[1:-1]
     nearest = int(between[np.abs(2 * between - total).argmin()]) if len(between) else None
@@ -159,9 +160,8 @@ def divided_step(
     read: np.ndarray | None,
     media_of: Callable[[StepInputs], StepMedia | None] | None,
 ) -> tuple[HalfStep, HalfStep]:
-    """Return the halves of a step, the second of which begins with `token`. The adapters are those
-    in use now; `media_of` None: there is nothing beside tokens. Shapes: second_text [T], read [S]
-    """
+    """Return the halves of a step; the second begins with `token`. Both use the current adapters.
+    `media_of` None: tokens only. Shapes: second_text [T], read [S]"""
     adapters = step_adapters()
     pairs = [divided_layout(layout, token) for layout in layouts]
     halves = []
@@ -184,8 +184,8 @@ def divided_step(
 
 
 def _part(x: torch.Tensor, part: slice) -> torch.Tensor:
-    """Return a half's part; the second one's as memory of its own, which is aligned as kernels
-    that were compiled for whole steps want it."""
+    """Return a half's part. The second one's is cloned: it gets the alignment that kernels compiled
+    for whole steps expect."""
     return x[part].clone() if part.start else x[part]
 
 
@@ -237,8 +237,8 @@ def _inputs_of(whole: StepInputs, steps: list[Any], part: slice, drafted: list[i
 
 
 def divided_layout(layout: BatchLayout, token: int) -> tuple[BatchLayout, BatchLayout]:
-    """Return the layouts of the tokens before one and of the rest. A row that is cut is in both, in
-    the first one as long as its tokens there."""
+    """Return the layouts of the tokens before `token` and of the rest. A row that is cut is in
+    both; the first one counts only its tokens there."""
     starts, lens = layout.query_start_host, layout.seq_lens_host
     row = bisect_right(starts, token) - 1
     is_cut = token > starts[row]

@@ -1,14 +1,12 @@
-"""HostBlockStorage: host memory that keeps KV blocks of preempted requests until they run again.
+"""HostBlockStorage: host memory for KV blocks of preempted requests until they run again.
 
-A host block holds what one block id names in every KV tensor, tensor after tensor. Blocks are
-gathered on the device into a piece of at most `PIECE_BYTES` and copied from there, so that a copy
-is long whatever the blocks' order; on a GPU the host memory is pinned and nothing waits for the
-copies: they and the steps run in the order in which they were given. Host memory is taken when it
-is first needed.
+A host block holds the content of one block id in every KV tensor, tensor after tensor. Blocks are
+gathered on the device into pieces of at most `PIECE_BYTES` and copied from there, so that copies
+are long whatever the blocks' order. On a GPU the host memory is pinned and nothing waits for the
+copies: they and the steps run in the order of their calls. Host memory is allocated on first use.
 
-The floor: a swapped block of B bytes moves B over the bus and is read and written once more each on
-the device by the gathering, which at 3 to 5 TB/s is a hundredth of the time that a bus of 25 to
-55 GB/s takes.
+The floor: a swapped block of B bytes moves B over the bus, and the gathering reads and writes it
+once more on the device. At 3 to 5 TB/s that is a hundredth of the time of a 25 to 55 GB/s bus.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 32 << 20
 SLAB_BYTES = 256 << 20
-"""Host memory is taken in pieces of this size, a power of two: torch rounds pinned ones up."""
+"""Size of host allocations, a power of two: torch rounds pinned ones up."""
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -65,7 +63,7 @@ class HostBlockStorage:
                 tensor.index_copy_(0, index, staged[:, i])
 
     def release(self) -> None:
-        """Release the host memory; nothing is kept in it. Mutates: self"""
+        """Release the host memory and its content. Mutates: self"""
         self._slabs.clear()
 
     def _pieces(self, pairs: Pairs) -> Iterator[Pairs]:
@@ -76,13 +74,13 @@ class HostBlockStorage:
         return torch.tensor(blocks).to(self._tensors[0].device, non_blocking=True)
 
     def _staging(self, num_blocks: int) -> torch.Tensor:
-        """Return memory on the device for some blocks. Shapes: [blocks, tensors, units]"""
+        """Return device memory for some blocks. Shapes: [blocks, tensors, units]"""
         shape = (num_blocks, len(self._tensors), self._width)
         return torch.empty(shape, dtype=self._unit, device=self._tensors[0].device)
 
     def _runs(self, hosts: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Give each run of neighbours among ascending host blocks: where in `hosts` it begins, and
-        its memory. Shapes: [blocks, tensors, units]"""
+        """Yield each run of consecutive host blocks in ascending `hosts`: its first index, and its
+        memory. Shapes: [blocks, tensors, units]"""
         first = 0
         for i in range(1, len(hosts) + 1):
             is_end = i == len(hosts) or hosts[i] != hosts[i - 1] + 1

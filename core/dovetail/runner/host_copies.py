@@ -1,7 +1,7 @@
-"""HostCopies: the content of tensors, one behind the other in pieces of host memory.
+"""HostCopies: tensor contents saved back to back in chunks of host memory.
 
-The pieces are pinned for tensors of a GPU, where they can be, so that copies run at the speed of
-the bus and need not be waited for.
+For GPU tensors the chunks are pinned if possible, so that copies run at bus speed and are
+asynchronous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECE_BYTES = 64 << 20
 
 
 class HostCopies:
-    """Copies of byte tensors. `pins`: in pinned memory. `num_bytes` are kept."""
+    """Copies of byte tensors, `num_bytes` in total. `pins`: in pinned memory."""
 
     def __init__(self, *, pins: bool) -> None:
         self.num_bytes = 0
@@ -26,7 +26,7 @@ class HostCopies:
         self._pieces: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Keep a tensor's content; return where it begins. Shapes: tensor [bytes] uint8"""
+        """Save a tensor's content; return its offset. Shapes: tensor [bytes] uint8"""
         start = self.num_bytes
         for offset, piece in self._places(start, len(tensor)):
             piece.copy_(tensor[offset : offset + len(piece)])
@@ -34,7 +34,7 @@ class HostCopies:
         return start
 
     def restore(self, start: int, tensor: torch.Tensor) -> None:
-        """Fill a tensor with what is kept from `start` on, in the order of the device's work.
+        """Fill a tensor with the content saved at offset `start`, in the device's stream order.
 
         Shapes: tensor [bytes] uint8. Mutates: tensor
         """
@@ -42,7 +42,7 @@ class HostCopies:
             tensor[offset : offset + len(piece)].copy_(piece, non_blocking=True)
 
     def _places(self, start: int, num_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Give the places of a tensor's bytes: where in it, and the host memory."""
+        """Yield (offset in the tensor, host memory) for each chunk of its bytes."""
         offset = 0
         while offset < num_bytes:
             number, inside = divmod(start + offset, PIECE_BYTES)

@@ -1,8 +1,8 @@
-"""KV tensors: a KVLayout becomes memory on a device, and each layer its view of that memory.
+"""KV tensors: allocates the memory of a KVLayout and gives each layer its view.
 
-Layer i of every group lives in tensor i, so layers of several groups may share one tensor's bytes:
-those of a block lie together, whatever the layer keeps in them.
-Knows no scheduler; the shape of a view is the attention backend's business.
+Layer i of every group lives in tensor i, so layers of several groups may share one tensor. The
+bytes of a block are contiguous, whatever the layer stores in them.
+Independent of the scheduler; the shape of a view is up to the attention backend.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def layer_caches(
     backend: AttentionBackend,
     tensors: Sequence[torch.Tensor],
 ) -> dict[str, LayerCache]:
-    """Return each layer's view of the tensors, by name; of a state a view for each part.
+    """Return each layer's view of the tensors by name; for a state, one view per part.
 
     Raises: ConfigError when the layout does not fit a layer.
     """
@@ -80,8 +80,8 @@ def small_layout(
     num_blocks: int,
     draft: KVLayout | None = None,
 ) -> KVLayout:
-    """Return a layout of few blocks in which every layer has its own tensor: a place to run steps
-    before it is known how many blocks there will be. `draft` is that of a drafter's layers."""
+    """Return a layout of few blocks in which every layer has its own tensor, for steps before the
+    number of blocks is known. `draft` is the layout of a drafter's layers."""
     kept = KVLayout(
         groups=_two_groups(layers),
         num_tensors=len(layers),
@@ -95,7 +95,7 @@ def small_layout(
 
 
 def _two_groups(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
-    """Return the layers that keep tokens, and those that keep what an encoder read."""
+    """Return a group of the layers that cache tokens, and one of cross-attention layers."""
     cross = [layer for layer in layers if isinstance(layer, CrossLayer)]
     own = [layer.name for layer in layers if not isinstance(layer, CrossLayer)]
     groups = [KVGroup(layers=tuple(own))] if own else []
@@ -111,7 +111,7 @@ def allocate_step(
     device: torch.device,
     run: RunSpec,
 ) -> dict[str, torch.Tensor]:
-    """Return the memory of layers that keep nothing behind them, by name: the same for all.
+    """Return the memory of layers that cache nothing between steps, by name; they share it.
 
     Each row of a step begins a block. Raises: ConfigError when the device has too little memory.
     """
@@ -137,7 +137,7 @@ def cache_tensors(caches: Mapping[str, LayerCache]) -> list[torch.Tensor]:
 
 
 def cross_rows(layout: KVLayout) -> dict[int, int]:
-    """Return the groups that keep what an encoder read, with the most rows that each keeps."""
+    """Return the maximum rows of encodings per request, by KV group that caches encodings."""
     return {g: group.cross_rows for g, group in enumerate(layout.groups) if group.cross_rows}
 
 
@@ -153,7 +153,7 @@ def _shape(layout: KVLayout, layer: KVLayer, backend: AttentionBackend) -> tuple
 
 
 def _block_bytes(layout: KVLayout, layer: CachedLayer, backend: AttentionBackend) -> int:
-    """Return the bytes that a block takes in a layer."""
+    """Return the bytes of a block in a layer."""
     match layer:
         case StateLayer():
             return layer.num_bytes({p.dtype: dtype_of(p.dtype).itemsize for p in layer.parts})
@@ -176,7 +176,7 @@ def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
             "--num-gpu-blocks-override or --gpu-memory-utilization.",
         ) from error
     library = native.library() if device.type == "cpu" else None
-    if library is not None:  # blocks are page-sized pieces all over it
+    if library is not None:  # blocks are page-sized pieces anywhere in it
         library.prefer_large_pages(memory.data_ptr(), num_bytes)
     return memory
 
@@ -204,8 +204,8 @@ def _view(
 
 
 def _latent_views(memory: torch.Tensor, block_tokens: int, layer: LatentLayer) -> LayerCache:
-    """Return the latents, with the index keys behind them where there are any. Shapes: memory
-    [N, bytes] -> [N, P, size], or LATENTS [N, P, size] and INDEX_KEYS [N, P, index_size]"""
+    """Return the latents, followed by the index keys if there are any. Shapes: memory [N, bytes] ->
+    [N, P, size], or LATENTS [N, P, size] and INDEX_KEYS [N, P, index_size]"""
     numbers = memory.view(dtype_of(layer.dtype))
     end = block_tokens * layer.size
     latents = numbers[:, :end].unflatten(1, (block_tokens, layer.size))
@@ -218,7 +218,7 @@ def _latent_views(memory: torch.Tensor, block_tokens: int, layer: LatentLayer) -
 def _kv_view(
     memory: torch.Tensor, layout: KVLayout, layer: KVLayer, backend: AttentionBackend
 ) -> torch.Tensor:
-    """Return the cache in the backend's shape, its bytes block by block whichever axis they are."""
+    """Return the cache in the backend's shape, its bytes in block order whatever the axes."""
     shape = _shape(layout, layer, backend)
     axis = block_axis(backend, layout.block_tokens, layer)
     inside = (*shape[:axis], *shape[axis + 1 :])

@@ -1,6 +1,6 @@
-"""LayerGroups: which KV group each layer is of, and what a step prepares for each.
+"""LayerGroups: the KV group of each layer, and what a step prepares for each.
 
-A state is not attended to: its layers find their rows by the group's layout as it is.
+States are not attended to: their layers find rows directly by the group's layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.runner.kv_alloc import group_of_layers
 
 
 class LayerGroups:
-    """The groups of a layout; `step_layers`, which keep nothing, are one more behind them."""
+    """The groups of a layout; `step_layers`, which keep no cache, form one more at the end."""
 
     def __init__(
         self, layout: KVLayout, layers: Sequence[CachedLayer], step_layers: Sequence[KVLayer]
@@ -34,12 +34,12 @@ class LayerGroups:
         self._used = sorted(set(self._attended.values()))
         of_keys = all(isinstance(one, KVLayer) for one in layers)
         self.are_of_keys = of_keys and not step_layers
-        """Whether all that is kept is keys and values, each of which is seen from behind it."""
+        """Whether all caches are keys and values, which only later tokens see."""
 
     def prepared(
         self, backend: AttentionBackend, layouts: Sequence[BatchLayout]
     ) -> Mapping[str, Any]:
-        """Return what each layer sees of a step, by name. `layouts` are the groups'."""
+        """Return each layer's prepared view of a step, by name. `layouts` are the groups'."""
         made = {group: backend.prepare(layouts[group]) for group in self._used}
         found = {name: made[group] for name, group in self._attended.items()}
         states = {group: RowStates(layouts[group]) for group in set(self.states.values())}
@@ -47,7 +47,7 @@ class LayerGroups:
 
 
 class StateKeeper:
-    """Takes back what a step does to its rows' states, so that it can be run once more."""
+    """Undoes what a step does to its rows' states, so that it can run again."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class StateKeeper:
 
     @property
     def has_states(self) -> bool:
-        """Return whether any layer keeps a state."""
+        """Return whether any layer has a state."""
         return bool(self._parts)
 
     def keep(self, inputs: StepInputs) -> Callable[[], None]:
-        """Return a function that puts the states back which a step of these rows replaces."""
+        """Return a function that restores the states that a step of these rows replaces."""
         if not self._parts:
             return put_nothing_back
         blocks = {g: self._written(table, inputs) for g, table in self._tables.items()}
@@ -77,7 +77,7 @@ class StateKeeper:
         return put_back
 
     def _written(self, table: BlockTable, inputs: StepInputs) -> torch.Tensor:
-        """Return the blocks in which the step's tokens lie. Shapes: [B] int64"""
+        """Return the blocks that contain the step's tokens. Shapes: [B] int64"""
         places = inputs.positions // table.block_tokens
         found = np.unique(table.ids[inputs.token_rows, places])
         return torch.from_numpy(found.astype(np.int64))
@@ -86,8 +86,8 @@ class StateKeeper:
 def state_parts(
     groups: LayerGroups, caches: Mapping[str, LayerCache]
 ) -> list[tuple[int, torch.Tensor]]:
-    """Return the parts of all layers' states, each with its group's number. Shapes: each part
-    [N, ...]"""
+    """Return the parts of all layers' states, each with its group number. Shapes: each part [N,
+    ...]"""
     found: list[tuple[int, torch.Tensor]] = []
     for name, group in groups.states.items():
         cache = caches[name]
@@ -97,4 +97,4 @@ def state_parts(
 
 
 def put_nothing_back() -> None:
-    """Put nothing back: nothing is kept."""
+    """Restore nothing: nothing was saved."""

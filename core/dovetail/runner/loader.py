@@ -1,6 +1,6 @@
-"""Loader: plugin selections become a model on a device, its weights filled, ready to run.
+"""Loader: builds the selected model on a device and fills its weights.
 
-Knows no file format and no layer; the load format reads, `layers.weights` fills and repacks.
+Independent of file formats and layers: the load format reads, `layers.weights` fills and repacks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dovetail.runner.offload import Offload
 log = logging.getLogger(__name__)
 
 GIVE_BACK_BYTES = 64 << 20
-"""Repacked since memory was last returned to the system; doing so takes some milliseconds."""
+"""Free memory goes back to the system after this many repacked bytes: it takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class LoadedModel:
 
     @property
     def module(self) -> nn.Module:
-        """Return the model as the torch module it also is."""
+        """Return the model as a torch module."""
         return cast(nn.Module, self.model)
 
 
@@ -99,7 +99,7 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
 
 
 def load_unpacked(run: RunSpec) -> nn.Module:
-    """Return the rank's model on the CPU, filled, its parameters as layers get them: not repacked.
+    """Return the rank's filled model on the CPU, its parameters as in the checkpoint, not repacked.
 
     Raises: ConfigError as load_model does.
     """
@@ -111,7 +111,7 @@ def load_unpacked(run: RunSpec) -> nn.Module:
 
 
 def method_of(run: RunSpec) -> QuantMethod:
-    """Return the quantization method, once it has seen the checkpoint's headers.
+    """Return the quantization method, after it has read the checkpoint's headers.
 
     Raises: ConfigError
     """
@@ -125,7 +125,7 @@ def method_of(run: RunSpec) -> QuantMethod:
 
 
 class GivingBack:
-    """A Finish that now and then returns to the system what layers have freed by repacking."""
+    """A Finish that regularly returns memory freed by repacking to the system."""
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
@@ -141,19 +141,19 @@ class GivingBack:
 
 
 def give_memory_back() -> None:
-    """Return to the system what loading has freed."""
+    """Return memory that loading has freed to the system."""
     gc.collect()
     trim_heap()
 
 
 def trim_heap() -> None:
-    """Return free memory to the system; glibc would keep it for later."""
+    """Return free memory to the system; glibc would hold on to it."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def num_bytes(module: nn.Module) -> int:
-    """Return the bytes of all parameters and buffers, shared ones once."""
+    """Return the bytes of all parameters and buffers, counting shared ones once."""
     held = {t.data_ptr(): t.nbytes for t in (*module.parameters(), *module.buffers())}
     return sum(held.values())
 
@@ -170,7 +170,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def build_context(run: RunSpec, device: torch.device, quant: QuantMethod) -> BuildContext:
-    """Return what a model's constructor is told."""
+    """Return the context for a model's constructor."""
     return BuildContext(
         model=run.model,
         quant=quant,
@@ -195,7 +195,7 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
 
 @contextmanager
 def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterator[None]:
-    """Make tensors on the device, in the model's type. Raises: ConfigError for what goes wrong"""
+    """Create tensors on the device, in the model's dtype, in a with block. Raises: ConfigError"""
     try:
         making = blaming("making the model")  # a plugin's own fault is not config.json's
         with making, default_dtype(dtype_of(run.model.dtype)), device:
@@ -208,7 +208,7 @@ def building(run: RunSpec, selection: Selection, device: torch.device) -> Iterat
         ) from error
     except (*MALFORMED, RuntimeError) as error:
         log.debug("%s could not be made", selection.target, exc_info=error)
-        said = str(error).partition("\n")[0].rstrip(".")  # some list all that they know behind it
+        said = str(error).partition("\n")[0].rstrip(".")  # some list everything they know after it
         raise ConfigError(
             f"{run.model.architecture} cannot be created: {type(error).__name__}: {said}.",
             where=str(Path(run.model.path) / "config.json"),
@@ -237,7 +237,7 @@ def _fill(
     if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
     is_divided = "divided" in load_format.capabilities
-    has_stages = run.rank.num_stages > 1 and not run.model.class_tokens  # which need every table
+    has_stages = run.rank.num_stages > 1 and not run.model.class_tokens  # classes need every table
     is_skipped = _skip(module, weight_map) if has_stages and not is_divided else None
     with reading(run, device, shapes, is_skipped) as checkpoint:
         tensors = load_format.tensors(checkpoint)
@@ -253,7 +253,7 @@ def _fill(
 
 
 def _skip(module: nn.Module, weight_map: WeightMap) -> Callable[[str], bool]:
-    """Return what says of a tensor's name whether only other stages need it."""
+    """Return a predicate: does only another stage need the tensor of this name?"""
     return lambda name: is_elsewhere(module, weight_map, name)
 
 
@@ -282,7 +282,7 @@ def reading(
     shapes: Mapping[str, tuple[tuple[int, ...], str]] | None,
     is_skipped: Callable[[str], bool] | None = None,
 ) -> Iterator[Checkpoint]:
-    """Give the checkpoint as load formats see it, a progress bar over it while it is read."""
+    """Yield the checkpoint for a load format, with a progress bar while it is read."""
     with _progress(run.shows_progress) as progress:
         yield Checkpoint(
             path=run.model.path,
@@ -300,7 +300,7 @@ def reading(
 
 @contextmanager
 def _progress(is_shown: bool) -> Iterator[Progress | None]:
-    """Give the load format something to report bytes to, as a bar if stderr is a terminal."""
+    """Yield a progress callback for the load format, shown as a bar if stderr is a terminal."""
     if not is_shown or not sys.stderr.isatty():
         yield None
         return

@@ -1,6 +1,6 @@
 """Measurements at a runner's start: the memory of the largest step, the scales of the KV cache.
 
-Both run steps that no request asked for.
+Both run artificial steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dovetail.runner.graphs import GraphManager
 from dovetail.runner.kv_alloc import small_layout
 
 MEASURED_TOKENS = 256
-"""Random tokens that decide the scales of the KV cache, where those are to be measured."""
+"""Random tokens to measure the scales of the KV cache with, if they are not given."""
 GRAPH_BYTES = 8 << 20
-"""What the driver takes for one captured step beside the memory that all of them share."""
+"""The driver's memory per captured step, besides the shared pool."""
 
 PeakOf = Callable[[Callable[[], object]], int]
-"""Runs a function and returns the most memory, in bytes, that it had at once."""
+"""Runs a function and returns its peak memory in bytes."""
 
 
 def largest_step(
@@ -34,8 +34,8 @@ def largest_step(
     run: RunSpec,
     draft: Callable[[int], KVLayout | None] | None = None,
 ) -> tuple[KVLayout, StepPlan]:
-    """Return a step of as many rows and tokens as there may be, and the smallest cache for it.
-    `draft` makes that of a drafter's layers, of so many blocks."""
+    """Return a step with the maximum rows and tokens, and the smallest cache for it. `draft`
+    returns the layout of a drafter's layers for a number of blocks."""
     longest = min(run.max_model_tokens, run.max_step_tokens + 1)
     num_blocks = 1 + -(-longest // run.block_tokens)
     layout = small_layout(
@@ -63,9 +63,9 @@ def peak_bytes(
     graphs: GraphManager | None,
     peak_of: PeakOf,
 ) -> int:
-    """Return the memory that a step takes at once, by the way of running it that takes the most,
-    and what captured graphs keep. Mutates: compiled, graphs"""
-    step()  # what is made once and kept is there before anything is measured
+    """Return the peak memory of a step, run in whichever way takes the most, plus the memory of
+    captured graphs. Mutates: compiled, graphs"""
+    step()  # first creates what is cached, so that it is not measured
     peak = peak_of(step)
     if compiled is not None and compiled.compile(step):
         peak = max(peak, peak_of(lambda: compiled.compile(step)))
@@ -77,8 +77,7 @@ def peak_bytes(
 
 
 def set_given_scales(attention: Sequence[Attention], run: RunSpec) -> None:
-    """Set the scales of the KV cache that a run gives, where they are not to be measured. Mutates:
-    attention"""
+    """Set a run's given KV-cache scales, unless they are to be measured. Mutates: attention"""
     if run.kv_steps is not None:
         return
     given, rank = run.kv_scales, run.rank
@@ -94,7 +93,7 @@ def decide_scales(
     layout: KVLayout,
     run: RunSpec,
 ) -> None:
-    """Decide the KV cache's scales by a prompt of random tokens, the same at every start.
+    """Measure the KV cache's scales with a prompt of random tokens, the same at every start.
 
     Mutates: the attention layers
     """

@@ -1,7 +1,7 @@
-"""RunnerMedia: the encodings that a rank keeps, and what a step takes of them.
+"""RunnerMedia: the media encodings of a rank, and the parts of them that each step uses.
 
-Made by the model of features when plans say so, in one step or piece by piece in several, and kept
-under their keys until a plan says otherwise. Knows no files and no formats: features are tensors.
+The model makes them from features when plans say so, in one step or in pieces over several. They
+are stored by key until a plan drops them. Independent of file formats: features are tensors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunnerMedia:
         self._prompt_tokens: dict[int, int] = {}
 
     def add_row(self, new: NewRow, batch: Batch) -> None:
-        """Note what stands in a new row's prompt. Mutates: self, the batch's shifts"""
+        """Note the media in a new row's prompt. Mutates: self, the batch's shifts"""
         self.free_row(new.row)
         if not new.parts:
             return
@@ -81,7 +81,7 @@ class RunnerMedia:
         self.alignment.remove_row(row)
 
     def follow(self, plan: StepPlan) -> None:
-        """Forget encodings and make others as a plan says. Mutates: self"""
+        """Drop and make encodings as a plan says. Mutates: self"""
         for key in plan.dropped_encodings:
             self._encodings.pop(key, None)
             self._failures.pop(key, None)
@@ -103,8 +103,8 @@ class RunnerMedia:
                 self._encode(kind, contents)
 
     def _go_on(self, content: Encode) -> None:
-        """Compute the next piece of a pass, and keep what it has made with the last one. Where
-        each rank encodes whole contents, one rank does. Mutates: self"""
+        """Compute the next piece of a pass, and store the result after the last one. If each rank
+        encodes whole items, only one rank does this. Mutates: self"""
         key, kind, is_last = content.key, content.kind, content.share == 1
         owner = zlib.crc32(key.encode()) % self._group.size
         if key not in self._passes:
@@ -121,18 +121,18 @@ class RunnerMedia:
             self._blocks_a_row[kind] = running.num_begun / content.num_rows
             try:
                 self._keep([content], [running.made()])
-            except Exception as error:  # what one client has sent ends no other request
+            except Exception as error:  # one client's data must not end other requests
                 self._fail(content, error)
         if self._group.size > 1:
             self._give(content, owner)
 
     def close(self) -> None:
-        """End passes that are not over. May be called twice. Mutates: self"""
+        """Abort unfinished passes. May be called twice. Mutates: self"""
         while self._passes:
             self._passes.popitem()[1].drop()
 
     def failures(self, inputs: StepInputs) -> dict[int, str]:
-        """Return why rows of a step must end: what they show could not be encoded."""
+        """Return why rows of a step must end: their media could not be encoded."""
         found = {}
         for step in inputs.steps if self._failures else ():
             for place in self._places.get(step.row, ()):
@@ -141,7 +141,7 @@ class RunnerMedia:
         return found
 
     def of_step(self, inputs: StepInputs) -> StepMedia | None:
-        """Return what a step takes beside tokens, None if nothing."""
+        """Return a step's media, None if it has only tokens."""
         if not self._places:
             return None
         places: list[np.ndarray] = []
@@ -183,7 +183,7 @@ class RunnerMedia:
         )
 
     def _step_positions(self, inputs: StepInputs) -> torch.Tensor:
-        """Return the step's positions in three directions. Shapes: [3, T]"""
+        """Return the step's positions in three dimensions. Shapes: [3, T]"""
         told = torch.from_numpy(inputs.told_positions).repeat(3, 1)
         for step, first in zip(inputs.steps, inputs.query_start.tolist(), strict=False):
             table = self._positions.get(step.row)
@@ -193,10 +193,10 @@ class RunnerMedia:
         return told.to(self._device)
 
     def _encode(self, kind: str, contents: Sequence[Encode]) -> None:
-        """Make encodings, each alone where they cannot be made together. Mutates: self"""
+        """Make encodings, one by one if making them together fails. Mutates: self"""
         try:
             self._keep(contents, self._made(kind, contents))
-        except Exception as error:  # what one client has sent ends no other request
+        except Exception as error:  # one client's data must not end other requests
             if len(contents) == 1:
                 self._fail(contents[0], error)
                 return
@@ -204,8 +204,8 @@ class RunnerMedia:
                 self._encode(kind, [content])
 
     def _fail(self, content: Encode, error: Exception) -> None:
-        """Have the requests end that show a content which cannot be encoded: by the reason on the
-        last stage, which tells results, else by NaN. Mutates: self"""
+        """Fail the requests that show an item which cannot be encoded. The last stage, which
+        reports results, stores the reason; other stages use NaN. Mutates: self"""
         logger.warning("media could not be encoded: %s", described(error))
         self._failures[content.key] = f"the {content.kind} could not be encoded: {error}"
         shape = content.num_rows, self._size
@@ -214,8 +214,8 @@ class RunnerMedia:
         )
 
     def _encode_in_shares(self, kind: str, contents: Sequence[Encode]) -> None:
-        """Make encodings of which each rank makes some, the largest one first each by the rank with
-        the least to do, and gives them to the others. Mutates: self"""
+        """Divide encodings among the ranks, the largest first, each to the rank with the least
+        work; each rank sends its own to the others. Mutates: self"""
         group, loads = self._group, [0] * self._group.size
         owners = {}
         for content in sorted(contents, key=lambda one: -one.num_rows):
@@ -224,11 +224,11 @@ class RunnerMedia:
         for content in contents:
             if owners[content.key] == group.rank:
                 self._encode(kind, [content])
-        for content in contents:  # on all ranks in the same order
+        for content in contents:  # in the same order on all ranks
             self._give(content, owners[content.key])
 
     def _give(self, content: Encode, owner: int) -> None:
-        """Have all ranks keep what one of them has made of a content. Mutates: self"""
+        """Send an encoding from its owner to all ranks. Mutates: self"""
         is_mine = owner == self._group.rank
         own = self._encodings[content.key] if is_mine else None
         facts = torch.zeros(2, dtype=torch.int64, device=self._device)
@@ -255,7 +255,7 @@ class RunnerMedia:
         return [vectors if rows is None else vectors[rows] for vectors, rows in pairs]
 
     def _keep(self, contents: Sequence[Encode], made: Sequence[torch.Tensor]) -> None:
-        """Keep encodings under their keys. Raises: ValueError. Mutates: self"""
+        """Store encodings by key. Raises: ValueError. Mutates: self"""
         for content, vectors in zip(contents, made, strict=True):
             if len(vectors) != content.num_rows:
                 raise ValueError(
@@ -265,7 +265,7 @@ class RunnerMedia:
 
 
 def _met(place: PartPlace, start: int, end: int) -> list[tuple[int, range]]:
-    """Return (first position, rows of the encoding) of what a part has between two positions."""
+    """Return (first position, encoding rows) for each run of a part between two positions."""
     found, row = [], 0
     for first, count in place.runs:
         low, high = max(first, start), min(first + count, end)
@@ -276,6 +276,6 @@ def _met(place: PartPlace, start: int, end: int) -> list[tuple[int, range]]:
 
 
 def _joined(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return vectors one after another; shorter ones are as if the rest of them were zeros."""
+    """Return vectors concatenated; narrower ones are padded with zeros."""
     width = max(one.shape[1] for one in vectors)
     return torch.cat([F.pad(one, (0, width - one.shape[1])) for one in vectors])

@@ -1,11 +1,10 @@
-"""ModelRunner: one StepPlan becomes tensors, a forward pass, drawn tokens and a StepResult.
+"""ModelRunner: turns a StepPlan into tensors, a forward pass, drawn tokens and a StepResult.
 
-Where a model does not generate, what became of whole prompts is in place of drawn tokens.
+For a model that does not generate, results are pooled prompts instead of drawn tokens.
 
-Keeps the rows, the KV tensors and the sampling state of one rank. On a device that the host runs
-ahead of, a step may begin before the one before it is read: what that one drew stays on the device.
-Knows no request queue and no text; a fault that belongs to one row is reported in that row's
-result.
+Owns the rows, the KV tensors and the sampling state of one rank. On an asynchronous device, a step
+may begin before the previous one is read: the tokens drawn there stay on the device.
+Independent of the request queue and of text; a fault of one row is reported in that row's result.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ from dovetail_kernels.spans import span
 
 
 class ModelRunner(ForwardPasses):
-    """Call in this order: load, kv_layers, allocate, then step again and again; one thread."""
+    """Call in this order: load, kv_layers, allocate, then step repeatedly; from one thread."""
 
     def __init__(
         self, run: RunSpec, device: torch.device, calls: DeviceCalls | None = None
@@ -103,11 +102,11 @@ class ModelRunner(ForwardPasses):
     def load(self) -> None:
         """Build the model and fill its weights. Raises: ConfigError. Mutates: self
 
-        The vocabulary is prepared for constraints meanwhile.
+        Meanwhile the vocabulary is prepared for constraints.
         """
         chosen_processors(
             self.run, self.device, draws=self._draws
-        )  # one that cannot be made is said before the weights are read
+        )  # reports a faulty one before the weights are read
         if self.constraints is not None:
             self.constraints.start()
         self._backend = over_ranks(self._own_backend, self.run.rank)
@@ -136,23 +135,23 @@ class ModelRunner(ForwardPasses):
             self._pooling = PromptPooling(self.run.pooling, loaded.model, self.device, using)
 
     def close(self) -> None:
-        """End what goes on beside steps. May be called twice."""
+        """Stop all background work. May be called twice."""
         for end in self._ends:
             end()
 
     @property
     def model(self) -> Model:
-        """Return the model, a torch module. After load."""
+        """Return the model, a torch module. Requires `load`."""
         return self._model
 
     def weights(self) -> list[torch.Tensor]:
-        """Return all that the model keeps in memory."""
+        """Return all tensors of the model and its drafter."""
         module = cast(nn.Module, self._model)
         drafts = [] if self._drafts is None else self._drafts.weights()
         return [*module.parameters(), *module.buffers(), *drafts]
 
     def kv_layers(self) -> Sequence[CachedLayer]:
-        """Return what the layers keep, in layer order, a drafter's behind them."""
+        """Return what the layers cache, in layer order, then a drafter's."""
         return [*self._layers, *(() if self._drafts is None else self._drafts.layers)]
 
     def allocate(self, layout: KVLayout) -> None:
@@ -209,7 +208,7 @@ class ModelRunner(ForwardPasses):
         )
         if self._drafts is not None:
             self._draft_probabilities = self._drafts.sample_by(self._sampler)
-        forcing = None if run.async_steps else self._masks  # steps ahead count on one token
+        forcing = None if run.async_steps else self._masks  # steps ahead assume one token per draw
         self._reader = StepReader(self._batch, self._sampler, forcing)
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
         self._unseen = UnseenDraws(self._batch)
@@ -217,7 +216,7 @@ class ModelRunner(ForwardPasses):
     def warm_up(self) -> None:
         """Run a short prompt and two draws on row 0, then empty it; capture graphs. Mutates: self
 
-        Scales of the KV cache that are to be measured are decided before.
+        KV-cache scales that need measuring are decided first.
         """
         run, layout = self.run, self._layout
         num_tokens = warm_up.most_tokens(layout, run)
@@ -235,7 +234,7 @@ class ModelRunner(ForwardPasses):
             self._sampler.warm_up(self._model.logits(hidden.to(dtype_of(run.model.dtype))))
         self._reader.forget_last()
         if run.acceptance is not None and self._recorded is not None and run.rank.is_alone:
-            self._recorded.record_ahead(warm_up.AHEAD_S)  # ranks have no time in common
+            self._recorded.record_ahead(warm_up.AHEAD_S)  # ranks do not share a clock
         if self._compiled is not None:
             captured = (self._recorded, self._graphs)
             eager, tables = self._forward_eagerly, self._batch.tables
@@ -244,13 +243,13 @@ class ModelRunner(ForwardPasses):
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture the steps that are to run as graphs, again if they were before. Mutates: self"""
+        """Capture steps as graphs, replacing earlier captures. Mutates: self"""
         if self._graphs is not None and self._graphs.reason is None:
             self._graphs.forget()
             self._graphs.capture()
 
     def largest_step_bytes(self, peak_of: PeakOf) -> int:
-        """Return the memory that a largest step takes beside weights and cache, graphs included.
+        """Return the memory of a largest step besides weights and cache, including graphs.
 
         The runner must be allocated (again) afterwards. Mutates: self
         """
@@ -262,13 +261,13 @@ class ModelRunner(ForwardPasses):
         return peak
 
     def release(self) -> None:
-        """Let go of cache, rows and graphs, so that `allocate` may come again. Mutates: self"""
+        """Release cache, rows and graphs, so that `allocate` can run again. Mutates: self"""
         self._pending_steps.resolve_all_but(0)
         self._graphs, self._host = None, None
         self.transfers.detach()
         caches = [] if self._drafts is None else self._drafts.release()
         caches += kv_alloc.cache_tensors(self._caches)
-        offload(caches, keeps=False)  # an allocator may keep what is only freed
+        offload(caches, keeps=False)  # an allocator may hold on to freed memory
         del self._caches, self._batch, self._tensors, self._recorded, self._sampler, self._reader
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -276,7 +275,7 @@ class ModelRunner(ForwardPasses):
         return self.begin(plan).result()
 
     def _step_whole(self, plan: StepPlan) -> StepResult:
-        """Run one plan, which is not divided. Mutates: as step"""
+        """Run one plan undivided. Mutates: as step"""
         halves, self._halves = self._halves, None
         try:
             return self.step(plan)
@@ -285,8 +284,8 @@ class ModelRunner(ForwardPasses):
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> PendingStep:
-        """Hand a step to the device. Where the run asks for steps ahead and the device can, the one
-        before may still be unread; its draws are read first if this step needs to know them.
+        """Queue a step on the device. If steps run ahead, the previous one may still be unread; its
+        draws are read first if this step depends on them.
 
         Mutates: rows, KV cache, sampling state
         """
@@ -366,14 +365,14 @@ class ModelRunner(ForwardPasses):
         return step
 
     def _hand_on(self, step: BegunStep, computed: Computed) -> BegunStep:
-        """Let the next stage go on with a step; there is nothing to draw here. Mutates: step"""
+        """Send a step's hidden states to the next stage; nothing is drawn here. Mutates: step"""
         self._stage.send(computed.hidden)
         self._unseen.begin(step.step_id, step.inputs)
         step.rows, step.ended = (), self._calls.mark()
         return step
 
     def learn(self, result: StepResult) -> None:
-        """Take over what the last stage drew in a step begun here. Mutates: rows"""
+        """Record the tokens that the last stage drew in a step begun here. Mutates: rows"""
         self._unseen.learn(result)
 
     def _update_rows(self, plan: StepPlan) -> None:
@@ -405,22 +404,23 @@ class ModelRunner(ForwardPasses):
                 rows.mark_failed(new.row, f"token id {foreign} is outside the vocabulary")
 
     def _using_adapter(self, row: int | np.ndarray, count: int) -> AbstractContextManager[None]:
-        """Have layers apply one row's adapter to `count` vectors, or each of `row`'s to one."""
+        """Make layers apply one row's adapter to `count` vectors, or each of several rows' to
+        one."""
         if self.adapters is None:
             return nullcontext()
         slots = np.broadcast_to(self._batch.adapters[row], count)
         return use_adapters(slots_in_use(self.adapters, slots))
 
     def _logits(self, hidden: torch.Tensor, row: int | np.ndarray) -> torch.Tensor:
-        """Return logits as the rows' adapters have them, of one row or of one row each.
+        """Return logits with the rows' adapters applied, for one row or one row per line.
 
-        Shapes: hidden [S, E], row [S] -> [S, V], or more where adapters add tokens
+        Shapes: hidden [S, E], row [S] -> [S, V], or more if adapters add tokens
         """
         with self._using_adapter(row, len(hidden)):
             return self._model.logits(hidden)
 
     def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:
-        """Begin to draw a token for each of the rows, and leave it on the device for the next step.
+        """Start to draw a token for each row, and leave it on the device for the next step.
 
         Shapes: rows [S]. Mutates: sampling state
         """
@@ -437,7 +437,7 @@ class ModelRunner(ForwardPasses):
     def _verified(
         self, step: BegunStep, made: Computed, sampling: np.ndarray
     ) -> tuple[RowResult, ...]:
-        """Draw as far as drafts come true and put every row's result together. Mutates: self"""
+        """Draw for as long as drafts are accepted, and assemble the results. Mutates: self"""
         hidden = made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
         rows, sampled = verify.drawn_rows(step.inputs, sampling), self._draft_probabilities
         logits, inputs = partial(self._logits, hidden, rows), step.inputs

@@ -1,11 +1,11 @@
-"""Offload: weights of some of a model's blocks stay in host memory and visit the device in turn.
+"""Offload: some of a model's blocks keep their weights in host memory and visit the device in turn.
 
-A block's weights are copied to the device while the offloaded block before it runs, and their
-memory there is given back as soon as the block has run: two visit at most. The blocks that stay in
-host memory are spread evenly, so that a copy has the time of those between them. Weights are built
-in host memory and reach the device one layer at a time to be repacked, so a model may be larger
-than the device. Knows no model: a block is an entry of a module list that holds weights whose names
-have its number.
+A block's weights are copied to the device while the previous offloaded block runs, and their device
+memory is freed right after the block has run: at most two visit at a time. Offloaded blocks are
+spread evenly, so that a copy overlaps with the blocks between them. Weights are built in host
+memory and reach the device one layer at a time to be repacked, so a model may be larger than the
+device. Independent of models: a block is an entry of a module list that holds weights whose names
+contain its number.
 
 The floor: every step moves the offloaded bytes over the bus once. At 25 GB/s (PCIe 4) or 55 (PCIe
 5) 10 GiB cost 430 or 195 ms a step, unless the step itself takes longer.
@@ -34,17 +34,17 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 
 class Courier(Protocol):
-    """Runs copies beside the device's work."""
+    """Runs copies in parallel to the device's work."""
 
     def send(self, copy: Callable[[], None]) -> Any:
-        """Begin copies once the work queued so far is done; return what to wait for."""
+        """Start copies once the work queued so far is done; return a handle to wait for."""
 
     def wait(self, sent: Any) -> None:
-        """Let work that is queued from now on wait for copies."""
+        """Make work queued from now on wait for copies."""
 
 
 class HostCourier:
-    """Copies at once: there is nothing beside which it could be done."""
+    """Copies synchronously: on the host, nothing runs in parallel."""
 
     def send(self, copy: Callable[[], None]) -> None:
         """Copy."""
@@ -62,7 +62,7 @@ class CudaCourier:
         self._stream = torch.cuda.Stream(device)
 
     def send(self, copy: Callable[[], None]) -> torch.cuda.Event:
-        """Queue copies behind the work queued so far, whose memory they may be given."""
+        """Queue copies after the work queued so far, whose memory they may reuse."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             copy()
@@ -71,12 +71,12 @@ class CudaCourier:
         return event
 
     def wait(self, sent: torch.cuda.Event) -> None:
-        """Let the device's own stream wait."""
+        """Make the device's own stream wait."""
         torch.cuda.current_stream(self._device).wait_event(sent)
 
 
 class Visitor:
-    """The weights of one block. `pieces` are storages, their sizes and places in host memory."""
+    """The weights of one block. `pieces` are storages, their sizes and offsets in host memory."""
 
     def __init__(self, copies: HostCopies, courier: Courier) -> None:
         self.pieces: list[tuple[torch.UntypedStorage, int, int]] = []
@@ -87,11 +87,11 @@ class Visitor:
         self.is_there = False
 
     def fetch(self) -> None:
-        """Begin to copy the weights to the device, unless they are there. Mutates: the weights"""
+        """Start copying the weights to the device, unless they are there. Mutates: the weights"""
         if self.is_there:
             return
         self.is_there = True
-        # Memory comes from the stream of the model, so that it is given back to it as well.
+        # Memory comes from the model's stream, so that it also returns there.
         for storage, size, _ in self.pieces:
             storage.resize_(size)
         self._sent = self._courier.send(self._copy)
@@ -101,7 +101,7 @@ class Visitor:
             self._copies.restore(start, as_bytes(storage))
 
     def enter(self, block: nn.Module, args: object) -> None:
-        """Have the weights before the block runs, and the next block's on their way."""
+        """Wait for the weights before the block runs, and start copying the next block's."""
         self.fetch()
         self._courier.wait(self._sent)
         if self.next is not None:
@@ -115,8 +115,8 @@ class Visitor:
 
 
 class Offload:
-    """The part of one model that stays in host memory: blocks of `max_bytes` together, or one
-    more. The model has `num_blocks`, numbered from `first` on."""
+    """The part of one model in host memory: blocks of `max_bytes` in total, or one more. The model
+    has `num_blocks`, numbered from `first` on."""
 
     def __init__(
         self, max_bytes: int, num_blocks: int, device: torch.device, *, first: int = 0
@@ -134,14 +134,14 @@ class Offload:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes that lie in host memory."""
+        """Return the bytes in host memory."""
         return self._copies.num_bytes
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Put the weights of a model that is built inside where they belong, as they are made.
+        """Place the weights of a model built inside the with block, as they are created.
 
-        The first block stays on the device and tells how large one is. Mutates: self
+        The first block stays on the device and gives the size of a block. Mutates: self
         """
         hook = register_module_parameter_registration_hook(self._place)
         try:
@@ -156,7 +156,7 @@ class Offload:
             )
 
     def _place(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        """Move a parameter that is being registered if its block is offloaded. Mutates: self"""
+        """Move a parameter being registered to the host if its block is offloaded. Mutates: self"""
         number = _block_number(module)
         if number is None or parameter is None:
             return
@@ -170,7 +170,7 @@ class Offload:
             parameter.data = parameter.data.cpu()
 
     def _choose(self) -> frozenset[int]:
-        """Return the numbers of the blocks to offload, spread evenly behind the first."""
+        """Return the numbers of the blocks to offload, spread evenly after the first."""
         others = self._num_blocks - 1
         wanted = -(-self._max_bytes // max(1, self._first_bytes))
         count = min(wanted, others)
@@ -180,7 +180,7 @@ class Offload:
         return frozenset(second + (2 * i + 1) * others // (2 * count) for i in range(count))
 
     def finish(self, holder: WeightHolder) -> None:
-        """Let a filled layer repack its weights on the device, then leave them in host memory.
+        """Let a filled layer repack its weights on the device, then move them to host memory.
 
         Mutates: holder, self
         """
@@ -199,8 +199,8 @@ class Offload:
             visitor.pieces.append((storage, size, start))
 
     def attach(self, model: nn.Module) -> None:
-        """Let blocks fetch their weights before they run and release them afterwards. Mutates:
-        model"""
+        """Register hooks that fetch a block's weights before it runs and release them after.
+        Mutates: model"""
         blocks = self._blocks(model)
         for place, (block, visitor) in enumerate(blocks):
             visitor.next = blocks[(place + 1) % len(blocks)][1] if len(blocks) > 1 else None
@@ -214,7 +214,7 @@ class Offload:
         )
 
     def _blocks(self, model: nn.Module) -> Sequence[tuple[nn.Module, Visitor]]:
-        """Return the offloaded blocks in the order in which they run."""
+        """Return the offloaded blocks in execution order."""
         blocks: list[tuple[nn.Module, Visitor]] = []
         missing = dict(self._visitors)
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
@@ -228,7 +228,7 @@ class Offload:
 
 
 def _block_number(module: nn.Module) -> int | None:
-    """Return the number of the block that a layer's weights belong to; None of one in no block."""
+    """Return the number of the block that a layer belongs to; None if it belongs to none."""
     if not isinstance(module, WeightHolder):
         return None
     found = _NUMBER.search(f"{vars(module).get('name', '')}.")
@@ -236,7 +236,7 @@ def _block_number(module: nn.Module) -> int | None:
 
 
 def _storages(holder: nn.Module) -> list[torch.UntypedStorage]:
-    """Return the memory of a layer's weights that is on the device, each piece once."""
+    """Return the distinct storages of a layer's weights that are on the device."""
     tensors = (*holder.parameters(), *holder.buffers())
     found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
     return [storage for storage in found.values() if storage.nbytes()]

@@ -1,9 +1,8 @@
-"""Offloaded memory: what lies behind tensors is released and restored; the tensors stay.
+"""Offloaded memory: releases and restores the storage of tensors while the tensors stay valid.
 
-On a CPU the pages of the memory are given back to the system: addresses stay, so nothing that
-remembers one (a recorded step, say) has to be made again, and what is kept lies in a temporary file
-that has no name. On another device the storages are resized to nothing, and what is kept lies in
-host memory, pinned where it can be: addresses change.
+On a CPU the pages go back to the system. Addresses stay, so a recorded step, say, remains valid;
+saved content goes to an unnamed temporary file. On other devices the storages are resized to zero
+and saved content goes to host memory, pinned if possible; addresses change.
 Source: madvise(2), MADV_DONTNEED.
 """
 
@@ -29,25 +28,26 @@ MADV_DONTNEED = 4
 
 
 class OffloadedMemory(ABC):
-    """Memory that has been released. `num_bytes` went back to the system or the device."""
+    """Released memory: `num_bytes` went back to the system or the device."""
 
     num_bytes: int
 
     @abstractmethod
     def restore(self) -> None:
-        """Take the memory again, filled as it was if it was kept. May be tried again when it fails.
+        """Take the memory again, with its content if that was saved. May be retried after a
+        failure.
 
         Raises: RequestError when there is too little. Mutates: the tensors' content
         """
 
     def forget(self) -> None:
-        """Drop what is kept: the memory will not be restored. May be called twice."""
+        """Drop the saved content: the memory will not be restored. May be called twice."""
 
 
 def offload(tensors: Iterable[torch.Tensor], *, keeps: bool) -> OffloadedMemory:
-    """Release the memory of tensors; `keeps`: what it holds is not lost.
+    """Release the memory of tensors; `keeps`: save its content.
 
-    Raises: RequestError when what it holds cannot be kept; then nothing has changed.
+    Raises: RequestError when the content cannot be saved; then nothing has changed.
     """
     storages = _storages(tensors)
     if all(storage.device.type == "cpu" for storage in storages):
@@ -56,7 +56,7 @@ def offload(tensors: Iterable[torch.Tensor], *, keeps: bool) -> OffloadedMemory:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
-    """Return the memory behind tensors, each piece once."""
+    """Return the distinct storages of tensors."""
     found = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -69,13 +69,13 @@ class OffloadedPages(OffloadedMemory):
     """Whole pages of host memory, returned to the system."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
-        self._storages = storages  # their addresses must stay theirs
+        self._storages = storages  # keeps their addresses reserved
         self._spans = [_whole_pages(storage) for storage in storages]
         self._file = self._written() if keeps else None
         self.num_bytes = sum(size for address, size in self._spans if _release(address, size))
 
     def _written(self) -> BinaryIO:
-        file = tempfile.TemporaryFile(prefix="dovetail-", buffering=0)  # noqa: SIM115  (kept open)
+        file = tempfile.TemporaryFile(prefix="dovetail-", buffering=0)  # noqa: SIM115  (stays open)
         try:
             for address, size in self._spans:
                 _write(file, memoryview(_bytes_at(address, size)).cast("B"))
@@ -89,7 +89,7 @@ class OffloadedPages(OffloadedMemory):
         return file
 
     def restore(self) -> None:
-        """Read what was kept; pages come back as they are touched."""
+        """Read the saved content; pages come back as they are touched."""
         if self._file is None:
             return
         self._file.seek(0)
@@ -98,14 +98,14 @@ class OffloadedPages(OffloadedMemory):
         self.forget()
 
     def forget(self) -> None:
-        """Close the file of what is kept."""
+        """Close the file with the saved content."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def _whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """Return (address, size) of the pages that belong to a piece of memory alone."""
+    """Return (address, size) of the pages that lie entirely within a storage."""
     start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
     return start, max(0, end - start)
@@ -116,7 +116,7 @@ def _bytes_at(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def _release(address: int, size: int) -> bool:
-    """Return whether the system took the pages. It keeps those that are locked, say."""
+    """Return whether the system took the pages. It refuses locked ones, for example."""
     if not size:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -140,7 +140,7 @@ def _read(file: BinaryIO, room: memoryview) -> None:
 
 
 class OffloadedStorages(OffloadedMemory):
-    """Storages of a device with separate memory, resized to nothing."""
+    """Storages of a device with separate memory, resized to zero bytes."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], *, keeps: bool) -> None:
         self._device = storages[0].device
@@ -159,7 +159,7 @@ class OffloadedStorages(OffloadedMemory):
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Take the memory and copy what was kept."""
+        """Take the memory and copy the saved content."""
         while self._missing:
             storage, size = self._missing[-1]
             try:
@@ -175,5 +175,5 @@ class OffloadedStorages(OffloadedMemory):
             self._done += size
             self._missing.pop()
         if self._kept is not None and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the copies are read until then
+            torch.cuda.synchronize(self._device)  # the copies are still being read
         self._kept = None

@@ -1,6 +1,6 @@
-"""PendingSteps: steps that the device has and whose results the host has not read yet, in order.
+"""PendingSteps: steps queued on the device whose results the host has not read yet, in order.
 
-A result is read once, after those of earlier steps.
+Each result is read once, after those of earlier steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dovetail.interfaces.step import StepResult
 
 
 class PendingStep:
-    """One step under way (`interfaces.executor.PendingStep`)."""
+    """One step in flight (`interfaces.executor.PendingStep`)."""
 
     __slots__ = ("_finish", "_queue", "_result")
 
@@ -22,7 +22,7 @@ class PendingStep:
         self._result: StepResult | None = None
 
     def result(self) -> StepResult:
-        """Wait for the result; those of earlier steps are read first. Mutates: the runner"""
+        """Wait for the result, reading those of earlier steps first. Mutates: the runner"""
         if self._result is None:
             self._queue.resolve(self)
         assert self._result is not None, "a step ended without a result"
@@ -34,7 +34,7 @@ class PendingStep:
 
 
 class PendingSteps:
-    """The steps under way, oldest first."""
+    """The steps in flight, oldest first."""
 
     def __init__(self) -> None:
         self._pending: deque[PendingStep] = deque()
@@ -54,6 +54,6 @@ class PendingSteps:
             self._pending.popleft().resolve()
 
     def resolve_all_but(self, count: int) -> None:
-        """Resolve the oldest until `count` are left. Mutates: self"""
+        """Resolve the oldest until `count` remain. Mutates: self"""
         while len(self._pending) > count:
             self._pending.popleft().resolve()

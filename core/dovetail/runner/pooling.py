@@ -1,7 +1,7 @@
-"""PromptPooling: hidden states of whole prompts become vectors, or numbers of classes.
+"""PromptPooling: turns hidden states of whole prompts into vectors or class scores.
 
-Keeps what a prompt's earlier steps have left where its pooler needs more than the last token. Knows
-no request; a fault of one row is reported in that row's result.
+Stores the hidden states of a prompt's earlier steps if its pooler needs more than the last token.
+Independent of requests; a fault of one row is reported in that row's result.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
 _PLACED = frozenset({FIRST_TOKEN, LAST_TOKEN})
 FAR = np.iinfo(np.int64).max
 LEAST_LENGTH = 1e-12
-"""A vector is divided by at least this where it becomes one of length 1."""
+"""Minimum divisor when a vector is normalized to length 1."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Finish = Callable[[], tuple[RowResult, ...]]
-"""Waits for what a step has pooled and returns the results of its rows."""
+"""Waits for a step's pooling and returns the results of its rows."""
 
 
 Using = Callable[[int, int], AbstractContextManager[None]]
-"""(row, vectors) -> in a with block, layers apply the row's adapter to so many vectors."""
+"""(row, vectors) -> a with block in which layers apply the row's adapter to that many vectors."""
 
 
 def as_it_is(row: int, num_vectors: int) -> AbstractContextManager[None]:
-    """Return a with block without an adapter."""
+    """Return a with block that applies no adapter."""
     return nullcontext()
 
 
 class Tokens(Protocol):
-    """Says which tokens a row's prompt has."""
+    """Provides the prompt tokens of a row."""
 
     def prompt_ids(self, row: int) -> Sequence[int]: ...
 
 
 class _Row:
-    """A prompt on its way. `kept` are the hidden states of its steps so far."""
+    """A prompt in progress. `kept` are the hidden states of its steps so far."""
 
     __slots__ = ("fault", "kept", "number", "params")
 
@@ -69,7 +69,7 @@ class PromptPooling:
     def __init__(
         self, spec: PoolingSpec, model: Model, device: torch.device, using: Using = as_it_is
     ) -> None:
-        """Make the poolers and load what lies behind them. Raises: ConfigError"""
+        """Create the poolers and load the layers that follow them. Raises: ConfigError"""
         self._spec = spec
         self._model = model
         self._using = using
@@ -85,7 +85,7 @@ class PromptPooling:
         self.second_text: torch.Tensor | None = None
 
     def look_at(self, inputs: StepInputs) -> None:
-        """Mark the tokens of second texts among a step's. Mutates: self.second_text"""
+        """Mark the tokens of second texts in a step. Mutates: self.second_text"""
         firsts = [self._rows[step.row].params.first_text_tokens for step in inputs.steps]
         self.second_text = None
         if any(first is not None for first in firsts):
@@ -102,7 +102,7 @@ class PromptPooling:
         self._rows.pop(row, None)
 
     def mark_failed(self, row: int, fault: str) -> None:
-        """Remember why whatever a row is told is void. Mutates: self"""
+        """Remember why a row's result is invalid. Mutates: self"""
         self._rows[row].fault = fault
 
     def begin(self, inputs: StepInputs, hidden: torch.Tensor, tokens: Tokens) -> Finish:
@@ -125,7 +125,7 @@ class PromptPooling:
         return self._poolers.get(params.task, self._token_pooler)
 
     def _keep(self, row: _Row, states: torch.Tensor) -> None:
-        """Keep what the pooler needs of a step that is not a prompt's last. Mutates: row"""
+        """Store what the pooler needs of a step that is not a prompt's last. Mutates: row"""
         reads = self._pooler(row.params).capabilities
         if LAST_TOKEN in reads or (FIRST_TOKEN in reads and row.kept):
             return
@@ -134,7 +134,7 @@ class PromptPooling:
     def _pooled(
         self, row: _Row, states: torch.Tensor, token_ids: Sequence[int]
     ) -> torch.Tensor | str:
-        """Return what a prompt is told, or why that is not possible. Mutates: row"""
+        """Return a prompt's pooled result, or an error text. Mutates: row"""
         params = row.params
         if row.kept:
             states = torch.cat([*row.kept, states])
@@ -152,11 +152,11 @@ class PromptPooling:
             if params.task in (CLASSIFY, TOKEN_CLASSIFY):
                 return self._classes(pooled, row)
             return self._vector(pooled, params)
-        except Exception as error:  # a pooler is a plugin: its fault ends this request alone
+        except Exception as error:  # a pooler is a plugin: its fault ends only this request
             return f"the pooler failed: {described(error)}"
 
     def _classes(self, pooled: torch.Tensor, row: _Row) -> torch.Tensor:
-        """Return numbers of classes. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""
+        """Return class scores. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""
         vectors = pooled.view(-1, pooled.shape[-1])
         with self._using(row.number, len(vectors)):
             found = self._model.classes(vectors).float()
@@ -167,7 +167,7 @@ class PromptPooling:
         return found if pooled.dim() == 2 else found[0]
 
     def _vector(self, pooled: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """Return vectors as they are told. Shapes: [..., E] -> [..., dimensions]"""
+        """Return vectors in their final form. Shapes: [..., E] -> [..., dimensions]"""
         pooled = pooled.float()
         for project in self._projections:
             pooled = project(pooled)
@@ -206,14 +206,14 @@ _BEHIND: dict[str, Callable[[ProjectionSpec, torch.device], Layer]] = {
     "norm": _norm,
     "normalize": _normalize,
 }
-"""What makes the layers behind a pooler, by the kind of their ProjectionSpec."""
+"""Creates the layers after a pooler, by the kind of their ProjectionSpec."""
 
 
 def _tensors(
     spec: ProjectionSpec, device: torch.device, name: str, *, has_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a layer's weight and bias in float32. Raises: ConfigError where they are missing or of
-    other sizes"""
+    """Return a layer's weight and bias in float32. Raises: ConfigError if one is missing or has the
+    wrong size"""
     stored = _stored(Path(spec.folder))
     wanted = {"weight": (spec.out_size, spec.in_size) if name == "linear" else (spec.out_size,)}
     wanted |= {"bias": (spec.out_size,)} if has_bias else {}
@@ -229,7 +229,7 @@ def _tensors(
 
 
 def _stored(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a folder. Raises: ConfigError where it has none that can be read"""
+    """Return the tensors of a folder. Raises: ConfigError if it has no readable file"""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

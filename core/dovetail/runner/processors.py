@@ -1,4 +1,4 @@
-"""The logits processors that a run chose, as objects."""
+"""Creates the logits processors that a run selected."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dovetail.interfaces.tokenizer import Tokenizer
 def chosen_processors(
     run: RunSpec, device: torch.device, *, draws: bool
 ) -> dict[str, LogitsProcessor]:
-    """Return the chosen processors, without a row; none where nothing is drawn. Raises:
-    BrokenPlugin"""
+    """Return the selected processors, with no rows added yet; none if this rank does not sample.
+    Raises: BrokenPlugin"""
     chosen = run.logits_processors if draws else ()
     made = {one.name: registry.make(one, run.model.vocab_size) for one in chosen}
     context = ProcessorContext(

@@ -1,9 +1,9 @@
-"""One rank under torch's profiler: what a collective call of all ranks does on each of them.
+"""One rank under torch's profiler: the rank-side functions of a collective call.
 
-The functions take a worker first, as functions called by name do (see ranks.worker_calls), and run
-in the thread that makes the model's calls: the profiler sees that one. A trace is in Chrome's
-format; its file's name says the engine, the rank and the time. Knows no other rank: whoever calls
-asks all of them to get ready before any starts.
+Each takes a worker first, like all functions called by name (see ranks.worker_calls), and runs in
+the thread that calls the model, which is the one profiled. A trace is in Chrome's format; its file
+name has the engine, the rank and the time. Independent of other ranks: the caller runs `get_ready`
+on all of them before any starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Running:
-    """The profiler of this process, which has one at a time, and when it was started."""
+    """The profiler of this process (at most one), and when it was started."""
 
     profiler: torch.profiler.profile | None = None
     started_s = 0.0
@@ -38,16 +38,16 @@ _running = _Running()
 
 
 def warm_up(profile: ProfileSpec, device: torch.device) -> None:
-    """Run a profiler for nothing. The first one of a process imports torch's compiler, which takes
-    seconds, and requests would wait for it."""
+    """Run a profiler once and discard it. The first one of a process imports torch's compiler,
+    which takes seconds, and requests would wait for it."""
     profiler = _new_profiler(profile, device)
     profiler.start()
     profiler.stop()
 
 
 def get_ready(worker: DeviceWorker) -> None:
-    """Make the folder of traces. Raises: RequestError when a profiler runs here already, or nothing
-    can be written there"""
+    """Create the trace folder. Raises: RequestError when a profiler is already running here, or the
+    folder is not writable"""
     profile = _profile_of(worker)
     if _running.profiler is not None:
         raise RequestError(
@@ -79,8 +79,8 @@ def start(worker: DeviceWorker) -> None:
 
 
 def stop(worker: DeviceWorker) -> str:
-    """Stop the profiler of this rank; return the file of its trace. Raises: RequestError when none
-    runs, or the file cannot be written"""
+    """Stop the profiler of this rank; return its trace file. Raises: RequestError when none is
+    running, or the file cannot be written"""
     profile, profiler = _profile_of(worker), _running.profiler
     if profiler is None:
         raise RequestError("no profiler runs.", fix="start it first.", status=409)
@@ -99,7 +99,7 @@ def stop(worker: DeviceWorker) -> str:
 
 
 def drop() -> None:
-    """Stop a profiler that still runs when its rank ends; its trace is not written."""
+    """Stop a profiler that is still running when its rank ends, without writing its trace."""
     profiler, _running.profiler = _running.profiler, None
     if profiler is not None:
         logger.warning("the profiler still ran, and its trace is lost: stop it before the end")
@@ -108,7 +108,7 @@ def drop() -> None:
 
 
 def _profile_of(worker: Worker) -> ProfileSpec:
-    """Return what is profiled. Raises: RequestError where that was not configured, or cannot be"""
+    """Return what to profile. Raises: RequestError if profiling is not set up or impossible"""
     if not isinstance(worker, DeviceWorker):
         raise RequestError(f"the worker {type(worker).__name__} cannot be profiled.")
     profile = worker.run.profile
@@ -118,7 +118,7 @@ def _profile_of(worker: Worker) -> ProfileSpec:
 
 
 def _new_profiler(profile: ProfileSpec, device: torch.device) -> torch.profiler.profile:
-    """Return a profiler of the processor, and of the device where that is another."""
+    """Return a profiler of the CPU and, if it is another device, the run's device."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as Profiler
 
@@ -135,7 +135,7 @@ def _new_profiler(profile: ProfileSpec, device: torch.device) -> torch.profiler.
 
 
 def _path_of(profile: ProfileSpec, run: RunSpec) -> Path:
-    """Return a file that no other rank, engine or start of the profiler writes."""
+    """Return a unique file name per rank, engine and start of the profiler."""
     ending = ".pt.trace.json.gz" if profile.is_compressed else ".pt.trace.json"
     name = f"engine{profile.engine}_rank{run.rank.rank}.{time.time_ns() // 1_000_000}{ending}"
     return Path(profile.folder_path) / name

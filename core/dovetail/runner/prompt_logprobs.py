@@ -1,8 +1,8 @@
-"""Prompt logprobs: how likely the model found each prompt token, a few hundred at a time.
+"""Prompt logprobs: how likely the model found each prompt token, in chunks of a few hundred.
 
-On a device they are begun with the step and read with its draws. Nothing is drawn from a prompt's
-logits, so they are reported as the model gave them whatever --logprobs-mode says of the stage.
-Knows no sampling; rows that do not ask cost nothing.
+On a device they start with the step and are read with its draws. Prompt logits are not sampled
+from, so the raw ones are reported whatever stage --logprobs-mode names.
+Independent of sampling; rows that do not request them cost nothing.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from dovetail.sampling.sampler import NOT_FINITE
 from dovetail.sampling.seen import on_device
 
 CHUNK_TOKENS = 256
-"""Positions whose logits are held at once: 256 x vocabulary x 4 bytes."""
+"""Positions whose logits are held at a time: 256 x vocabulary x 4 bytes."""
 
 Told = tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]
 """By index into a step's rows: logprobs, and faults."""
 PromptFinish = Callable[[], Told]
 RowFinish = Callable[[], list[TokenLogprobs] | None]
-"""Waits for one row's logprobs; None where its logits are not finite."""
+"""Waits for one row's logprobs; None if its logits are not finite."""
 
 
 class LogitsOfRow(Protocol):
-    """Makes logits of hidden states of one row. Shapes: hidden [S, E] -> [S, V]"""
+    """Computes logits from hidden states of one row. Shapes: hidden [S, E] -> [S, V]"""
 
     def __call__(self, hidden: torch.Tensor, row: int) -> torch.Tensor: ...
 
 
 def nothing_told() -> Told:
-    """Return an empty result: no row asked for prompt logprobs."""
+    """Return an empty result: no row requests prompt logprobs."""
     return {}, {}
 
 
 class PromptLogprobs:
-    """The rows that want logprobs of their prompt, and how many candidates each.
+    """The rows that request prompt logprobs, and how many candidates each.
 
-    `tells_logits`: logits stand where logprobs would.
+    `tells_logits`: report logits instead of logprobs.
     """
 
     def __init__(self, *, tells_logits: bool = False) -> None:
@@ -53,7 +53,7 @@ class PromptLogprobs:
         self._num_top: dict[int, int] = {}
 
     def add_row(self, new: NewRow) -> None:
-        """Start a row. One that has drawn before a preemption gave its answer already.
+        """Start a row. One that drew tokens before a preemption has already reported its logprobs.
 
         Mutates: self
         """
@@ -67,7 +67,7 @@ class PromptLogprobs:
         self._num_top.pop(row, None)
 
     def asks(self, inputs: StepInputs) -> bool:
-        """Return whether some row of a step wants logprobs of its prompt."""
+        """Return whether some row of a step requests prompt logprobs."""
         return any(step.row in self._num_top for step in inputs.steps) if self._num_top else False
 
     def begin(
@@ -77,9 +77,9 @@ class PromptLogprobs:
         hidden: torch.Tensor,
         logits_of: LogitsOfRow,
     ) -> PromptFinish:
-        """Start on the prompt tokens that follow the step's computed ones; return what waits for
-        their logprobs. `logits_of` is also told the row. Shapes: hidden [T, E], logits_of [S, E] ->
-        [S, V]"""
+        """Start on the prompt tokens that follow the step's computed ones; return a function that
+        waits for their logprobs. `logits_of` also takes the row. Shapes: hidden [T, E], logits_of
+        [S, E] -> [S, V]"""
         begun: dict[int, RowFinish] = {}
         for index, step in enumerate(inputs.steps if self._num_top else ()):
             num_top = self._num_top.get(step.row)
@@ -97,7 +97,7 @@ class PromptLogprobs:
 
 
 def _finish(begun: Mapping[int, RowFinish]) -> Told:
-    """Return the logprobs of rows, and the faults of those whose logits are not finite."""
+    """Return the logprobs of rows, and the faults of rows whose logits are not finite."""
     found = {index: finish() for index, finish in begun.items()}
     faults = {index: NOT_FINITE for index, told in found.items() if told is None}
     return {index: tuple(told) for index, told in found.items() if told is not None}, faults
@@ -119,7 +119,7 @@ def _at_once(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     tells_logits: bool,
 ) -> RowFinish:
-    """Find the logprobs of one row's tokens now."""
+    """Compute the logprobs of one row's tokens now."""
     positions: list[TokenLogprobs] = []
     for logits, chunk in _chunks(hidden, token_ids, logits_of):
         wide, tops = logits.float(), [num_top] * len(chunk)
@@ -136,7 +136,7 @@ def _queued(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     tells_logits: bool,
 ) -> RowFinish:
-    """Have the device find the logprobs of one row's tokens; nothing is waited for."""
+    """Queue the logprobs of one row's tokens on the device without waiting."""
     parts = [
         (chunk.tolist(), tell(logits, on_device(chunk, logits.device), [num_top] * len(chunk)))
         for logits, chunk in _chunks(hidden, token_ids, logits_of)

@@ -1,10 +1,10 @@
-"""RecordedForward: the forward pass of small steps, recorded once and run again as one native call.
+"""RecordedForward: the forward pass of small steps, recorded once and replayed as one native call.
 
-In a step where every row computes one token, and in one of whole short prompts, the calls depend on
-the number of tokens alone and only numbers change. So their inputs lie at fixed places, the model's
-native calls are recorded for each number of tokens when it comes for the second time, and from then
-on Python's share of a step is gone. A program is repeated at once, and must come to what the model
-came to. A model that runs anything but native calls is left as it is.
+If every row computes one token, or a step is whole short prompts, the calls depend only on the
+number of tokens; all else is data. So the inputs have fixed addresses, and the model's native calls
+are recorded for each number of tokens when it occurs the second time. From then on Python's share
+of a step is gone. A new program is replayed immediately and must give the model's output. A model
+that runs anything but native calls is not recorded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
 MAX_ROWS = 64
-"""Above this many rows the products take so long that recording saves nothing worth its memory."""
+"""With more rows, the products take so long that recording is not worth its memory."""
 MAX_DRAFTED_ROWS = 160
-"""The same of steps with drafts, whose positions are rows: there are more of them for each token
-that comes of it."""
+"""The same for steps with drafts, whose positions are rows: they take more rows for each token that
+results."""
 MAX_PROMPT_TOKENS, MAX_PROMPTS = 128, 16
-"""The same of prompts: how many tokens a step may have, and of how many prompts."""
+"""The same for prompts: the maximum tokens and prompts of a step."""
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +40,22 @@ Forward = Callable[
     [torch.Tensor, torch.Tensor, list[BatchLayout], torch.Tensor | None, StepAdapters | None],
     torch.Tensor,
 ]
-"""(token_ids, positions, one layout a KV group, marks of second texts, adapters in use) -> hidden
+"""(token_ids, positions, one layout per KV group, marks of second texts, adapters in use) -> hidden
 states."""
 Inner = dict[int, torch.Tensor | None]
-"""States within the model that a drafter reads, by the layer that they come before."""
+"""States within the model that a drafter reads, by the layer that follows them."""
 STEPS_OF_SIZES = ((16, 1), (40, 2), (64, 4), (MAX_DRAFTED_ROWS, 8))
-"""Up to so many rows, drafts are padded to a multiple of so many."""
+"""(maximum rows, multiple): drafts of up to that many rows are padded to a multiple."""
 OFTEN, LARGER = 64, 1.25
-"""A padded size that has come less often than so many times is computed as a recorded one that is
-up to so many times as large: recording takes as long as two steps, and rows that stand idle a tenth
-of one."""
+"""A padded size that occurred less than OFTEN times runs as a recorded one up to LARGER times its
+size: recording takes two steps' time, and idle rows a tenth of one."""
 Size = tuple[int, bool]
 """A number of tokens, and whether some of them use adapters."""
 
 
 def padded(count: int) -> int:
-    """Return the number of rows that steps with `count` known and drafted tokens are computed
-    with, so that few sizes have to be recorded."""
+    """Return the number of rows for a step with `count` known and drafted tokens, padded so that
+    few sizes have to be recorded."""
     for most, multiple in STEPS_OF_SIZES:
         if count <= most:
             return -(-count // multiple) * multiple
@@ -64,8 +63,7 @@ def padded(count: int) -> int:
 
 
 def sizes_ahead(most: int) -> Iterator[int]:
-    """Yield sizes of steps with drafts, up to `most`, so that none is much larger than the next
-    smaller one (LARGER)."""
+    """Yield sizes of steps with drafts, up to `most`, each at most LARGER times the one before."""
     first = 2
     while first <= most:
         last = min(most, max(padded(first), int(LARGER * first)))
@@ -85,9 +83,9 @@ def recorded_rows(
     pads: bool = False,
     shares_rows: bool = False,
 ) -> RecordedForward:
-    """Return the recorder of steps in which every row computes one token. `sizes`: no other numbers
-    of rows are recorded (None: all). `inner`, `states`, `pads`: see RecordedForward; `shares_rows`:
-    see RowInputs."""
+    """Return the recorder of steps in which every row computes one token. `sizes`: only these
+    numbers of rows are recorded (None: all). `inner`, `states`, `pads`: see RecordedForward;
+    `shares_rows`: see RowInputs."""
     most = max_rows if sizes is None else min(max_rows, MAX_ROWS, max(sizes, default=1))
     counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
     inputs = RowInputs(tables, most, shares_rows=shares_rows)
@@ -110,8 +108,8 @@ def recorder_of(
     *,
     shares_rows: bool,
 ) -> RecordedForward | None:
-    """Return the recorder that runs a run's small steps as one call, where that allows it.
-    `shares_rows`: a row's drafts read together what they see (RowInputs)."""
+    """Return the recorder of a run's small steps, if the run allows recording. `shares_rows`: a
+    row's drafts read its cache together (RowInputs)."""
     if not is_recorded(run, device_type):
         return None
     if run.pooling is not None:
@@ -123,16 +121,16 @@ def recorder_of(
 
 
 def is_recorded(run: RunSpec, device_type: str) -> bool:
-    """Return whether the run allows that small steps are recorded."""
+    """Return whether the run allows small steps to be recorded."""
     is_other = bool(run.is_eager or run.ops)
     return not is_other and run.rank.context_size == 1 and device_type == "cpu"
 
 
 class RecordedForward:
-    """Programs by number of tokens, those with adapters apart, and the fixed places of their
-    inputs; no other numbers than `counts` are recorded. What a pass leaves in `inner` a repeated
-    one does. `states` takes back what passes do that are run for trial. Steps with drafts, and all
-    with `pads`, are padded to a few sizes."""
+    """Programs by number of tokens and use of adapters, and the fixed buffers of their inputs. Only
+    numbers in `counts` are recorded. A replay also restores the states that a pass saves in
+    `inner`. `states` undoes trial passes. Steps with drafts, and all steps with `pads`, are padded
+    to a few sizes."""
 
     def __init__(
         self,
@@ -159,7 +157,7 @@ class RecordedForward:
 
     @property
     def reason(self) -> str | None:
-        """Return why nothing is recorded; None while it is."""
+        """Return why nothing is recorded; None if recording is on."""
         return self._reason
 
     @property
@@ -170,11 +168,11 @@ class RecordedForward:
     def run(
         self, inputs: StepInputs, second_text: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Return the hidden states of a step that can be run so, None of any other. Shapes:
-        second_text [T] (see ForwardContext) -> [T, E]
+        """Return the hidden states of a step that can be replayed, None for any other.
+        Shapes: second_text [T] (see ForwardContext) -> [T, E]
 
-        Drafts are rows of their own in it, but where layers keep states, which go from one to the
-        next. The hidden states are valid until the next step. Mutates: self, and the KV cache
+        Drafts are rows of their own, except that models with recurrent states do not replay them.
+        The hidden states are valid until the next step. Mutates: self, and the KV cache
         """
         if inputs.drafted and self._states is not None and self._states.has_states:
             return None
@@ -192,7 +190,7 @@ class RecordedForward:
         if size not in self._programs:
             self._programs[size] = None
             if not pads:
-                return None  # the next time it comes it is worth recording; of few sizes each is
+                return None  # recorded when it occurs again; with few sizes, immediately
         self._inputs.fill(inputs, second_text)
         if total > count:
             self._inputs.pad(count, total)
@@ -205,7 +203,7 @@ class RecordedForward:
         return program.run()[:count]
 
     def _stand_in(self, size: Size) -> Size:
-        """Return the size that a step is computed as: its own, or a larger one (see OFTEN).
+        """Return the size that a step runs as: its own, or a larger one (see OFTEN).
         Mutates: self"""
         if self._programs.get(size) is not None:
             return size
@@ -216,9 +214,8 @@ class RecordedForward:
         return next((one for one in larger if self._programs.get(one) is not None), size)
 
     def record_ahead(self, seconds: float) -> None:
-        """Record sizes of steps with drafts before any comes, the smallest first, so many that each
-        step has one that is up to LARGER times as large, or as many as there is time for. Mutates:
-        self"""
+        """Record sizes of steps with drafts in advance, the smallest first, until every step has
+        one at most LARGER times as large, or the time is up. Mutates: self"""
         if self._states is not None and self._states.has_states:
             return
         end_s = time.monotonic() + seconds
@@ -230,9 +227,9 @@ class RecordedForward:
                 self._begin((total, False), put_nothing_back)
 
     def _begin(self, size: Size, put_back: Callable[[], None]) -> torch.Tensor | None:
-        """Record a program and repeat it: its output is to be the model's own, which is returned.
-        None where there is nothing to record. `put_back` undoes what a run does to states. Mutates:
-        self, and the KV cache"""
+        """Record a program, replay it and check that its output is the model's own; return the
+        output, or None if there is nothing to record. `put_back` undoes a run's changes to states.
+        Mutates: self, and the KV cache"""
         program = self._record(size)
         put_back()
         if program is None:
@@ -246,7 +243,7 @@ class RecordedForward:
         return self._run_model(size)
 
     def _record(self, size: Size) -> Program | None:
-        """Return the program of steps of a size, or None for good when the model has none."""
+        """Return the program of steps of a size; None, permanently, if the model has none."""
         kept: list[BatchLayout] = []
         try:
             program = record(lambda: self._run_model(size, kept), self._pool, kept=kept)
@@ -259,7 +256,7 @@ class RecordedForward:
         return program
 
     def _give_up(self, size: Size, reason: str) -> None:
-        """Record no more steps, or no more with adapters. Mutates: self"""
+        """Stop recording steps, or only steps with adapters. Mutates: self"""
         if size[1]:
             self._records_adapters = False
             log.info("steps with adapters are not recorded: %s", reason)
@@ -268,7 +265,7 @@ class RecordedForward:
             log.info("steps are not recorded: %s", reason)
 
     def _run_model(self, size: Size, kept: list[BatchLayout] | None = None) -> torch.Tensor:
-        """Return the hidden states of what lies at the fixed places. `kept` gets the layouts."""
+        """Return the hidden states for the fixed buffers' content. `kept` receives the layouts."""
         count, has_adapters = size
         layouts = self._inputs.layouts(count)
         if kept is not None:

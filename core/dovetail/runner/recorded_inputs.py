@@ -1,4 +1,4 @@
-"""RecordedInputs: a step's inputs at places in memory that stay, where recorded calls read them."""
+"""RecordedInputs: a step's inputs at fixed addresses, for recorded calls to read."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class RecordedInputs(ABC):
 
     @abstractmethod
     def fits(self, inputs: StepInputs) -> bool:
-        """Return whether a step is of the kind that is recorded, its number of tokens apart."""
+        """Return whether a step is of the recorded kind, whatever its number of tokens."""
 
     @abstractmethod
     def second_text(self, num_tokens: int) -> torch.Tensor | None:
-        """Return what marks the tokens of second texts, if steps may have such. Shapes: [T]"""
+        """Return the marks of second-text tokens, if steps may have them. Shapes: [T]"""
 
     @abstractmethod
     def num_rows(self, num_tokens: int) -> int:
-        """Return the rows of all steps with so many tokens."""
+        """Return the number of rows of all steps with this many tokens."""
 
     def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
-        """Write a step's inputs at their places. Shapes: second_text [T]. Mutates: self"""
+        """Write a step's inputs to their buffers. Shapes: second_text [T]. Mutates: self"""
         count = len(inputs.token_ids)
         self._token_ids[:count] = inputs.token_ids
         self._positions[:count] = inputs.told_positions
@@ -60,7 +60,7 @@ class RecordedInputs(ABC):
         return inputs.rows, inputs.lens_in(table)
 
     def pad(self, count: int, size: int) -> None:
-        """Fill up from `count` tokens to `size`, each a row of one token of the null block.
+        """Pad from `count` tokens to `size`, each a row of one token in the null block.
         Mutates: self"""
         rows = self.num_rows(count)
         end = rows + size - count
@@ -72,16 +72,16 @@ class RecordedInputs(ABC):
             self._slots[group][count:size] = 0
 
     def tokens(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of token ids and positions. Shapes: [T]"""
+        """Return the buffers of token ids and positions. Shapes: [T]"""
         token_ids = torch.from_numpy(self._token_ids)[:num_tokens]
         return token_ids, torch.from_numpy(self._positions)[:num_tokens]
 
     def adapters(self, num_tokens: int) -> StepAdapters:
-        """Return the place of the tokens' adapter slots."""
+        """Return the buffer of the tokens' adapter slots."""
         return StepAdapters(slots=torch.from_numpy(self._adapters)[:num_tokens])
 
     def layouts(self, num_tokens: int) -> list[BatchLayout]:
-        """Return layouts over the places, one a table. What they say on the host is this step's."""
+        """Return layouts over the buffers, one per table. Their host fields are this step's."""
         rows = self.num_rows(num_tokens)
         starts, lens = self._starts[: rows + 1], [own[:rows] for own in self._seq_lens]
         return [
@@ -101,8 +101,8 @@ class RecordedInputs(ABC):
 
 
 class RowInputs(RecordedInputs):
-    """Steps in which every row computes one token; each draft takes a row. With `shares_rows` it is
-    one of the row's queries, which read what they see together: as many rows have no tokens."""
+    """Steps in which every row computes one token; each draft takes a row. With `shares_rows`
+    drafts are further queries of their own row; the rows they would take are empty."""
 
     def __init__(
         self, tables: Sequence[BlockTable], max_rows: int, *, shares_rows: bool = False
@@ -119,7 +119,7 @@ class RowInputs(RecordedInputs):
         return is_drafted or len(inputs.rows) == len(inputs.token_ids)
 
     def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
-        """Write a step's inputs; rows behind the last one have no tokens. Mutates: self"""
+        """Write a step's inputs; rows past the last one have no tokens. Mutates: self"""
         super().fill(inputs, second_text)
         rows, count = len(inputs.rows), len(inputs.token_ids)
         if not self._shares_rows or (self._are_alone and rows == count):
@@ -132,8 +132,8 @@ class RowInputs(RecordedInputs):
             lens[rows:count] = 0
 
     def _seen(self, inputs: StepInputs, table: BlockTable) -> tuple[np.ndarray, np.ndarray]:
-        """Return a row for each token, which sees those before it, unless drafts share their row.
-        Shapes: [R] twice, R the number of tokens or of rows"""
+        """Return a row for each token, which sees the tokens before it, unless drafts share their
+        row. Shapes: [R] twice, R the number of tokens or of rows"""
         if table.is_cross or self._shares_rows:
             return super()._seen(inputs, table)
         return inputs.token_rows, inputs.positions + 1
@@ -148,8 +148,8 @@ class RowInputs(RecordedInputs):
 
 
 class PromptInputs(RecordedInputs):
-    """Steps of a few prompts. All are taken to have the most rows; those that a step lacks have no
-    tokens, so that the calls do not depend on where one prompt ends and the next begins."""
+    """Steps of a few prompts. They always have the maximum rows, and missing ones are empty, so
+    that the calls do not depend on where prompts begin and end."""
 
     def __init__(self, tables: Sequence[BlockTable], max_rows: int, max_tokens: int) -> None:
         super().__init__(tables, max_rows, max_tokens)
@@ -161,15 +161,15 @@ class PromptInputs(RecordedInputs):
         return len(inputs.rows) <= self._max_rows
 
     def second_text(self, num_tokens: int) -> torch.Tensor:
-        """Return the place of the marks: zeros where no prompt has two texts. Shapes: [T]"""
+        """Return the buffer of marks: zeros if no prompt has two texts. Shapes: [T]"""
         return torch.from_numpy(self._second_text)[:num_tokens]
 
     def num_rows(self, num_tokens: int) -> int:
-        """Return the most rows."""
+        """Return the maximum number of rows."""
         return self._max_rows
 
     def fill(self, inputs: StepInputs, second_text: torch.Tensor | None) -> None:
-        """Write a step's inputs; rows behind the last one end where it ends. Mutates: self"""
+        """Write a step's inputs; rows past the last one are empty. Mutates: self"""
         super().fill(inputs, second_text)
         count, rows = len(inputs.token_ids), len(inputs.rows)
         self._starts[: rows + 1] = inputs.query_start

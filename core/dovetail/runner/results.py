@@ -1,4 +1,4 @@
-"""RowResults: what a step drew, put together for the engine row by row.
+"""RowResults: assembles a step's draws into one result per row.
 
 A fault that belongs to one row is reported in that row's result. Pure functions.
 """
@@ -23,8 +23,8 @@ def row_results(
     prompt_faults: dict[int, str],
     forced: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> tuple[RowResult, ...]:
-    """Return one result per row. `sampling` are the indices of the rows that drew, `forced` what
-    came after a draw without one."""
+    """Return one result per row. `sampling` are the indices of the rows that drew; `forced` are
+    tokens that follow a draw without one of their own."""
     drawn = {index: i for i, index in enumerate(sampling)}
     results = []
     for index, step in enumerate(steps):
@@ -52,7 +52,7 @@ def verified_results(
     prompt: dict[int, tuple[TokenLogprobs, ...]],
     prompt_faults: dict[int, str],
 ) -> tuple[RowResult, ...]:
-    """Return one result per row of a step with drafts. `draws` are those of the rows `sampling`."""
+    """Return one result per row of a step with drafts. `draws` belong to the rows in `sampling`."""
     if len(draws) == len(steps) and not (prompt or prompt_faults):
         return tuple([_verified(*each, (), None) for each in zip(steps, draws, strict=True)])
     drawn = dict(zip(sampling, draws, strict=True))
@@ -87,8 +87,8 @@ def _verified(
 def with_drafts(
     rows: tuple[RowResult, ...], chosen: Sequence[int], drafts: Sequence[Sequence[int]]
 ) -> tuple[RowResult, ...]:
-    """Return results with the drafts of those of the rows that are chosen, by their indices; of
-    some all were left out."""
+    """Return results with drafts added to the rows in `chosen`. A row without drafts had only
+    unlikely ones, which were left out."""
     results = list(rows)
     for index, drafted in zip(chosen, drafts, strict=True):
         results[index] = msgspec.structs.replace(

@@ -1,8 +1,8 @@
-"""RunnerSleep: a runner's weights and KV cache fall asleep together and wake up one by one.
+"""RunnerSleep: puts a runner's weights and KV cache to sleep together and wakes each separately.
 
-The cache and all that belongs to rows is let go and made again; weights are offloaded in place at
-level 1 and read from the checkpoint again at level 2. Once both are there the runner warms up as it
-did at its start, which captures and measures what it needs to.
+The cache and all row state are released and allocated again. Weights are offloaded in place at
+level 1 and read from the checkpoint again at level 2. When both are back, the runner warms up as at
+startup, which captures graphs and measures again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail.runner.offloaded_memory import OffloadedMemory, offload
 
 
 class RunnerSleep:
-    """The sleep of one runner that has been allocated. `release` returns free memory."""
+    """Sleep and wake-up of one allocated runner. `release` returns free memory to the system."""
 
     def __init__(self, runner: ModelRunner, layout: KVLayout, release: Callable[[], None]) -> None:
         self._runner = runner
@@ -26,8 +26,8 @@ class RunnerSleep:
         self._has_cache = True
 
     def sleep(self, level: int) -> None:
-        """Release the memory. Raises: RequestError when weights cannot be kept: then nothing
-        sleeps. Mutates: the runner"""
+        """Release the memory. If the weights cannot be saved, nothing is released.
+        Raises: RequestError. Mutates: the runner"""
         self._weights = offload(self._runner.weights(), keeps=level == 1)
         self._level = level
         self._runner.release()
@@ -35,7 +35,7 @@ class RunnerSleep:
         self._release()
 
     def wake_up_weights(self) -> None:
-        """Have the weights again. Raises: RequestError, ConfigError. Mutates: the runner"""
+        """Load the weights again. Raises: RequestError, ConfigError. Mutates: the runner"""
         if self._weights is None:
             return
         if self._level == 1:
@@ -46,7 +46,7 @@ class RunnerSleep:
         self._warm_up()
 
     def wake_up_cache(self) -> None:
-        """Have an empty cache again. Raises: ConfigError. Mutates: the runner"""
+        """Allocate an empty cache again. Raises: ConfigError. Mutates: the runner"""
         if self._has_cache:
             return
         self._runner.allocate(self._layout)
@@ -54,7 +54,7 @@ class RunnerSleep:
         self._warm_up()
 
     def close(self) -> None:
-        """Drop the weights that are kept for an engine that ends asleep. May be called twice."""
+        """Drop the saved weights of an engine that is shut down asleep. May be called twice."""
         if self._weights is not None:
             self._weights.forget()
 

@@ -1,7 +1,7 @@
-"""SampledDrafts: the drafts that a worker drafter samples, and what each was sampled from, by row.
+"""SampledDrafts: the drafts that a drafter model samples, and their distributions, by row.
 
-It is what verification asks (`interfaces.acceptance.DraftProbabilities`) in the step after. A row
-that is greedy, or whose drafts are not the ones kept here, has nothing to tell.
+Verification reads it in the next step (`interfaces.acceptance.DraftProbabilities`). It has nothing
+for greedy rows or rows whose drafts differ from the stored ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail.sampling.sampler import Sampler
 
 
 class _Tables(Sequence[torch.Tensor]):
-    """The distributions of a row's drafts over a vocabulary, each made when it is asked for."""
+    """The distributions of a row's drafts over a vocabulary, each computed on access."""
 
     def __init__(self, kept: Sequence[tuple[torch.Tensor, torch.Tensor]], size: int) -> None:
         self._kept = kept
@@ -30,8 +30,8 @@ class _Tables(Sequence[torch.Tensor]):
 
 
 class SampledDrafts:
-    """The last drafts of each row. In a step: `begin` for rows that are drafted, then `sample` for
-    one more draft of each, as often as wanted."""
+    """The last drafts of each row. In a step, call `begin` for the rows to draft, then `sample`
+    once per further draft."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -40,8 +40,8 @@ class SampledDrafts:
         self._kept: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def begin(self, rows: np.ndarray) -> None:
-        """Forget what rows were drafted before, or had been when they were other requests'.
-        Shapes: [S]. Mutates: self"""
+        """Drop the earlier drafts of these rows, whichever request they belong to. Shapes: [S].
+        Mutates: self"""
         for row in rows.tolist():
             self._drafts.pop(row, None)
             self._kept.pop(row, None)
@@ -61,8 +61,8 @@ class SampledDrafts:
         return token_ids
 
     def of(self, row: int, drafts: Sequence[int]) -> Sequence[torch.Tensor] | None:
-        """Return the distributions that these drafts were sampled from, None where they were not.
-        Shapes: each [V]"""
+        """Return the distributions that these drafts were sampled from, or None. Shapes: each
+        [V]"""
         own = self._drafts.get(row, [])[: len(drafts)]
         if own != list(drafts):
             return None

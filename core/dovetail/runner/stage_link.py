@@ -1,8 +1,8 @@
-"""StageLink: one rank's connections to the stages of a pipeline before and after it.
+"""StageLink: one rank's connections to the pipeline stages before and after it.
 
-The hidden states of a step come before the forward pass and go on after it, so the pass itself can
-be recorded or captured. Tokens are drawn on the last stage; the others learn of them by UnseenDraws
-before the next step of a row.
+Hidden states are received before the forward pass and sent after it, so that the pass itself can be
+recorded or captured. The last stage draws tokens; the others get them by UnseenDraws before a row's
+next step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.runner.batch import Batch, Expected, StepInputs
 
 
 class StageLink:
-    """Without a pipeline nothing comes and nothing goes."""
+    """Without a pipeline, nothing is received or sent."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
         self._rank, self._dtype, self._device = run.rank, dtype_of(run.model.dtype), device
@@ -30,8 +30,8 @@ class StageLink:
         self._inbox: torch.Tensor | None = None
 
     def attach(self, module: nn.Module) -> None:
-        """Let a model read what comes. Mutates: self. Raises: BrokenPlugin for one that has no
-        Stage"""
+        """Connect a model to the received hidden states. Mutates: self. Raises: BrokenPlugin for a
+        model without a Stage"""
         if self._rank.num_stages == 1:
             return
         stage = stage_of(module)
@@ -52,12 +52,12 @@ class StageLink:
             stage_before().receive(self._inbox[:num_tokens])
 
     def send(self, hidden: torch.Tensor) -> None:
-        """Hand the hidden states of a step on. Shapes: hidden [T, width]"""
+        """Send the hidden states of a step to the next stage. Shapes: hidden [T, width]"""
         stage_after().send(hidden)
 
 
 class UnseenDraws:
-    """The steps of this stage whose tokens another one draws."""
+    """The steps of this stage whose tokens the last stage draws."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -68,7 +68,7 @@ class UnseenDraws:
         self._steps[step_id] = self._batch.awaiting(inputs.rows[inputs.samples])
 
     def learn(self, result: StepResult) -> None:
-        """Write what was drawn into the rows that are still the same. Mutates: self, rows"""
+        """Append the drawn tokens to rows that still hold the same request. Mutates: self, rows"""
         expected = self._steps.pop(result.step_id, None)
         if expected is None:  # a step without rows draws nothing
             return
@@ -78,7 +78,7 @@ class UnseenDraws:
                 self._batch.extend(row.row, row.token_ids)
 
     def make_up(self, step_id: int) -> None:
-        """Take 0 for the tokens of a step that nobody asked for. Mutates: self, rows"""
+        """Append token 0 for the draws of an artificial step. Mutates: self, rows"""
         expected = self._steps.pop(step_id, None)
         for row in () if expected is None else expected.rows.tolist():
             self._batch.extend(row, (0,))

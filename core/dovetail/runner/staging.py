@@ -1,8 +1,8 @@
-"""Staging: the host arrays of a step become tensors on the device by one copy.
+"""Staging: uploads the host arrays of a step to the device in one copy.
 
-Arrays lie one behind the other in pinned memory, at places that only their sizes decide, and reach
-the same places on the device: a graph captured over them finds the next step's there. Two host
-buffers take turns, so that the one that is copied from is not written to.
+Arrays are back to back in pinned memory, at offsets that depend only on their sizes, and go to the
+same offsets on the device: a graph captured over them finds the next step's data there. Two host
+buffers alternate, so that the one being copied is not written to.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from dovetail.runner.device import DeviceCalls, Moment
 
 ALIGNMENT_BYTES = 16
-"""Triton compiles a kernel again for a pointer that is aligned less."""
+"""Triton recompiles a kernel for a pointer with less alignment."""
 LEAST_BYTES = 1 << 16
 TORCH_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
 
 
 class _Buffer:
-    """One host buffer, as an array and as a tensor, and when it was last copied from."""
+    """One host buffer, as an array and as a tensor, and the time it was last copied from."""
 
     __slots__ = ("array", "copied", "tensor")
 
@@ -33,7 +33,7 @@ class _Buffer:
 
 
 class Staging:
-    """Copies arrays to one place on the device, which grows only when a step has more than ever."""
+    """Copies arrays to one device buffer, which grows only for a step larger than all before."""
 
     def __init__(self, device: torch.device, calls: DeviceCalls, num_bytes: int = 0) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """Return the room on the device."""
+        """Return the bytes of the device buffer."""
         return len(self._target)
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
@@ -80,5 +80,5 @@ def _padded(num_bytes: int) -> int:
 
 
 def _ends(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Return where each array's place ends."""
+    """Return the end offset of each array."""
     return list(accumulate(_padded(array.nbytes) for array in arrays))

@@ -1,6 +1,6 @@
-"""StepReader: waits for what a begun step drew and puts the results of its rows together.
+"""StepReader: waits for the draws of a begun step and assembles the results of its rows.
 
-A step is begun without waiting for the device (`model_runner`) and read here.
+`model_runner` begins a step without waiting for the device; it is read here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dovetail.structured_output.mask_processor import ConstraintProcessor
 
 @dataclass(slots=True, kw_only=True)
 class Computed:
-    """The model's outputs of a step. `drawn_after` picks the tokens after which is drawn (None:
-    all); `drawn_rows` are their rows, told where there are steps ahead. `is_divided`: they were
-    computed in two halves.
+    """The model's outputs of a step. `drawn_after` selects the tokens to sample after (None: all);
+    `drawn_rows` are their rows, set if steps run ahead. `is_divided`: they were computed in two
+    halves.
 
     Shapes: hidden [T, E]; drawn_after, drawn_rows [S] on the device
     """
@@ -37,9 +37,9 @@ class Computed:
 
 @dataclass(slots=True, kw_only=True)
 class BegunStep:
-    """A step whose draws are not read yet. `rows`: results of a step that needed no reading;
-    `prompt` waits for the logprobs of prompts, `pooled` for the results of pooled prompts;
-    `aligned` are results in place of draws, by index."""
+    """A step whose draws are not read yet. `rows`: results that need no reading; `prompt` waits for
+    prompt logprobs, `pooled` for pooled prompts; `aligned` are results that replace draws, by
+    index."""
 
     step_id: int
     inputs: StepInputs
@@ -55,8 +55,8 @@ class BegunStep:
 
 
 class StepReader:
-    """Reads steps in their order. `forcing` knows the tokens that a row's constraint leaves no
-    choice about, which follow a draw without one of their own; None: none follow."""
+    """Reads steps in order. `forcing` knows the tokens that a row's constraint leaves no choice
+    about, which follow a draw without one of their own; None: no such tokens."""
 
     def __init__(self, batch: Batch, sampler: Sampler, forcing: ConstraintProcessor | None) -> None:
         self._batch = batch
@@ -65,7 +65,7 @@ class StepReader:
         self._last_ended: Moment | None = None
 
     def forget_last(self) -> None:
-        """Count no idle time before the next step. Mutates: self"""
+        """Ignore idle time before the next step. Mutates: self"""
         self._last_ended = None
 
     @torch.inference_mode()
@@ -86,13 +86,13 @@ class StepReader:
         )
 
     def collect(self, step: BegunStep) -> None:
-        """Read what a step drew, unless that has been done. Mutates: step, rows, sampling state"""
+        """Read a step's draws, unless that is done already. Mutates: step, rows, sampling state"""
         if step.rows is None:
             rows = self._results(step) if step.pooled is None else step.pooled()
             step.rows = tuple(step.aligned.get(i, row) for i, row in enumerate(rows))
 
     def _results(self, step: BegunStep) -> tuple[RowResult, ...]:
-        """Read what was drawn and put every row's result together. Mutates: rows"""
+        """Read the draws and assemble every row's result. Mutates: rows"""
         steps, (prompt, faults) = step.inputs.steps, step.prompt()
         if step.drawn is None:
             return row_results(steps, [], Draws(token_ids=[]), prompt, faults)

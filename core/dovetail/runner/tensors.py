@@ -1,7 +1,7 @@
-"""StepTensors: a step's inputs where the model runs, and the block tables that stay there.
+"""StepTensors: a step's inputs as tensors on the model's device, and the block tables there.
 
-HostTensors shows the host's arrays as they are; DeviceTensors copies them by one upload and gathers
-blocks and tokens that the host does not know yet on the device.
+HostTensors wraps the host's arrays without copying. DeviceTensors uploads them in one copy and
+gathers on the device block tables and tokens that the host does not know yet.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dovetail.runner.device import DeviceCalls
 from dovetail.runner.staging import Staging
 
 WIDTH_BLOCKS = 16
-"""Tables are gathered in multiples of this many blocks: Triton compiles for strides apart."""
+"""Tables are gathered in multiples of this many blocks: Triton compiles once per stride."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepTensors:
-    """`drawn_after` picks the tokens after which is drawn (None: all), `drawn_rows` are their rows.
+    """`drawn_after` selects the tokens to sample after (None: all); `drawn_rows` are their rows.
 
     Shapes: token_ids, positions [T]; drawn_after, drawn_rows [S] int64
     """
@@ -38,7 +38,7 @@ class StepTensors:
 
 
 class HostTensors:
-    """Places steps on the CPU: nothing is copied."""
+    """Builds step tensors on the CPU without copying."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -68,9 +68,9 @@ class HostTensors:
 
 
 class DeviceTables:
-    """The rows' block tables on the device, brought up to date by what has changed.
+    """The rows' block tables on the device, updated incrementally.
 
-    The row behind the last is all null blocks: it is the row of what pads a step.
+    One extra row at the end is all null blocks: padding of a step uses it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class DeviceTables:
             table.notes_changes = True
 
     def refresh(self) -> None:
-        """Bring the device's tables up to date. Mutates: the tables' notes"""
+        """Apply the changes to the device's tables. Mutates: the tables' notes"""
         changed = [table.take_changes() for table in self._tables]
         if not any(len(rows) for rows, _, _ in changed):
             return
@@ -103,7 +103,7 @@ class DeviceTables:
 
 
 class DeviceTensors:
-    """Places steps on a device. `last_tokens` holds each row's last drawn token, there.
+    """Builds step tensors on a device. `last_tokens` holds each row's last drawn token there.
 
     Shapes: last_tokens [max rows + 1] int64
     """
@@ -157,7 +157,7 @@ class DeviceTensors:
 def known_tokens(
     token_ids: torch.Tensor, token_rows: torch.Tensor, last_tokens: torch.Tensor
 ) -> torch.Tensor:
-    """Return token ids with those that the host does not know put in. Shapes: [T], [T] -> [T]"""
+    """Return token ids with unknown ones filled from `last_tokens`. Shapes: [T], [T] -> [T]"""
     return torch.where(token_ids < 0, last_tokens.index_select(0, token_rows), token_ids)
 
 
@@ -193,4 +193,4 @@ def _layouts(
 
 
 Forward = Callable[[torch.Tensor, torch.Tensor, list[BatchLayout]], torch.Tensor]
-"""(token ids, positions, one layout a KV group) -> hidden states of every token."""
+"""(token ids, positions, one layout per KV group) -> hidden states of every token."""

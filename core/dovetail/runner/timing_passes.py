@@ -1,7 +1,6 @@
-"""Timing passes: forward passes of any number of tokens that leave every request's cache alone.
+"""Timing passes: forward passes of any number of tokens that do not touch any request's cache.
 
-All of their tokens are written to the null block and read from there. Pure functions; know no
-model and no request.
+They read and write only the null block. Pure functions, independent of models and requests.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from dovetail.runner.recorded import RecordedForward
 from dovetail.runner.tensors import Forward
 
 FEW_TOKENS = (1, 8, 64)
-"""What is tried below the largest step that may be captured."""
+"""Sizes that are timed below the largest step that may be captured."""
 PROMPT_TOKENS, CPU_PROMPT_TOKENS = 2048, 256
-"""The prompt that is tried. One of thousands of tokens takes a CPU seconds."""
+"""Prompt lengths to time: on a CPU, thousands of tokens would take seconds."""
 
 
 @torch.inference_mode()
@@ -43,8 +42,8 @@ def choose_forward(
 def rows_run_again(
     run: RunSpec, recorded: RecordedForward | None, graphs: GraphManager | None
 ) -> tuple[int, int]:
-    """Return the most rows of steps that need timing because they are run anew, and those that are
-    captured: steps that are recorded need none."""
+    """Return the maximum rows of steps that need timing and of steps that are captured as graphs.
+    Recorded steps need no timing."""
     if recorded is not None and recorded.reason is None:
         return 0, 0
     if graphs is not None and graphs.reason is None:
@@ -61,8 +60,8 @@ def timing_passes(
     most_rows: int,
     most_tokens: int,
 ) -> dict[int, Callable[[], torch.Tensor]]:
-    """Return passes by their number of tokens: up to `most_rows` rows of one token each (0: none),
-    and one row's prompt. The passes write to the null block."""
+    """Return passes by number of tokens: up to `most_rows` rows of one token (0: none), and one
+    prompt of a single row. They write to the null block."""
     sizes = [size for size in FEW_TOKENS if size < most_rows] + [most_rows] * bool(most_rows)
     made = {size: _pass(forward, tables, device, [1] * size) for size in sizes}
     prompt = min(most_tokens, CPU_PROMPT_TOKENS if device.type == "cpu" else PROMPT_TOKENS)
@@ -74,7 +73,7 @@ def timing_passes(
 def _pass(
     forward: Forward, tables: Sequence[BlockTable], device: torch.device, counts: list[int]
 ) -> Callable[[], torch.Tensor]:
-    """Return a pass of rows with these numbers of tokens, all of them in the null block."""
+    """Return a pass over rows with these numbers of tokens, all in the null block."""
     num_tokens, most = sum(counts), max(counts)
     starts = torch.tensor([0, *counts]).cumsum(0)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)

@@ -1,11 +1,11 @@
-"""Verification of drafts: the sampler draws position by position for as long as drafts come true.
+"""Verification of drafts: draws position by position for as long as drafts are accepted.
 
-The logits after the last known token and after every draft are there at once; drawing from them in
-order, each time with all tokens before in place, is what single steps would have done, with the
-same penalties, processors and seeds. So drafts change no token, and the distribution is kept: a
-draft is a point mass, and is accepted with its own probability (Leviathan et al., 2023; Chen et
-al., 2023). Drafts that were sampled from a known distribution, and all drafts under an acceptance
-that is not exact, are proposed to the draw, which then decides between them and other tokens.
+One forward pass gives the logits after the last known token and after every draft. Drawing from
+them in order, each time with all earlier tokens in place, equals single steps, with the same
+penalties, processors and seeds. So drafts change no token, and the distribution is preserved: a
+draft is a point mass, accepted with its own probability (Leviathan et al., 2023; Chen et al.,
+2023). Drafts sampled from a known distribution, and all drafts under an inexact acceptance rule,
+are passed to the draw as proposals; it decides between them and other tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class RowDraws:
 
 
 def one_by_one(inputs: StepInputs) -> StepInputs:
-    """Return the inputs as attention is to see them: drafts and the token before are rows alone.
+    """Return the inputs for attention: each draft, and the token before, as a row of its own.
 
-    They share a block table and each sees one token more, so attention does for each of them just
-    what it would have done in a single step, to the last bit.
+    These rows share a block table and each sees one token more. So attention computes for each of
+    them exactly what a single step would have computed, to the last bit.
     """
     if inputs.is_decoding:
         return _all_alone(inputs)
@@ -72,7 +72,7 @@ def _all_alone(inputs: StepInputs) -> StepInputs:
 
 
 def drawn_positions(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
-    """Return where in the step's tokens something may be drawn, rows one after the other.
+    """Return the indices of the step's tokens to sample after, row by row.
 
     Shapes: sampling [S] indices of rows -> [sum of 1 + drafts] int64
     """
@@ -98,13 +98,13 @@ def verify_drafts(
     logits_of: Callable[[], torch.Tensor],
     probabilities: DraftProbabilities | None = None,
 ) -> list[RowDraws]:
-    """Return the draws of each of the rows `sampling`: one token more than drafts were accepted.
+    """Return the draws of each row in `sampling`: one token more than drafts were accepted.
 
-    `logits_of` computes the logits at `drawn_positions`, again if a processor asks for it.
-    `probabilities` knows what drafts were sampled from (None: they were not). A fault
-    after the first draw ends the row's draws without a word: it comes up again in the next step,
-    unless the tokens before it ended the request.
-    Mutates: sampling state; batch, which knows the drawn tokens afterwards
+    `logits_of` computes the logits at `drawn_positions`; it runs again if a processor needs fresh
+    ones. `probabilities` has the distributions that drafts were sampled from (None: they were not).
+    A fault after the first draw silently ends the row's draws: it recurs in the next step, unless
+    the tokens before it ended the request.
+    Mutates: sampling state; batch, which receives the drawn tokens
     """
     logits = logits_of()
     steps = [inputs.steps[i] for i in sampling.tolist()]
@@ -128,7 +128,7 @@ def verify_drafts(
             lambda picked=picked: _select(logits_of(), picked),  # type: ignore[misc]
             offers.at(turn, live),
         )
-        # A row that is faulty from the start keeps in step with plans made ahead of its result.
+        # A row that is faulty from the start stays in step with plans made ahead of its result.
         known = [i for i in range(len(live)) if turn == 0 or i not in draws.faults]
         batch.append(rows[known], [draws.token_ids[i] for i in known])
         live = [
@@ -148,9 +148,9 @@ def _verify_at_once(
     steps: Sequence[RowStep],
     logits: torch.Tensor,
 ) -> list[RowDraws] | None:
-    """Draw at all positions in one call, then see how far drafts came true; None where that cannot
-    be: a row looks at what it has drawn. Shapes: logits [sum of 1 + drafts, V]. Mutates: batch,
-    which knows the drawn tokens afterwards"""
+    """Draw at all positions in one call, then check how many drafts match. None if a row's draw
+    depends on its earlier draws. Shapes: logits [sum of 1 + drafts, V]. Mutates: batch, which
+    receives the drawn tokens"""
     if inputs.is_decoding:
         token_rows, rows = inputs.token_rows, inputs.rows
         positions = inputs.positions + 1 - batch.num_prompt[token_rows]
@@ -178,7 +178,7 @@ def _verify_at_once(
 
 
 class _Offers:
-    """The drafts of a step that are proposed to draws: none where draws alone decide."""
+    """The drafts of a step that are proposed to draws; none if draws alone decide."""
 
     def __init__(
         self, sampler: Sampler, steps: Sequence[RowStep], probabilities: DraftProbabilities | None
@@ -199,7 +199,7 @@ class _Offers:
         return bool(self._all or self._sampled)
 
     def at(self, turn: int, live: Sequence[int]) -> Sequence[Proposals]:
-        """Return the proposals for one draw of each of the rows `live`."""
+        """Return the proposals for one draw of each row in `live`."""
         if not self.are_any:
             return ()
         own = [
@@ -216,7 +216,7 @@ class _Offers:
 
 
 def _comes_true(one: RowDraws, draws: Draws, i: int, drafts: Sequence[int]) -> bool:
-    """Take over what was drawn for row i; return whether it is the draft. Mutates: one"""
+    """Record what was drawn for row i; return whether it is the draft. Mutates: one"""
     turn = len(one.token_ids)
     if i in draws.faults:
         one.fault = draws.faults[i] if turn == 0 else None
@@ -229,13 +229,13 @@ def _comes_true(one: RowDraws, draws: Draws, i: int, drafts: Sequence[int]) -> b
 
 
 def accepted(sampling: np.ndarray, draws: Sequence[RowDraws]) -> dict[int, int]:
-    """Return how many drafts came true, by the row's index in the step. Shapes: sampling [S]"""
+    """Return the number of accepted drafts by the row's index in the step. Shapes: sampling [S]"""
     counts = (max(0, len(one.token_ids) - 1) for one in draws)
     return dict(zip(sampling.tolist(), counts, strict=True))
 
 
 def _sizes(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
-    """Return how many tokens each row draws at most. Shapes: [S]"""
+    """Return the maximum number of tokens that each row draws. Shapes: [S]"""
     if inputs.is_decoding:
         return inputs.counts
     sizes = np.ones(len(inputs.steps), dtype=np.int64)
@@ -246,7 +246,7 @@ def _sizes(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray:
 
 
 def _select(logits: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
-    """Return the picked lines of logits; a view where that is possible, each is used once."""
+    """Return the picked rows of logits, a view if possible; each is used once."""
     first = int(picked[0])
     if len(picked) == 1 or int(picked[-1]) - first == len(picked) - 1:
         return logits[first : first + len(picked)]
@@ -254,7 +254,7 @@ def _select(logits: torch.Tensor, picked: np.ndarray) -> torch.Tensor:
 
 
 def drawn_after(inputs: StepInputs, sampling: np.ndarray) -> np.ndarray | None:
-    """Return where in the step's tokens something may be drawn; None: after all, or nothing."""
+    """Return the indices of the step's tokens to sample after. None: after all, or nothing."""
     if inputs.is_decoding or not sampling.size:
         return None
     if inputs.drafted:

@@ -1,6 +1,6 @@
-"""Plans that no request asked for: the first steps of a runner, and the largest step there is.
+"""Artificial step plans: the first steps of a runner, and the largest possible step.
 
-Pure functions; know no device.
+Pure functions, independent of devices.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dovetail.interfaces.step import KVLayout, NewRow, RowStep, StepPlan
 
 WARM_UP_TOKENS = 8
 AHEAD_S = 0.3
-"""How long sizes of steps with drafts are recorded before any comes: those of a small model, whose
-steps Python would make twice as long."""
+"""How long to record sizes of steps with drafts in advance: for small models, running their steps
+from Python takes twice as long."""
 ENCODING = "warm-up"
-"""The key of what the rows of these plans attend to."""
+"""The key of the encoding that the rows of these plans attend to."""
 ALIGNED_TOKENS = 64
 LONGEST_ROUTE = SamplingParams(top_k=4, top_p=0.9, logprobs=1)
-"""Of all ways to draw a token the one with the most operations and the most memory."""
+"""The way to draw a token that takes the most operations and memory."""
 
 
 def most_tokens(layout: KVLayout, run: RunSpec) -> int:
@@ -30,8 +30,8 @@ def most_tokens(layout: KVLayout, run: RunSpec) -> int:
 
 
 def read_by_encoder(layout: KVLayout, size: int, num_rows: int = 1) -> tuple[Encode, ...]:
-    """Return what the rows of these plans attend to, where a model has an encoder: nothing but
-    zeros, which no encoder makes. `size` is the width of encodings."""
+    """Return the encoding that these plans' rows attend to, if a model has an encoder: all zeros,
+    which no encoder makes. `size` is its width."""
     if not any(group.cross_rows for group in layout.groups):
         return ()
     zeros = Feature(READY, "float32", (num_rows, size), bytes(4 * num_rows * size))
@@ -46,11 +46,11 @@ def first_steps(
     is_compiling: bool,
     draws: bool = True,
 ) -> Iterator[StepPlan]:
-    """Yield the first steps of a runner, none over `num_tokens` long: a short prompt and two draws,
-    where it draws.
+    """Yield the first steps of a runner, none longer than `num_tokens`: a short prompt and, if it
+    generates, two draws.
 
-    `is_compiling`: kernels are compiled as they are needed, and once more for numbers of tokens
-    that 16 divides. `read`: see `read_by_encoder`.
+    `is_compiling`: kernels are compiled on first use, and again for numbers of tokens divisible by
+    16. `read`: see `read_by_encoder`.
     """
     count = min(WARM_UP_TOKENS, num_tokens)
     yield warm_up_prompt(layout, (0,) * count, read)
@@ -65,7 +65,7 @@ def first_steps(
 def warm_up_prompt(
     layout: KVLayout, token_ids: tuple[int, ...], read: tuple[Encode, ...] = ()
 ) -> StepPlan:
-    """Return a plan that computes some tokens on row 0 and draws by the longest route."""
+    """Return a plan that computes some tokens on row 0 and draws in the most expensive way."""
     count = len(token_ids)
     blocks = tuple(range(-(-(count + 1) // layout.block_tokens)))
     num_groups = len(layout.groups)
@@ -85,7 +85,7 @@ def warm_up_prompt(
 
 
 def _in_groups(layout: KVLayout, blocks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return a row's blocks in each group: of encodings no more than they can fill."""
+    """Return a row's blocks in each group; for encodings no more than they can fill."""
     most = (-(-group.cross_rows // layout.block_tokens) or len(blocks) for group in layout.groups)
     return tuple(blocks[:count] for count in most)
 
@@ -95,7 +95,7 @@ def _places(read: tuple[Encode, ...]) -> tuple[PartPlace, ...]:
 
 
 def second_step(layout: KVLayout, count: int) -> StepPlan:
-    """Return the plan that computes one token more on row 0, after `count` of them."""
+    """Return a plan that computes one more token on row 0, after `count` tokens."""
     again = RowStep(
         row=0, start=count, num_tokens=1, samples=True, new_blocks=((),) * len(layout.groups)
     )
@@ -110,8 +110,8 @@ def largest_plan(
     max_model_tokens: int,
     read: tuple[Encode, ...] = (),
 ) -> StepPlan:
-    """Return a step of as many rows and tokens as there may be, which all share their blocks.
-    `read`: see `read_by_encoder`."""
+    """Return a step with the maximum rows and tokens, which all share their blocks. `read`: see
+    `read_by_encoder`."""
     no_blocks = ((),) * len(layout.groups)
     blocks = _in_groups(layout, tuple(range(1, layout.num_blocks)))
     new_rows, steps, left = [], [], max_step_tokens
@@ -138,6 +138,6 @@ def largest_plan(
 
 
 def emptied(max_rows: int) -> StepPlan:
-    """Return the plan that frees all rows and forgets what they attended to."""
+    """Return a plan that frees all rows and drops the encoding they attended to."""
     freed_rows = tuple(range(max_rows))
     return StepPlan(step_id=-1, rows=(), freed_rows=freed_rows, dropped_encodings=(ENCODING,))

@@ -1,4 +1,4 @@
-"""Logits to tokens: processors, penalties, filters, the draw and its logprobs, all rows at once.
+"""Logits to tokens, for all rows together: processors, penalties, filters, draws and logprobs.
 
-Knows no model, no scheduler and no text; a row is a number and its SamplingParams.
+Independent of models, the scheduler and text; a row is a number and its SamplingParams.
 """

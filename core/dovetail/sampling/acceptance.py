@@ -1,7 +1,7 @@
-"""Acceptance of drafts in a step's draws: random numbers and residuals around an Acceptance plugin.
+"""Acceptance of drafts in a step's draws: random numbers and residuals for an Acceptance plugin.
 
-Drafts that need none of this are those that the draw itself decides: a token is drawn as without
-drafts, and the draft stands if it is that token. The batch is `runner.verify`'s.
+Other drafts are decided by the draw itself: a token is drawn as without drafts, and the draft is
+accepted if it is that token. `runner.verify` handles the batch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dovetail_kernels.sample.definition import uniforms, weights
 
 ACCEPTANCE_STREAM = np.uint64(0xA0761D6478BD642F)
 DRAFT_STREAM = np.uint64(0xE7037ED1A0B428DB)
-"""Mixed into a request's seed: the random numbers by which drafts are accepted, and those by which
-a drafter on the worker may sample the token of an output position. Both are independent of those of
-draws, or answers would lean towards drafts."""
+"""Mixed into a request's seed: the random numbers for accepting drafts, and those for a drafter
+that samples the token of an output position. Both are independent of the draws' numbers; otherwise
+answers would be biased towards drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
-    """Drafts that an Acceptance decides on: `indices` into the step's rows, ascending, the token of
-    each, and what they were sampled from (None: they were not).
+    """Drafts that an Acceptance decides on: ascending `indices` into the step's rows, one token
+    each, and the distributions they were sampled from (None: they were not sampled).
 
     Shapes: indices, token_ids [K] int64; probabilities [K, V]
     """
@@ -35,7 +35,7 @@ class Proposals:
     probabilities: torch.Tensor | None = None
 
     def among(self, is_chosen: np.ndarray) -> Proposals | None:
-        """Return those of the chosen rows of the step. Shapes: is_chosen [S] bool"""
+        """Return the proposals for the chosen rows of the step. Shapes: is_chosen [S] bool"""
         is_kept = is_chosen[self.indices]
         if is_kept.all():
             return self
@@ -58,8 +58,8 @@ def settle(
     seeds: np.ndarray,
     positions: np.ndarray,
 ) -> torch.Tensor:
-    """Return the token of each proposal's row: the draft, or another one. `drawn` are the tokens
-    that would stand there without drafts.
+    """Return the token of each proposal's row: the draft or another one. `drawn` are the tokens
+    drawn without drafts.
 
     Shapes: shifted [K, V] float32, no NaN, row maximum 0; drawn [K] int64, seeds [K] uint64,
     positions [K] -> [K] int64
@@ -83,7 +83,7 @@ def settle(
 
 
 def probabilities_of(shifted: torch.Tensor) -> torch.Tensor:
-    """Return what a draw from these logits draws from; the same for a row in any batch.
+    """Return the distribution that a draw from these logits uses; the same in any batch.
 
     Shapes: shifted [K, V] float32, row maximum 0 -> [K, V] float64
     """
@@ -100,7 +100,7 @@ def _draw(weight: torch.Tensor, uniform: torch.Tensor, otherwise: torch.Tensor) 
     cumulative = weight.double().cumsum(dim=1)
     total = cumulative[:, -1]
     below = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(total * uniform, below)  # so that the token found weighs something
+    target = torch.minimum(total * uniform, below)  # so that the result has a weight above 0
     found = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
     return torch.where(total > 0, found, otherwise)
 
@@ -108,7 +108,7 @@ def _draw(weight: torch.Tensor, uniform: torch.Tensor, otherwise: torch.Tensor) 
 def grouped(
     indices: Sequence[int], token_ids: Sequence[int], sampled: Sequence[torch.Tensor | None]
 ) -> tuple[Proposals, ...]:
-    """Return proposals in one group of drafts that were sampled, and one of the others.
+    """Return proposals in one group of sampled drafts, and one of all others.
 
     Shapes: indices, token_ids and sampled K, each of the latter [V] or None
     """

@@ -1,7 +1,7 @@
-"""DeviceDraws: a step's draws as kernels on a device, begun without waiting and read once.
+"""DeviceDraws: a step's draws as kernels on a device, started without waiting and read once.
 
-What kernels need to know of the rows goes over in one copy, and what they drew comes back in one or
-two, behind one event. Draws what the native kernels and the torch operations draw.
+The row parameters are uploaded in one copy, and the draws come back in one or two, with one event.
+Draws the same tokens as the native kernels and the torch operations.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TRITON = "triton"
 
 
 def draws_on(device_type: str) -> bool:
-    """Return whether the kernels run on this kind of device."""
+    """Return whether the kernels run on this device type."""
     return OP.runs(TRITON, device_type, torch.float32)
 
 
 class DeviceDraws:
-    """The draws of one runner whose logits lie on a device."""
+    """The draws of one runner whose logits are on a device."""
 
     def __init__(self, params: RowParams, penalties: Penalties) -> None:
         self._params = params
@@ -37,12 +37,12 @@ class DeviceDraws:
 
     @staticmethod
     def can_draw(logits: torch.Tensor) -> bool:
-        """Return whether the kernels take these logits."""
+        """Return whether the kernels support these logits."""
         return logits.shape[1] <= MAX_VOCAB and logits.stride(1) == 1
 
     @staticmethod
     def warm_up(logits: torch.Tensor) -> None:
-        """Compile every variant of the kernels that steps may need, by draws that change nothing.
+        """Compile every kernel variant that steps may need, with draws that change nothing.
 
         Shapes: logits [S, V], S at least 1
         """
@@ -58,7 +58,7 @@ class DeviceDraws:
                 draw(one, wanted)
 
     def draw(self, logits: torch.Tensor, step: DrawStep) -> Drawn:
-        """Draw one token per row and count it where there are penalties; nothing is waited for.
+        """Draw one token per row and count it for penalties, without waiting.
 
         Shapes: logits [S, V]. Mutates: self
         """
@@ -91,7 +91,7 @@ class DeviceDraws:
 
 
 class Reading:
-    """Tensors on their way to the host. `wait` gives them, in their order."""
+    """Tensors on their way to the host. `wait` returns them in order."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -101,7 +101,7 @@ class Reading:
             self._event.record(torch.cuda.current_stream(tensors[0].device))
 
     def wait(self) -> list[np.ndarray]:
-        """Return the tensors as arrays once all have come."""
+        """Return the tensors as arrays once all have arrived."""
         if self._event is not None:
             self._event.synchronize()
         return [copy.numpy() for copy in self._copies]

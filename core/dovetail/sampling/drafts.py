@@ -1,7 +1,7 @@
-"""Drafts of a model on the worker: sampled as the request's own tokens are, among the most likely.
+"""Drafts of a drafter model: sampled like the request's own tokens, from the most likely ones.
 
-The distribution that a draft is sampled from is cut to a few tokens before it is sampled, so that
-it takes little memory to keep until the draft is verified.
+The distribution is cut to a few tokens before a draft is sampled, so that storing it until the
+draft is verified takes little memory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dovetail.sampling.rows import RowParams
 from dovetail_kernels.sample.definition import uniforms
 
 MOST_TOKENS = 64
-"""Tokens among which a draft is sampled."""
+"""Number of most likely tokens that a draft is sampled from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """One draft for each of S rows, and the n tokens that it was sampled among. `is_sampled` is
-    false for greedy rows: theirs is the most likely token.
+    """One draft for each of S rows, and the n tokens that it was sampled from. `is_sampled` is
+    false for greedy rows, whose draft is the most likely token.
 
     Shapes: token_ids [S], among [S, n] int64, probabilities [S, n] float32, is_sampled [S] (host)
     """
@@ -38,10 +38,10 @@ class SampledTokens:
 def sample_drafts(
     params: RowParams, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
 ) -> SampledTokens:
-    """Return a draft for each row, by its temperature and filters, without penalties or processors.
+    """Return a draft for each row with its temperature and filters, but no penalties or processors.
 
-    `positions` are the numbers of the rows' output tokens that are guessed. The random numbers are
-    the request's own, and nothing else uses them.
+    `positions` are the numbers of the drafted output tokens. The random numbers come from the
+    request's seed and are used for nothing else.
     Shapes: logits [S, V], rows, positions [S]
     """
     tables, device = params.tables, logits.device

@@ -1,8 +1,8 @@
 """Draws: one uniform number per (seed, output position), then the inverse of the distribution.
 
-The uniform numbers come from a stateless counter-based hash and the weights are whole numbers
+The uniform numbers come from a stateless counter-based hash and the weights are integers
 (`dovetail_kernels.sample.definition`), so a request draws the same tokens alone, in any batch,
-after a preemption, and from the native kernels. This is the way for devices without those.
+after a preemption, and from the native kernels. This is the path for devices without those.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from dovetail_kernels.sample.definition import target_of, weights
 
 BLOCK_TOKENS = 256
-"""Tokens whose weights are summed before the draw searches among blocks, then inside one."""
+"""Tokens per block: the draw searches among sums of blocks, then inside one."""
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Filters: min-p, top-k and top-p, as a threshold per row, without sorting the vocabulary.
 
-A threshold keeps every token that ties with the last one kept, so the outcome does not depend on
-how a sort orders equal logits. Sources: Holtzman et al., "The curious case of neural text
+A threshold includes every token that ties with the last one, so the outcome does not depend on how
+a sort orders equal logits. Sources: Holtzman et al., "The curious case of neural text
 degeneration", 2020 (top-p); Nguyen et al., "Turning up the heat: min-p sampling", 2024. This is the
-way for devices without native kernels; it keeps the same tokens.
+path for devices without native kernels; it selects the same tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 from dovetail_kernels.sample.definition import goal_of, weights
 
 PROBE_TOKENS = 256
-"""How many of the largest logits top-p looks at before it sorts the whole row."""
+"""Number of largest logits that top-p looks at before it sorts the whole row."""
 
 
 def filter_top(
     logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, least: np.ndarray
 ) -> None:
-    """Set to -inf all but the tokens of min-p, of those all but the top-k, then the top-p nucleus.
+    """Set to -inf all tokens but min-p's, then all but the top-k, then all but the top-p nucleus.
 
     Shapes: logits [S, V] float32, row maximum finite; top_k [S] int64 (0: off), top_p [S] float64
     (1: off), least [S] float32 the logarithm of min-p (-inf: off). The nucleus is the smallest set
-    of most likely tokens whose share of the mass left by then reaches top_p.
+    of most likely tokens whose share of the remaining mass reaches top_p.
     Mutates: logits
     """
     vocab = logits.shape[1]
@@ -44,7 +44,7 @@ def filter_top(
 
 
 def _probe_tokens(limit: np.ndarray, vocab: int) -> int:
-    """Return how many of the largest logits to look at first."""
+    """Return the number of largest logits to look at first."""
     is_limited = limit < vocab
     largest = int(limit[is_limited].max(initial=1))
     return min(vocab, largest if is_limited.all() else max(largest, PROBE_TOKENS))
@@ -53,7 +53,7 @@ def _probe_tokens(limit: np.ndarray, vocab: int) -> int:
 def _thresholds(
     logits: torch.Tensor, limit: np.ndarray, top_p: np.ndarray, probe: int
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """Return each row's smallest logit kept, and whether `probe` tokens sufficed to know it.
+    """Return each row's smallest remaining logit, and whether `probe` tokens sufficed to find it.
 
     Shapes: logits [S, V], limit [S], top_p [S] -> [S] float32, [S] bool (host)
     """

@@ -1,9 +1,8 @@
 """Logprobs: of given tokens with their ranks, and of the n most likely, from logits.
 
-On a CPU the native kernels do it, elsewhere the op `logprobs`, which nobody has to wait for: its
-numbers are read later. The vocabulary is sorted only when all of it is asked for. Among equal
-logits the lower id comes first. Values are natural logarithms, or the logits themselves, and always
-finite.
+On a CPU the native kernels compute them, elsewhere the op `logprobs`, without waiting: its numbers
+are read later. The vocabulary is sorted only if all of it is requested. Among equal logits the
+lower id comes first. Values are natural logarithms, or the logits themselves, and always finite.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dovetail_kernels.sample.definition import WEIGHT_UNITS
 from dovetail_kernels.sample.native import MAX_TOP, Logprobs, can_sample, logprobs_of
 
 FLOOR = -9999.0
-"""What a token of probability 0 (or a logprob below this) is reported as."""
+"""Reported for a token of probability 0, or a logprob below this."""
 
 
 def token_logprobs(
@@ -37,8 +36,8 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Return each token's logprob, its rank (1: no token is likelier) and its row's top n.
 
-    `num_top` n is 0 for the token alone, -1 for the whole vocabulary. `tells_logits`: the logits
-    stand where logprobs would.
+    `num_top` n is 0 for the token alone, -1 for the whole vocabulary. `tells_logits`: report logits
+    instead of logprobs.
     Shapes: logits [S, V] float32 with finite row maxima, token_ids [S], num_top [S]
     """
     sizes = _sizes(num_top, logits.shape[1])
@@ -56,9 +55,9 @@ def token_logprobs(
 def listed(
     found: Logprobs, indices: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Return the results of kernels for the rows `indices`, one entry each with its first n tokens.
+    """Return kernel results for the rows `indices`, one entry each with its first n tokens.
 
-    Shapes: indices rising, token_ids and sizes as long
+    Shapes: indices ascending, token_ids and sizes of the same length
     """
     end = indices[-1] + 1 if indices else 0
     logprobs, ranks = found.logprob[:end].tolist(), found.rank[:end].tolist()
@@ -76,7 +75,7 @@ def listed(
 
 
 def _with_logits(found: Sequence[TokenLogprobs], logits: torch.Tensor) -> list[TokenLogprobs]:
-    """Return the entries with each token's own logit. Row i of the logits is entry i's."""
+    """Return the entries with each token's logit. Row i of the logits is entry i's."""
     entries = []
     for row, entry in zip(logits, found, strict=True):
         ids = torch.tensor([entry.token_id, *entry.top_ids], device=logits.device)
@@ -88,7 +87,7 @@ def _with_logits(found: Sequence[TokenLogprobs], logits: torch.Tensor) -> list[T
 def with_named(
     entry: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[int], *, tells_logits: bool
 ) -> TokenLogprobs:
-    """Return the entry with the logprobs of these tokens in place of the most likely ones.
+    """Return the entry with the logprobs of these tokens instead of the most likely ones.
 
     Shapes: logits [V] float32
     """
@@ -102,9 +101,9 @@ def with_named(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldLogprobs:
-    """Numbers of logprobs on their way to the host, and how many top tokens each row asked for.
+    """Logprobs on their way to the host, and the number of top tokens that each row requested.
 
-    `numbers` as the op `logprobs` gives them, with the top tokens of the row that asks for most.
+    `numbers` are the output of the op `logprobs`, with the maximum number of top tokens of any row.
     """
 
     numbers: torch.Tensor
@@ -117,10 +116,10 @@ def tell(
     num_top: Sequence[int],
     rows: torch.Tensor | None = None,
 ) -> ToldLogprobs:
-    """Return the logprobs of tokens by operations of the logits' device; nobody waits for them.
+    """Compute logprobs of tokens on the logits' device, without waiting.
 
     Shapes: logits [R, V], tokens [S] int64, num_top [S] (-1: the whole vocabulary), rows [S] int64:
-    the tokens' rows (None: all, in their order)
+    the tokens' rows (None: all, in order)
     """
     sizes = _sizes(num_top, logits.shape[1])
     largest = max(sizes, default=0)
@@ -131,7 +130,7 @@ def tell(
 def read(
     told: ToldLogprobs, numbers: np.ndarray, token_ids: Sequence[int], *, tells_logits: bool
 ) -> list[TokenLogprobs]:
-    """Return the logprobs whose numbers have come to the host. Rows at fault may hold anything.
+    """Return the logprobs whose numbers have reached the host. Faulty rows may hold anything.
 
     Shapes: numbers [S, HEAD + 2 n], token_ids [S]
     """
@@ -151,12 +150,12 @@ def read(
 
 
 def best_of(numbers: np.ndarray) -> np.ndarray:
-    """Return rows' largest logits, NaN where there is one. Shapes: [S, HEAD + 2 n] -> [S]"""
+    """Return rows' largest logits, NaN if a row has one. Shapes: [S, HEAD + 2 n] -> [S]"""
     return floats(numbers[:, 2])
 
 
 def floats(numbers: np.ndarray) -> np.ndarray:
-    """Return the floats whose bits the integers are. Shapes: [..] int64 -> the same float64"""
+    """Return the floats with these integers' bits. Shapes: [..] int64 -> the same float64"""
     return numbers.astype(np.int32).view(np.float32).astype(np.float64)
 
 

@@ -1,9 +1,9 @@
 """Penalties: repetition, frequency and presence, over the distinct tokens each row has seen.
 
-State is sparse (distinct ids and counts per row), so the cost follows a row's length and not the
-vocabulary. It lies in arrays that the native kernels read and keep up; `apply` and `record` do the
-same for devices without them. Source of the repetition penalty: Keskar et al., "CTRL", 2019. Knows
-no draw.
+State is sparse (distinct ids and counts per row), so the cost depends on a row's length and not on
+the vocabulary. It is in arrays that the native kernels read and update; `apply` and `record` do the
+same for devices without them. Independent of the draw. Source of the repetition penalty: Keskar et
+al., "CTRL", 2019.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail_kernels.sample.native import Tables
 
 MORE_TOKENS = 64
-"""Room that a row's arrays gain at least when they are full."""
+"""Minimum room to add when a row's arrays are full."""
 
 
 def uses_penalties(params: SamplingParams) -> bool:
@@ -30,10 +30,10 @@ def uses_penalties(params: SamplingParams) -> bool:
 
 
 class Penalties:
-    """The penalty state of all rows that ask for one.
+    """The penalty state of all rows that have penalties.
 
-    A row's arrays hold distinct token ids, and how often each was drawn (0: stands in the prompt
-    only); the first `tables.num_seen[row]` entries count.
+    A row's arrays hold distinct token ids, and how often each was drawn (0: only in the prompt);
+    the first `tables.num_seen[row]` entries are valid.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -82,7 +82,7 @@ class Penalties:
         return self._ids[row][:size], self._counts[row][:size]
 
     def make_room(self, rows: np.ndarray) -> None:
-        """Let every row have room for one token more. Shapes: rows [S]. Mutates: self, tables"""
+        """Make room for one more token in every row. Shapes: rows [S]. Mutates: self, tables"""
         is_full = self._tables.num_seen[rows] >= self._room[rows]
         if is_full.any():
             for row in rows[is_full].tolist():
@@ -125,7 +125,7 @@ class Penalties:
         logits[index, ids] = values - subtracted
 
     def _columns(self, rows: Sequence[int], sizes: np.ndarray) -> np.ndarray:
-        """Return per seen token the repetition factor and what frequency and presence subtract.
+        """Return per seen token the repetition factor and the other penalties to subtract.
 
         Shapes: rows [S] with sizes [S] that sum up to M -> [2, M] float32
         """
@@ -139,7 +139,7 @@ class Penalties:
         return np.stack([repetition, frequency * counts + presence * (counts > 0)])
 
     def _keep(self, row: int, ids: np.ndarray, counts: np.ndarray) -> None:
-        """Take over a row's entries, with room for more. Mutates: self, tables"""
+        """Store a row's entries, with room for more. Mutates: self, tables"""
         more = max(MORE_TOKENS, len(ids))
         self._ids[row] = ids = np.concatenate([ids, np.zeros(more, dtype=np.int32)])
         self._counts[row] = counts = np.concatenate([counts, np.zeros(more, dtype=np.float32)])

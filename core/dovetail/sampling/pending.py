@@ -1,7 +1,7 @@
-"""PendingDraws: what a step has begun to draw, before the host knows it.
+"""PendingDraws: a step's draws in progress, before the host knows them.
 
-`tokens` may be used by operations on the device at once, so that the next step can start; `collect`
-waits and says the rest.
+Operations on the device may use `tokens` immediately, so that the next step can start; `collect`
+waits and returns the rest.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dovetail.sampling.step import Draws
 
 
 class PendingDraws(ABC):
-    """The draws of one step. Steps are collected in the order in which they were begun."""
+    """The draws of one step. Steps are collected in the order of their start."""
 
     @property
     @abstractmethod
     def tokens(self) -> torch.Tensor:
-        """Return one token per row, any token for one at fault. Shapes: [S] int64, on the logits'
+        """Return one token per row, any token for a faulty one. Shapes: [S] int64, on the logits'
         device"""
 
     @abstractmethod
@@ -31,7 +31,7 @@ class PendingDraws(ABC):
 
 
 class DoneDraws(PendingDraws):
-    """Draws that the host knows already."""
+    """Draws that the host already knows."""
 
     def __init__(self, draws: Draws, device: torch.device) -> None:
         self._draws = draws
@@ -48,7 +48,7 @@ class DoneDraws(PendingDraws):
 
 
 class EnqueuedDraws(PendingDraws):
-    """Draws under way on a device. `finish` makes them of what has been read."""
+    """Draws in progress on a device. `finish` makes them from the numbers read."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class EnqueuedDraws(PendingDraws):
         return self._draws is not None
 
     def collect(self) -> Draws:
-        """Wait, and return what was drawn."""
+        """Wait, and return the draws."""
         if self._draws is None:
             self._draws = self._finish(self._reading.wait())
         return self._draws

@@ -1,4 +1,4 @@
-"""PlainDraws: penalties, best tokens, filters and draws in torch operations, on any device.
+"""PlainDraws: penalties, argmax, filters and draws in torch operations, on any device.
 
 Gives the same tokens as the native kernels on a CPU.
 """
@@ -25,7 +25,7 @@ Shape = Callable[[torch.Tensor, list[int]], None]
 
 
 class PlainDraws:
-    """Draws by torch operations. `shape` is called for steps with rows that have processors."""
+    """Draws with torch operations. `shape` is called for steps that have rows with processors."""
 
     def __init__(
         self, params: RowParams, penalties: Penalties, acceptance: Acceptance | None = None
@@ -37,9 +37,9 @@ class PlainDraws:
     def pick(
         self, work: torch.Tensor, step: DrawStep, shape: Shape, *, keeps_processed: bool = False
     ) -> list[int]:
-        """Return each row's token and record it; rows that are not finite are faulted.
+        """Return each row's token and record it; fault rows that are not finite.
 
-        `keeps_processed`: `work` holds the logits that were drawn from afterwards.
+        `keeps_processed`: `work` then holds the logits that were drawn from.
         Mutates: work, step.faults, penalties
         """
         if step.union & bits.PENALISED:
@@ -53,7 +53,7 @@ class PlainDraws:
         return token_ids
 
     def processed(self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep) -> torch.Tensor:
-        """Return the logits that rows without filter processors will draw from; nothing is drawn.
+        """Return the logits that rows without filter processors draw from, without drawing.
 
         Row i of logits is the step's row indices[i]. Mutates: logits
         """
@@ -117,7 +117,7 @@ class PlainDraws:
     def _settle(
         self, logits: torch.Tensor, drawn: torch.Tensor, indices: np.ndarray, step: DrawStep
     ) -> None:
-        """Put drafts that are accepted, or what stands in their place, where there are any.
+        """Replace draws by accepted drafts, or by the tokens for rejected ones.
 
         Row i of logits is the step's row indices[i]. Mutates: drawn
         """
@@ -129,19 +129,18 @@ class PlainDraws:
             drawn[at] = settle(self._acceptance, logits[at], proposals, drawn[at], seeds, positions)
 
     def _scale(self, logits: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make row maxima 0 and divide by the temperature; return the maxima that were and what
-        was multiplied by. Shapes: logits [S, V], rows [S] -> [S, 1] twice. Mutates: logits
-        """
+        """Make row maxima 0 and divide by the temperature; return the old maxima and the factors.
+        Shapes: logits [S, V], rows [S] -> [S, 1] twice. Mutates: logits"""
         factors = self._params.tables.inverse_temperature[rows]
         inverse = torch.from_numpy(factors).to(logits.device).unsqueeze(1)
         best = logits.amax(dim=1, keepdim=True)
-        # Rows that are not finite would spread NaN into the searches; their token is void anyway.
+        # Rows that are not finite would spread NaN into the searches; their token is invalid.
         logits.sub_(best).masked_fill_((best - best) != 0, 0.0)
         logits.mul_(inverse)
         return best, inverse
 
     def _filter(self, logits: torch.Tensor, rows: np.ndarray, step: DrawStep) -> None:
-        """Set what min-p, top-k and top-p leave out to -inf. Mutates: logits"""
+        """Set what min-p, top-k and top-p remove to -inf. Mutates: logits"""
         tables = self._params.tables
         if step.union & bits.FILTERED:
             filter_top(logits, tables.top_k[rows], tables.top_p[rows], tables.least[rows])
@@ -150,8 +149,8 @@ class PlainDraws:
 def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> torch.Tensor:
     """Make row maxima 0 again after filters, and fault rows that have no finite maximum.
 
-    Returns the maxima that were. Faulty rows may hold anything; they are flattened so that the draw
-    stays within bounds.
+    Returns the old maxima. Faulty rows may hold anything; they are zeroed so that the draw stays
+    within bounds.
     Mutates: logits, step.faults
     """
     tops = logits.amax(dim=1, keepdim=True)

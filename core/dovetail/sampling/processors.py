@@ -1,6 +1,6 @@
-"""ProcessorChain: the logits processors of a runner, called only for the rows that want them.
+"""ProcessorChain: a runner's logits processors, called only for the rows that need them.
 
-A processor that raises ends the row it raised for, and no other.
+A processor that raises ends only the row it raised for.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dovetail.registry.blame import described
 log = logging.getLogger(__name__)
 STAGES = ("allow", "ban", "bias", "filter")
 OWN_FILTERS = ("min_p",)
-"""Fields of SamplingParams that the sampler does itself where the processor is the built-in one."""
+"""SamplingParams fields that the sampler handles itself if the processor is the built-in one."""
 
 
 class ProcessorRaised(Exception):
-    """A processor raised while it handled several rows at once."""
+    """A processor raised while it handled several rows together."""
 
 
 class ProcessorChain:
-    """Processors by stage, and for each the rows that want it.
+    """Processors by stage, and for each the rows that need it.
 
     `processors` maps names to objects; within a stage they run in that order.
     """
@@ -37,9 +37,9 @@ class ProcessorChain:
         }
 
     def add_row(self, tokens: RowTokens) -> tuple[set[str], str | None]:
-        """Start a row; return the stages at which processors want it, and its fault if one raised.
+        """Start a row. Return the stages whose processors need it, and its fault if one raised.
 
-        A lone filter that the sampler does itself does not want the row.
+        A lone filter that the sampler handles itself does not need the row.
         Mutates: self
         """
         stages: set[str] = set()
@@ -59,7 +59,7 @@ class ProcessorChain:
         return stages, None
 
     def _foreign(self, names: list[str]) -> list[str]:
-        """Return the processors without a lone filter that the sampler does itself."""
+        """Return the processors without a lone filter that the sampler handles itself."""
         filters = [name for name in names if self._processors[name].stage == "filter"]
         if len(filters) == 1 and self._processors[filters[0]].field in OWN_FILTERS:
             return [name for name in names if name != filters[0]]
@@ -94,7 +94,7 @@ class ProcessorChain:
     def apply_alone(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> dict[int, str]:
         """Run a stage's processors row by row; return the faults by index into logits.
 
-        Each gets a copy of its row: one that fails may have written anywhere.
+        Each gets a copy of its row: a failing one may have written anywhere.
         Mutates: logits
         """
         faults: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""RowParams: the sampling fields of all rows as host arrays, so a step gathers them at once."""
+"""RowParams: the sampling fields of all rows as host arrays, for a step to gather together."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LOGPROBS = 8
 PROCESSED = 16
 FAULTY = 32
 SHAPED = 64
-"""A processor of the "filter" stage wants the row."""
+"""A processor of the "filter" stage needs the row."""
 MANY_LOGPROBS = 128
-"""More logprobs than the native kernels list, or those of tokens that the request names."""
+"""More logprobs than the native kernels list, or logprobs of tokens named in the request."""
 BY_LOGITS_ALONE = RANDOM | FILTERED
-"""What such a row draws depends on logits, seed and position, and on no token before."""
+"""A row with only these bits draws by logits, seed and position, not by earlier tokens."""
 SEED_MASK = (1 << 64) - 1
 MIN_TEMPERATURE = 1e-6
-"""Smaller temperatures would overflow; at this one only exact ties are still drawn among."""
+"""Smaller temperatures would overflow; at this one only exact ties are still random."""
 
 
 class RowParams:
-    """One entry per row in each array. `features` is a bit set of the words above.
+    """One entry per row in each array. `features` is a bit set of the constants above.
 
-    `tables` is what kernels read; `num_logprobs` is what the request said (-1: all of them),
-    `named` are the tokens whose logprobs a row wants in place of the most likely ones.
+    Kernels read `tables`; `num_logprobs` is the request's number (-1: all), `named` are the tokens
+    whose logprobs a row wants instead of those of the most likely ones.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -40,7 +40,7 @@ class RowParams:
         self.tables = Tables(max_rows)
 
     def fill(self, row: int, params: SamplingParams, seed: int, *, features: int) -> None:
-        """Take over a request's fields. `features` adds bits that params alone do not tell.
+        """Store a request's fields. `features` adds bits that do not follow from params alone.
 
         Mutates: self
         """
@@ -58,7 +58,7 @@ class RowParams:
         tables.num_top[row] = -1 if params.logprobs is None else min(max(wanted, 0), MAX_TOP)
 
     def clear(self, row: int) -> None:
-        """Make a row one that wants nothing. Mutates: self"""
+        """Reset a row to no features. Mutates: self"""
         self.features[row] = 0
         self.named.pop(row, None)
         self.tables.inverse_temperature[row] = 0.0
@@ -71,7 +71,7 @@ def inverse_temperature(params: SamplingParams) -> float:
 
 
 def least_of(params: SamplingParams) -> float:
-    """Return how far below the best scaled logit min-p keeps tokens; -inf when it is off."""
+    """Return min-p's distance below the best scaled logit; -inf when it is off."""
     return math.log(params.min_p) if params.min_p > 0.0 else -math.inf
 
 

@@ -1,11 +1,11 @@
-"""Sampler: the logits of a step's rows become one token per row, in the fixed order.
+"""Sampler: turns the logits of a step's rows into one token per row, in a fixed order.
 
-Raw logits are kept for logprobs where those are told, then: allowed ids, bans, biases, penalties;
-greedy rows take their best token and leave; temperature, filter processors, min-p, top-k and top-p,
-the draw; logprobs of what was drawn, from the raw logits or from those drawn from. What no row of
-the step uses is skipped. From the penalties on everything is one native call on a CPU, or kernels
-that are begun and read later on a device; `plain.py` does the same where there are no kernels, and
-where a filter processor has to be called in between.
+Raw logits are copied first if logprobs use them. Then: allowed ids, bans, biases, penalties; greedy
+rows take their best token and are done; temperature, filter processors, min-p, top-k and top-p, the
+draw; logprobs of the draws, from the raw logits or from those drawn from. Stages that no row needs
+are skipped. From the penalties on, all is one native call on a CPU, or kernels on a device that are
+started now and read later. `plain.py` does the same without kernels, and for filter processors,
+which run in between.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Sampler:
     """The sampling state of all rows of one runner. One thread calls it.
 
     `uses_kernels` false: torch operations on the CPU too. `tells_processed`: logprobs are those of
-    the logits that are drawn from; a greedy row's have no temperature and no filters.
-    `tells_logits`: logits stand where logprobs would. `acceptance` decides on the drafts that are
-    proposed; with None there must not be any. Logits may have more columns than `vocab_size`, of
-    tokens that rows' adapters add (None: they never have).
+    the logits drawn from; a greedy row's have no temperature and no filters. `tells_logits`: report
+    logits instead of logprobs. `acceptance` decides on proposed drafts; with None there must be
+    none. Logits may have more columns than `vocab_size`, for tokens that rows' adapters add (None:
+    they never have).
     """
 
     def __init__(
@@ -75,23 +75,23 @@ class Sampler:
         self._faults: dict[int, str] = {}
         self._plain = PlainDraws(self._params, self._penalties, acceptance)
         self.weighs_every_draft = acceptance is not None and not acceptance.is_exact
-        """Whether drafts that were not sampled are to be proposed, too."""
+        """Whether drafts that were not sampled are proposed too."""
         has_native = uses_kernels and library() is not None
         self._native = NativeSampler(self._params.tables) if has_native else None
         self._takes = np.zeros(max_rows, dtype=np.int64)
-        """How often a row was taken or left: draws of one that is gone say nothing of its heir."""
+        """How often a row was taken or freed: a former request's draws are not the next one's."""
         types = [t for t in ("cuda", "cpu") if draws_on(t) and (t != "cpu" or not has_native)]
         self._device_types = types if uses_kernels else []
         self._device = DeviceDraws(self._params, self._penalties)
         self._under_way: list[EnqueuedDraws] = []
 
     def warm_up(self, logits: torch.Tensor) -> None:
-        """Compile the kernels that later steps may need, where they run. Shapes: logits [S, V]"""
+        """Compile the kernels that later steps may need, if they run here. Shapes: logits [S, V]"""
         if logits.device.type in self._device_types and self._device.can_draw(logits):
             self._device.warm_up(logits)
 
     def add_row(self, tokens: RowTokens, seed: int) -> None:
-        """Start a row. A processor's fault is kept and reported by the row's draws.
+        """Start a row. A processor's fault is stored and reported by the row's draws.
 
         Mutates: self
         """
@@ -122,16 +122,16 @@ class Sampler:
         self._penalties.record([row] * len(token_ids), token_ids)
 
     def mark_failed(self, row: int, fault: str) -> None:
-        """Remember a row's first fault: whatever it still draws is void. Mutates: self"""
+        """Remember a row's first fault: all its later draws are invalid. Mutates: self"""
         self._faults.setdefault(row, fault)
         self._params.features[row] |= bits.FAULTY
 
     def has_processors(self, rows: np.ndarray) -> bool:
-        """Return whether a processor looks at what any of the rows has drawn. Shapes: [S]"""
+        """Return whether a processor looks at the drawn tokens of any of the rows. Shapes: [S]"""
         return bool((self._params.features[rows] & (bits.PROCESSED | bits.SHAPED)).any())
 
     def draft(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> SampledTokens:
-        """Return one draft per row, of the logits of another model. Shapes: as in `sample`"""
+        """Return one draft per row from another model's logits. Shapes: as in `sample`"""
         return sample_drafts(self._params, logits, rows, positions)
 
     def sample(
@@ -142,15 +142,15 @@ class Sampler:
         recompute: Callable[[], torch.Tensor],
         proposals: Sequence[Proposals] = (),
     ) -> Draws:
-        """Return one token per row: `begin` and, at once, its `collect`."""
+        """Return one token per row: `begin`, immediately followed by `collect`."""
         return self.begin(logits, rows, positions, recompute, proposals).collect()
 
     def sample_lines(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
     ) -> list[int] | None:
-        """Return a token for each line of logits, of which several may be of one row: what `sample`
-        would draw from them one after the other. None where it may not be so: a row looks at what
-        it has drawn, wants logprobs, or has a fault, or there is no native library.
+        """Return a token for each line of logits, where one row may have several: the tokens that
+        successive calls of `sample` would draw. None if that is not possible: a row's draw depends
+        on earlier draws, needs logprobs or has a fault, or there is no native library.
 
         Shapes: logits [S, V], rows and positions [S] -> [S]
         """
@@ -175,13 +175,13 @@ class Sampler:
         recompute: Callable[[], torch.Tensor],
         proposals: Sequence[Proposals] = (),
     ) -> PendingDraws:
-        """Start to draw one token per row; on a CPU it is done on return. `recompute` gives the
-        same logits again: it is called, before this returns, when a processor raised, since its
-        half-done changes cannot be told from its neighbours'.
+        """Start to draw one token per row; on a CPU it is done on return. `recompute` returns the
+        same logits again. It is called, before this returns, when a processor raised, because its
+        partial changes cannot be separated from other rows'.
 
-        On a device nothing is waited for, and steps may be begun before earlier ones are collected,
-        but for rows that processors want: those look at the tokens that the host knows.
-        `proposals` are drafts that the acceptance decides on; a greedy row's stand by themselves.
+        On a device this does not wait, and steps may begin before earlier ones are collected,
+        except with rows that have processors: these look at tokens the host knows. `proposals` are
+        drafts for the acceptance to decide on; those of greedy rows are ignored.
         Shapes: logits [S, V], rows and positions [S], no row twice
         Mutates: self; logits, when they are float32
         """
@@ -206,12 +206,12 @@ class Sampler:
             return run(recompute(), step, is_alone=True)
 
     def _is_for_device(self, logits: torch.Tensor, step: DrawStep) -> bool:
-        """Return whether kernels on a device do all of the step."""
+        """Return whether device kernels can do all of the step."""
         if logits.device.type not in self._device_types or not self._device.can_draw(logits):
             return False
         is_wide = self._vocab_size is not None and logits.shape[1] > self._vocab_size
         if step.proposals or (is_wide and step.union & bits.PENALISED):
-            return False  # a row's seen tokens are counted on a device in lines of one width
+            return False  # the device counts a row's seen tokens in lines of one width
         tells_processed = self._tells_processed and step.union & bits.LOGPROBS
         if not self._params.named.keys().isdisjoint(step.row_list):
             return False
@@ -220,7 +220,7 @@ class Sampler:
     def _at_once(self, logits: torch.Tensor, step: DrawStep, *, is_alone: bool) -> PendingDraws:
         """Run the whole pipeline and wait for it. Mutates: logits, self, step.faults"""
         for pending in self._under_way:
-            pending.collect()  # torch penalises by what the host knows
+            pending.collect()  # torch penalises only tokens the host knows
         self._under_way = []
         if self._device_types:
             self._device.seen.settle(step.row_list)
@@ -258,7 +258,7 @@ class Sampler:
         told: ToldLogprobs | None,
         arrays: list[np.ndarray],
     ) -> Draws:
-        """Return the draws of a step whose numbers have come. Mutates: self, step.faults"""
+        """Return the draws of a step whose numbers have arrived. Mutates: self, step.faults"""
         is_same = self._takes[step.rows] == takes
         known = is_same & ((self._params.features[step.rows] & bits.FAULTY) != 0)
         for i in np.flatnonzero(known).tolist():
@@ -304,9 +304,9 @@ class Sampler:
         return draws
 
     def _raw(self, work: torch.Tensor, step: DrawStep, *, is_plain: bool) -> torch.Tensor | None:
-        """Return the logits of rows whose logprobs are found after the draw, safe from changes.
+        """Return an unchanged copy of the logits of rows that get logprobs after the draw.
 
-        None where none are, and where those drawn from are told.
+        None if there are no such rows, or if processed logits are reported.
         """
         if self._tells_processed or not step.union & bits.LOGPROBS:
             return None
@@ -336,7 +336,7 @@ class Sampler:
     ) -> None:
         """Run one stage over logits whose row i is the step's row indices[i].
 
-        Rows that are faulty already are hidden from processors.
+        Faulty rows are hidden from processors.
         Mutates: logits, step.faults
         """
         rows = [-1 if i in step.faults else step.row_list[i] for i in indices]
@@ -347,7 +347,7 @@ class Sampler:
             step.faults[indices[i]] = fault
 
     def _draw_natively(self, work: torch.Tensor, step: DrawStep, *, tells_logprobs: bool) -> Draws:
-        """Penalise, draw and find logprobs in one call. Mutates: self, step.faults"""
+        """Penalise, draw and compute logprobs in one call. Mutates: self, step.faults"""
         native, tables = self._native, self._params.tables
         assert native is not None
         if step.union & bits.PENALISED:
@@ -380,7 +380,7 @@ class Sampler:
     def _draw_plainly(
         self, work: torch.Tensor, step: DrawStep, is_alone: bool, *, keeps_processed: bool
     ) -> Draws:
-        """Penalise and draw by torch operations. Mutates: work, self, step.faults"""
+        """Penalise and draw with torch operations. Mutates: work, self, step.faults"""
         if step.union & bits.PENALISED:
             for index, top in enumerate(work.amax(dim=1).tolist()):
                 step.blame(index, top, is_changed=bool(step.union & bits.PROCESSED))
@@ -394,7 +394,7 @@ class Sampler:
     def _finish(
         self, step: DrawStep, token_ids: list[int], *, is_same: np.ndarray | None = None
     ) -> Draws:
-        """Condemn the rows that are at fault, but for those taken by others since (not is_same).
+        """Mark faulty rows as failed, except those reassigned since (not is_same).
 
         Mutates: self, token_ids
         """
@@ -405,7 +405,7 @@ class Sampler:
         return Draws(token_ids=token_ids, faults=step.faults)
 
     def _add_logprobs(self, told: torch.Tensor, step: DrawStep, draws: Draws) -> None:
-        """Fill in the logprobs of rows that want them, from their logits. Mutates: draws"""
+        """Add the logprobs of rows that want them, from their logits. Mutates: draws"""
         wants = _wants(step)
         indices = wants.tolist()
         entries = token_logprobs(
@@ -436,5 +436,5 @@ def _wants(step: DrawStep) -> np.ndarray:
 def _wanting(work: torch.Tensor, step: DrawStep) -> torch.Tensor:
     """Return a copy of the logits of the rows that want logprobs."""
     if (step.features & bits.LOGPROBS).all():
-        return work.clone()  # six times as fast as to pick them
+        return work.clone()  # six times as fast as picking all rows
     return work[torch.from_numpy(_wants(step)).to(work.device)]

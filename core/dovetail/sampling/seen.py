@@ -1,8 +1,8 @@
-"""SeenTokens: the tokens that rows with penalties have seen, on a device, for kernels to count up.
+"""SeenTokens: counts on a device of the tokens that rows with penalties have seen.
 
-A row gets a line of the table at its first step, filled from the host's state; from then on the
-kernels keep it, and the host learns of tokens when a step is collected. Before torch operations
-have to penalise instead, `settle` brings the host's state up to date.
+A row gets a line of the table at its first step, filled from the host's state. From then on the
+kernels update it, and the host learns of tokens when a step is collected. Before torch operations
+apply penalties instead, `settle` brings the host's state up to date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEWEST_LINES = 4
 class SeenTokens:
     """A line of V counts for each row with penalties that has drawn on the device.
 
-    0: not seen; n: drawn n - 1 times (1: stands in the prompt only).
+    0: not seen; n: drawn n - 1 times (1: only in the prompt).
     """
 
     def __init__(self, penalties: Penalties, max_rows: int) -> None:
@@ -31,7 +31,7 @@ class SeenTokens:
         self._untold: dict[int, list[int]] = {}
 
     def lines(self, rows: np.ndarray, vocab: int, device: torch.device) -> np.ndarray:
-        """Return each row's line, -1 without penalties; rows that have none yet get one.
+        """Return each row's line, -1 without penalties; rows without a line get one.
 
         Shapes: rows [S] -> [S]
         Mutates: self
@@ -55,7 +55,7 @@ class SeenTokens:
         self._untold.pop(row, None)
 
     def note(self, row: int, token_ids: Sequence[int]) -> None:
-        """Count tokens that the host knows of already. Mutates: self"""
+        """Count tokens that the host already knows. Mutates: self"""
         if self._table is None or self._line[row] < 0:
             return
         ids, counts = np.unique(np.asarray(token_ids, dtype=np.int64), return_counts=True)
@@ -64,19 +64,19 @@ class SeenTokens:
         line[at] = line[at].clamp(min=1) + on_device(counts.astype(np.int32), device)
 
     def tell(self, row: int, token_id: int) -> None:
-        """Remember a token that kernels have counted for the host's state. Mutates: self"""
+        """Queue a token that kernels have counted for the host's state. Mutates: self"""
         if self._line[row] >= 0:
             self._untold.setdefault(row, []).append(token_id)
 
     def settle(self, rows: Iterable[int]) -> None:
-        """Bring the host's state of rows up to date and give their lines up. Mutates: self"""
+        """Bring the host's state of rows up to date and free their lines. Mutates: self"""
         for row in rows:
             token_ids = self._untold.get(row, [])
             self._penalties.record([row] * len(token_ids), token_ids)
             self.remove_row(row)
 
     def _fill(self, rows: list[int], vocab: int, device: torch.device) -> None:
-        """Give rows lines and write what the host knows into them. Mutates: self"""
+        """Assign lines to rows and fill them from the host's state. Mutates: self"""
         if self._table is None or len(self._free) < len(rows):
             self._grow(len(rows), vocab, device)
         table = self._table
@@ -104,6 +104,6 @@ class SeenTokens:
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return the array on a device, on its way there at least: nobody waits."""
+    """Return the array on a device, copied without waiting."""
     host = torch.from_numpy(array)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

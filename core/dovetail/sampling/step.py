@@ -1,4 +1,4 @@
-"""What one step of the sampler is about: the rows that draw, and what came of it. Pure data."""
+"""Data of one sampler step: the rows that draw, and the results."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Draws:
 
 @dataclass(slots=True, kw_only=True)
 class DrawStep:
-    """The rows that draw in one step. `rows` are row numbers, `positions` counts each row's
-    tokens drawn so far. `features` holds each row's bits, `union` all of them together; `proposals`
-    are drafts of rows that are not greedy."""
+    """The rows that draw in one step. `rows` are row numbers, `positions` the number of tokens
+    drawn so far per row. `features` holds each row's bits, `union` their OR; `proposals` are drafts
+    of rows that are not greedy."""
 
     rows: np.ndarray
     positions: np.ndarray
@@ -43,7 +43,7 @@ class DrawStep:
     def blame(self, index: int, top: float, *, is_changed: bool) -> None:
         """Fault a row whose largest logit is not finite, unless it has a fault already.
 
-        `is_changed`: processors or penalties made the logits what they are. Mutates: self
+        `is_changed`: processors or penalties have changed the logits. Mutates: self
         """
         if math.isfinite(top):
             return
