@@ -29,10 +29,10 @@ def with_demo_fields(config: Config) -> Config:
 DRAFTS_PATH = DEMO_PATH / "drafts"
 DRAFTS_PAUSE_ABOVE = 16
 """With more requests the demo model's step is bound by arithmetic: a verified draft costs about as
-much as a drawn token (docs/benchmarks.md)."""
+much as a drawn token (docs/benchmarks_notebook.md)."""
 DRAFTS_QUANTIZATION = {"cpu": "int8"}
 """How the bundled drafters' weights are kept unless the flag says so, by the type of device: in 8
-bits they fit a core's own cache, and a draft takes half as long (docs/benchmarks.md)."""
+bits they fit a core's own cache, and a draft takes half as long (docs/benchmarks_notebook.md)."""
 DRAFT_TOKENS = {"draft_model": 12, "eagle": 8}
 """How long drafts may be unless the flag says so, where they often come true to the end."""
 
