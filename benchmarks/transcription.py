@@ -8,7 +8,7 @@ with the usual fallback, and reads the same file in a process of its own; starti
 count. Prints, for each engine, the median of the rounds: seconds, seconds of processor time (which
 count where a machine is busy), and how many times faster dovetail is by both. Each run is told as
 soon as it has ended. Two minutes of speech take a quiet core about two minutes for all engines;
-`--minutes 10` is what the page of benchmarks has.
+`--minutes 10` is what the notebook of benchmarks has.
 """
 
 from __future__ import annotations

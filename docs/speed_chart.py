@@ -1,7 +1,7 @@
 """Draw docs/speed.svg: tokens per second beside other engines. `python docs/speed_chart.py`
 
-The figures are the table "Comparison with other engines" of docs/benchmarks.md, measured by
-`python -m benchmarks.peers.run` on the machine and the day that it names.
+The figures are the table "Comparison with other engines" of docs/benchmarks_notebook.md, measured
+by `python -m benchmarks.peers.run` on the machine and the day that it names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Child processes: how one is started, gets its task, and ends with its parent.
+"""Child processes: starting one, sending it its task, and ending it with its parent.
 
 A child is `python -P -m dovetail.process MODULE`. It reads one boot message from standard input (8
-bytes of length, then msgpack), watches that pipe from then on, the parent pipe, and only then
-imports MODULE and calls its `main()`, which takes the message by `read_boot`. The end of the pipe
-means that the parent is gone or wants the child gone: the child ends, whatever it is doing.
+bytes of length, then msgpack) and from then on watches that pipe, the parent pipe. Then it imports
+MODULE and calls its `main()`, which gets the message from `read_boot`. The end of the pipe means
+that the parent has died or wants the child to end: the child exits, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ Boot = TypeVar("Boot")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """The message to a child: its boot message, encoded, and what every child needs to know.
+    """The message to a child: its encoded boot message, and settings that every child needs.
 
-    `leftovers` are folders that the child removes when its parent is gone, since nothing else
-    would.
+    `leftovers` are folders that the child removes if its parent dies, since nothing else would.
     """
 
     parent_pid: int
@@ -55,7 +54,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Child:
-    """A child process, as its parent sees it. `channel` is a socket to it, where it has one."""
+    """A child process, as its parent sees it. `channel` is a socket to it, if it has one."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket | None) -> None:
         self._process = process
@@ -64,7 +63,7 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Return the exit status, minus the number of a signal that killed it; None: it runs."""
+        """Return the exit status (minus the signal number if killed); None while it runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -75,8 +74,8 @@ class Child:
             return None
 
     def on_exit(self, call: Callable[[int], None]) -> threading.Thread:
-        """Have `call` get the exit status when the child has ended, from the thread that is
-        returned: it waits for nothing else, and wakes up only then."""
+        """Call `call` with the exit status when the child has ended, from the returned thread,
+        which only waits for that."""
 
         def watch() -> None:
             call(self._process.wait())
@@ -86,20 +85,20 @@ class Child:
         return thread
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; a child that has ended is fine."""
+        """Send a signal; ignored if the child has ended."""
         self._process.send_signal(number)
 
     def close_parent_pipe(self) -> None:
-        """Tell the child to end at once. May be called twice."""
+        """Make the child exit immediately. May be called twice."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def end(self, grace_s: float) -> int:
-        """End the child by the parent pipe, killed after `grace_s`; return its status. Blocks."""
+        """Close the parent pipe and kill the child after `grace_s`; return its status. Blocks."""
         self.close_parent_pipe()
         try:
             self.wait(grace_s)
-        finally:  # whatever happens meanwhile, Ctrl-C too, it does not stay
+        finally:  # also on Ctrl-C meanwhile, the child must not survive
             if self.channel is not None:
                 self.channel.close()
             self._process.kill()
@@ -121,12 +120,12 @@ def spawn(
 ) -> Child:
     """Start `module` as a child process and send it `boot`, which msgspec can encode.
 
-    What the child prints goes to this process's standard error: it must not mix with what this
-    process writes for others to read. The child inherits `pass_fds` under the same numbers and has
-    `variables` beside this process's environment; Ctrl-C does not reach it where `has_own_group`.
-    All stay in one session: Linux weighs priorities within a session alone (autogroup).
-    A child that ends before it has read the message is known by its status alone. Raises:
-    ConfigError for a number that cannot be sent
+    The child's output goes to this process's standard error, so that it cannot mix with this
+    process's standard output. The child inherits `pass_fds` under the same numbers, and `variables`
+    are added to its environment. With `has_own_group` Ctrl-C does not reach it. All processes stay
+    in one session, because Linux weighs priorities only within a session (autogroup). A child that
+    ends before it has read the message is detected by its status only. Raises: ConfigError for a
+    number that cannot be sent
     """
     ours, theirs = socket.socketpair() if has_channel else (None, None)
     channel = [theirs.fileno()] if theirs else []
@@ -157,7 +156,7 @@ def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) ->
     """Return the bytes for a child's standard input. Raises: ConfigError"""
     envelope = Envelope(
         parent_pid=os.getpid(),
-        # The signal comes when the *thread* that spawned ends, so only the main one may ask.
+        # The signal is sent when the *thread* that spawned ends, so only the main one may use it.
         uses_death_signal=threading.current_thread() is threading.main_thread(),
         leftovers=tuple(leftovers),
         channel=channel,
@@ -167,7 +166,7 @@ def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) ->
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a message as it travels between processes: 8 bytes of length, then the message."""
+    """Return a message as it is sent between processes: 8 bytes of length, then the message."""
     return LENGTH.pack(len(payload)) + payload
 
 
@@ -191,15 +190,15 @@ def _tell(process: subprocess.Popen[bytes], message: bytes) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, in which a child imports from where this process does."""
+    """Return this process's environment, with its import paths as PYTHONPATH."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(import_paths())}
 
 
 def import_paths() -> list[str]:
-    """Return the folders and archives that this process imports from, absolute, each once.
+    """Return the folders and archives that this process imports from, absolute, without duplicates.
 
-    Without the standard library, which an interpreter finds by itself, and without an empty entry:
-    that one means the working folder, whatever it is by then.
+    Excludes the standard library, which an interpreter finds by itself, and the empty entry, which
+    means the working folder at the time of an import.
     """
     library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     library |= {os.path.join(path, "lib-dynload") for path in library}  # noqa: PTH118
@@ -216,7 +215,7 @@ def read_boot(boot_type: type[Boot]) -> Boot:
 
 
 def open_channel() -> socket.socket:
-    """Return this child's socket to its parent. To be called once."""
+    """Return this child's socket to its parent. Call it only once."""
     number = _own_envelope().channel
     if number is None:
         raise RuntimeError("this process was spawned without a channel")
@@ -226,7 +225,7 @@ def open_channel() -> socket.socket:
 
 
 def read_message(stream: BinaryIO) -> bytes | None:
-    """Return the next message's msgpack from a stream of this child, or None at its end."""
+    """Return the msgpack of the next message in a stream of this child, or None at its end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -241,7 +240,7 @@ def _own_envelope() -> Envelope:
 
 
 def main(module: str) -> int:
-    """Run a module as a child process: read the message, end with the parent, and go."""
+    """Run a module as a child process: read the boot message, watch the parent, and call `main`."""
     global _received
     try:
         _received = msgspec.msgpack.decode(_read_framed(STDIN), type=Envelope)
@@ -270,7 +269,7 @@ def _read_exactly(descriptor: int, size: int) -> bytes:
 
 
 def end_with_parent(envelope: Envelope) -> None:
-    """End this process when the parent ends, by the pipe and, on Linux, by a signal too."""
+    """End this process when the parent ends: by the pipe and, on Linux, also by a signal."""
     threading.Thread(
         target=_watch_parent, args=(envelope,), name="parent-pipe", daemon=True
     ).start()
@@ -284,32 +283,32 @@ def end_with_parent(envelope: Envelope) -> None:
 
 
 def _watch_parent(envelope: Envelope) -> None:
-    """Wait for the end of standard input, then leave at once."""
-    with contextlib.suppress(OSError):  # a pipe that cannot be read is a pipe that has ended
+    """Wait for the end of standard input, then exit immediately."""
+    with contextlib.suppress(OSError):  # an unreadable pipe counts as ended
         while os.read(STDIN, 4096):
             continue
     _leave(envelope)
 
 
 def _leave(envelope: Envelope) -> None:
-    """End this process. The parent is gone, so this process has to tidy up."""
+    """End this process after the parent has died; remove the leftovers first."""
     for folder in envelope.leftovers:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(EXIT_PARENT_GONE)
 
 
 def kill_with_parent() -> None:
-    """Have Linux kill this process when the thread that started or forked it ends."""
+    """Make Linux kill this process when the thread that started or forked it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def kill_later_with_parent() -> None:
-    """Have Linux kill this process 5 s after the thread that started it has ended.
+    """Make Linux kill this process 5 s after the thread that started it has ended.
 
-    That is for a watching thread that cannot run, because something keeps the interpreter lock; if
-    it can, it has tidied up by then. The signal's handler is libc's alarm(signal number): SIGALRM
-    kills 5 s later, and needs no interpreter lock, unlike a handler in Python.
+    This covers a watcher thread that cannot run because something holds the interpreter lock;
+    otherwise it has cleaned up by then. The signal's handler is libc's alarm(signal number):
+    SIGALRM kills 5 s later and, unlike a handler in Python, needs no interpreter lock.
     """
     libc = ctypes.CDLL(None)
     libc.signal(signal.SIGTRAP, ctypes.cast(libc.alarm, ctypes.c_void_p))

@@ -1,6 +1,6 @@
 """Help screens: a short first one, and topics on request (a group, a flag, a word, all).
 
-Renders any Parser; config flags are described by `config.report.describe`. No plugin is imported.
+Renders any Parser; `config.report.describe` describes config flags. No plugin is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORT_LIMIT = 24
 _FILE_HINT = "Flags can also be set in a YAML file: --config FILE.yaml. "
 _VERBOSE = "--verbose tells more."
 _GROUP_ALIASES = {"vllm": "EngineConfig", "decoding": "StructuredOutputsConfig"}
-"""A group's name with others, without "config" -> its name here."""
+"""Another server's group name, without "config" -> its name here."""
 _FLAGS_OF = {
     "options": (
         "config_files",
@@ -39,23 +39,21 @@ _FLAGS_OF = {
         "use_v2_block_manager",
     ),
 }
-"""Groups that only others have -> their flags."""
+"""Groups that exist only in other servers -> their flags."""
 
 
 def show(parser: Parser, name: str, common: Iterable[str] = ()) -> None:
-    """Print the first screen, or the topic of this name; "page" goes through the pager.
-
-    Raises: ConfigError for an unknown topic.
-    """
+    """Print the first screen, or the topic of this name; "page" uses the pager.
+    Raises: ConfigError for an unknown topic."""
     if name.lower() == "page":
-        import pydoc  # knows $PAGER, less, and when standard output is no terminal
+        import pydoc  # handles $PAGER, less, and standard output that is no terminal
 
         return pydoc.pager("\n".join(_whole(parser)) + "\n")
     return print(topic(parser, name) if name else first_screen(parser, common))
 
 
 def first_screen(parser: Parser, common: Iterable[str] = ()) -> str:
-    """Return plain --help; `common` names the flags worth showing at once."""
+    """Return plain --help; `common` names the flags to show on the first screen."""
     actions = [action for _, _, group in parser.sections() for action in group]
     lines = [f"usage: {_usage(parser)}", "", str(parser.description), ""]
     if len(actions) <= SHORT_LIMIT:
@@ -87,7 +85,7 @@ def topic(parser: Parser, name: str) -> str:
 
 
 def _group(parser: Parser, word: str) -> list[str]:
-    """Return the help of a group by its name here or with others, or nothing."""
+    """Return the help of a group, by its name here or in other servers, or an empty list."""
     stem = word.removesuffix("config")
     actions = [action for _, _, group in parser.sections() for action in group]
     listed = [a for a in actions if a.dest in _FLAGS_OF.get(stem, ())]
@@ -101,7 +99,8 @@ def _group(parser: Parser, word: str) -> list[str]:
 
 
 def _search(parser: Parser, name: str, word: str, actions: list[argparse.Action]) -> list[str]:
-    """Return the arguments with the word in their name, then names of those that speak of it."""
+    """Return the arguments with the word in their name, then the names of those whose help contains
+    it."""
     named = [a for a in actions if any(word in option for option in a.option_strings)]
     text = word.replace("-", " ")
     told = [a for a in actions if a not in named and text in str(a.help or "").lower()]
@@ -191,7 +190,7 @@ def _entries(actions: Iterable[argparse.Action]) -> list[str]:
 
 
 def _whole_entry(action: argparse.Action) -> list[str]:
-    """Return all there is to say of one argument: its other routes, every choice in a line."""
+    """Return the full help of one argument: its other routes, and every choice on a line."""
     if not isinstance(action, FlagAction):
         return _entries([action])
     flag = action.flag

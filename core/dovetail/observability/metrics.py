@@ -1,9 +1,9 @@
-"""The process's Prometheus metrics: one registry, declared by name, shown by /metrics.
+"""The process's Prometheus metrics: one registry, declared by name, exposed at /metrics.
 
-A metric that `vllm serve` has too is kept once and shown under both names, so that its dashboards
-work. With several API processes the numbers are merged through files in a private folder, which the
-parent names in the environment before any metric exists (see prometheus_client's multiprocess
-mode).
+A metric that `vllm serve` has too is stored once and exposed under both names, so that dashboards
+made for it work. With several API processes the values are merged through files in a private
+folder. The parent sets it in the environment before any metric exists (see prometheus_client's
+multiprocess mode).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREFIX = "dovetail:"
 ALIAS = b"vllm:"
 _LINE_START = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + PREFIX.encode(), re.MULTILINE)
 
-# When a series began doubles every scrape, is missing from merged metrics, and nobody reads it.
+# The _created series double every scrape, are missing from merged metrics, and nobody reads them.
 disable_created_metrics()
 REGISTRY = CollectorRegistry()
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
@@ -40,7 +40,8 @@ Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A family as documents list it; with `has_alias` it is shown under a second name too."""
+    """A metric family as listed in the docs; with `has_alias` it is exposed under a second name
+    too."""
 
     name: str
     type: str
@@ -60,7 +61,7 @@ _declared: dict[str, tuple[Declared, Counter | Gauge | Histogram]] = {}
 def counter(
     name: str, help_text: str, labels: Sequence[str] = (), *, has_alias: bool = False
 ) -> Counter:
-    """Return the counter of this name, made when it is first asked for."""
+    """Return the counter of this name; the first call creates it."""
     facts = _facts(name, "counter", help_text, labels, has_alias)
     return _once(facts, Counter, lambda: Counter(name, help_text, labels, registry=REGISTRY))
 
@@ -73,7 +74,7 @@ def gauge(
     merge: str = "mostrecent",
     has_alias: bool = False,
 ) -> Gauge:
-    """Return the gauge of this name. `merge` says how the API processes' values are merged:
+    """Return the gauge of this name. `merge` is how values of API processes are merged:
     "mostrecent" for numbers of the engine, "livesum" for numbers of a process."""
 
     def make() -> Gauge:
@@ -116,7 +117,7 @@ def _once(facts: Declared, wanted: type[Metric], make: Callable[[], Metric]) -> 
 
 
 def declared() -> list[Declared]:
-    """Return every family declared so far, by name."""
+    """Return every family declared so far, sorted by name."""
     return [_declared[name][0] for name in sorted(_declared)]
 
 
@@ -125,7 +126,7 @@ def _has_alias(name: str) -> bool:
 
 
 class _Families(Collector):
-    """Families that were collected already, as generate_latest takes them."""
+    """A collector of families collected before, in the form that generate_latest takes."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = tuple(families)
@@ -136,9 +137,9 @@ class _Families(Collector):
 
 
 def exposition() -> bytes:
-    """Return all metrics as Prometheus text, those of sibling processes merged in.
+    """Return all metrics as Prometheus text, merged with the metrics of sibling processes.
 
-    A family with a second name follows once more under it, with the same numbers.
+    A family with a second name is written again under it, with the same numbers.
     """
     families = list(_merged().collect())
     own = generate_latest(_Families(f for f in families if not _has_alias(f.name)))
