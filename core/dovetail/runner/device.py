@@ -171,7 +171,7 @@ class CudaDevice:
 
 
 class CudaGraph:
-    """A torch.cuda.CUDAGraph. Its result occupies memory of its own, so it should be small."""
+    """A torch.cuda.CUDAGraph. Its result has its own memory, so it should be small."""
 
     def __init__(self, memory: GraphMemory, stream: torch.cuda.Stream) -> None:
         self._memory = memory

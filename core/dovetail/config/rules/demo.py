@@ -28,19 +28,11 @@ def with_demo_fields(config: Config) -> Config:
 
 DRAFTS_PATH = DEMO_PATH / "drafts"
 DRAFTS_PAUSE_ABOVE = 16
-<<<<<<< HEAD
 """Default limit for drafting with the demo model. With more requests its step is compute-bound: a
-verified draft token costs about as much as a decoded one (docs/benchmarks.md)."""
+verified draft token costs about as much as a decoded one (docs/benchmarks_notebook.md)."""
 DRAFTS_QUANTIZATION = {"cpu": "int8"}
 """Default quantization of the bundled drafters, by device type. In 8 bits they fit in a core's own
-cache, and drafting takes half as long (docs/benchmarks.md)."""
-=======
-"""With more requests the demo model's step is bound by arithmetic: a verified draft costs about as
-much as a drawn token (docs/benchmarks_notebook.md)."""
-DRAFTS_QUANTIZATION = {"cpu": "int8"}
-"""How the bundled drafters' weights are kept unless the flag says so, by the type of device: in 8
-bits they fit a core's own cache, and a draft takes half as long (docs/benchmarks_notebook.md)."""
->>>>>>> voice-vd
+cache, and drafting takes half as long (docs/benchmarks_notebook.md)."""
 DRAFT_TOKENS = {"draft_model": 12, "eagle": 8}
 """Default draft lengths for methods with drafts that are often accepted completely."""
 
