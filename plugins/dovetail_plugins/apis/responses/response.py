@@ -80,7 +80,7 @@ News = Step | TurnEnd | CallEnd
 
 
 class Answer:
-    """One response while it grows. `sequence` is the number of its next event."""
+    """One response while it grows; `status` is its state, `sequence` its next event's number."""
 
     def __init__(
         self,
