@@ -43,7 +43,7 @@ class RunCommand(Command):
         from dovetail_plugins.commands.chat import add_talk_arguments
 
         add_serve_arguments(parser)
-        parser.conflict_handler = "resolve"  # for the chat section: the other flags are already added
+        parser.conflict_handler = "resolve"  # for the chat section; the others are already added
         add_talk_arguments(parser.add_argument_group("Conversation", "The chat"))
         for action in parser._actions:
             if isinstance(action, FlagAction) and action.flag.meta.short == "-q":

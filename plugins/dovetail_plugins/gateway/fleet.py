@@ -111,7 +111,7 @@ class Fleet:
             model.used()
 
     async def wait_end(self) -> None:
-        """Return after shutdown. Models may die, but the fleet lives on."""
+        """Return after shutdown. A fleet does not end when its models do."""
         await self._is_over.wait()
 
     async def shutdown(self) -> None:

@@ -94,8 +94,8 @@ class Model:
         self.last_used_s = time.monotonic()
 
     def died(self, how: str) -> None:
-        """Record a death. After the first one the next request restarts it, after later ones only a
-        growing pause ends. Mutates: self"""
+        """Record a death. The next request may restart the model immediately after the first death,
+        and after growing pauses later. Mutates: self"""
         now_s = time.monotonic()
         is_steady = self.loaded_s > 0 and now_s - self.loaded_s >= STEADY_S
         self.num_deaths = 1 if is_steady else self.num_deaths + 1

@@ -377,7 +377,7 @@ def _special_ids(special: Mapping[int, str], texts: frozenset[str]) -> tuple[int
 
 
 def _fingerprint(engine: AsyncEngine) -> str:
-    """Return a hash of the configuration that determines the generated tokens."""
+    """Return a fingerprint of the configuration that determines the generated tokens."""
     run = engine.spec.run
     cache = (run.kv_dtype, run.kv_scales, run.kv_steps)
     facts = msgspec.json.encode((run.model, run.device, cache, run.quantization.name))
