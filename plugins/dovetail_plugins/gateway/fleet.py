@@ -93,7 +93,7 @@ class Fleet:
         the model try again."""
         for model in self.models:
             if model.entry.loads_at_start:
-                with contextlib.suppress(RequestError):  # logged by `_failed`
+                with contextlib.suppress(RequestError):  # logged where it is raised
                     await self._ready(model, math.inf)
 
     @contextlib.asynccontextmanager

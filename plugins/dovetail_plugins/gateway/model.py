@@ -80,8 +80,8 @@ class Model:
         """Return (its need, how many bytes of that it has taken so far).
 
         Host memory is taken as it is used. Device memory is taken all together, so a model loaded
-        there will take no more. A sleeping model has released its memory, and counts as if it took
-        all.
+        there will take no more. A sleeping model has released its memory: nothing counts as still
+        to come.
         """
         if self.server is None or self.state is State.ASLEEP:
             return self.need, self.need.num_bytes
