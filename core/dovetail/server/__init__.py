@@ -1,5 +1,5 @@
-"""HTTP, in floors: launch over app over api (families of endpoints) over generate over http.
+"""The HTTP server, in layers: launch > app > api (endpoint families) > generate > http.
 
-Knows the engine only through `engine.client.async_engine.AsyncEngine`; imports neither torch nor
-transformers.
+It uses the engine only through `engine.client.async_engine.AsyncEngine` and imports neither torch
+nor transformers.
 """

@@ -1,6 +1,6 @@
 """build_app: routes, middleware and error handlers around one engine.
 
-Knows no process, socket or signal: `launch` does. Tests call it with a fake engine.
+Processes, sockets and signals are handled in `launch`. Tests call this with a fake engine.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def build_app(
     renderer: ChatRenderer | None = None,
     in_force: InForce | None = None,
 ) -> FastAPI:
-    """Return the application. `in_force` is what /settings tells.
+    """Return the application. `in_force` is the content of GET /settings.
 
-    Raises: ConfigError for a template or middleware of no use
+    Raises: ConfigError for an invalid template or middleware
     """
     has_docs = not frontend.disable_fastapi_docs
     app = FastAPI(
@@ -89,7 +89,7 @@ def build_app(
 
 
 def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
-    """Add a family's routes that these flags switch on. Mutates: app"""
+    """Add the routes of a family that these flags turn on. Mutates: app"""
     server: ServerState = app.state.server
     for route in api.routes:
         if not is_on(route.flag, frontend, server.engine.spec):
@@ -109,7 +109,7 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
 
 
 def _unsupported_task(route: Route, tasks: Sequence[str], server: ServerState) -> Callable[[], Any]:
-    """Return an endpoint that says that the model cannot do what the route is for."""
+    """Return an endpoint that answers that the model does not support the route's task."""
     wanted, able = ('" or "'.join(words) for words in (tasks, sorted(server.tasks)))
     fix = "start the server with another model."
     if GENERATE in server.tasks and not {"transcription", "translation"}.intersection(tasks):
@@ -127,7 +127,7 @@ def _unsupported_task(route: Route, tasks: Sequence[str], server: ServerState) -
 
 
 def open_route(app: FastAPI, endpoint: Callable[..., Any]) -> None:
-    """Let a route's endpoint answer without a key. Mutates: app"""
+    """Exempt a route's endpoint from the API key. Mutates: app"""
     app.state.open_endpoints.add(endpoint)
 
 

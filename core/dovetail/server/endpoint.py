@@ -1,8 +1,8 @@
-"""What a family of endpoints needs of the server, in one place.
+"""Everything that a family of endpoints imports from the server, in one module.
 
-A family imports this, `dovetail.interfaces` and its own modules. The order of work in an endpoint:
-`server.fields.check(body)` names fields without effect, `as_chat` makes a chat request of the body,
-`prepare` checks and renders it, `generation.steps` are the answer as it comes.
+A family imports this, `dovetail.interfaces` and its own modules. An endpoint works in this order:
+`server.fields.check(body)` reports ignored fields, `as_chat` turns the body into a chat request,
+`prepare` validates and renders it, and `generation.steps` yields the answer as it is generated.
 """
 
 from __future__ import annotations

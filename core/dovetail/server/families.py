@@ -1,7 +1,7 @@
-"""The families of endpoints that a server has: dovetail's own, and the ones that --api names.
+"""The endpoint families of a server: dovetail's own, and those named with --api.
 
-Another package's family is served only when --api names it: a package that is installed for
-something else opens no path.
+A family of another package is served only when --api names it. Installing a package for some other
+purpose never opens a path.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KIND = "api"
 ENGINE_SWITCHES: dict[str, Callable[[EngineSpec], bool]] = {
     "profiler_config": lambda spec: spec.run.profile is not None,
 }
-"""Flags of the engine that routes may ask for -> whether a server has them on."""
+"""Engine flags that routes may depend on -> whether a server has them turned on."""
 
 
 def is_on(flag: str | None, frontend: FrontendConfig, spec: EngineSpec) -> bool:
-    """Return whether a server has the routes of a flag."""
+    """Return whether a server has the routes that depend on a flag."""
     if flag is None:
         return True
     of_engine = ENGINE_SWITCHES.get(flag)
@@ -38,7 +38,7 @@ def is_on(flag: str | None, frontend: FrontendConfig, spec: EngineSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedApi:
-    """A family with its state entered; `name` is the one it was chosen by."""
+    """A family whose state is open. `name` is the name it was selected by."""
 
     name: str
     api: Api
@@ -46,16 +46,16 @@ class ServedApi:
 
 
 def own_apis() -> tuple[Selection, ...]:
-    """Return the families that are served without being named: dovetail's own. Imports none."""
+    """Return dovetail's own families, which are always served. Imports none of them."""
     return tuple(
         registry.selection_of(entry, {}) for entry in registry.entries(KIND) if entry.is_own
     )
 
 
 def choose_apis(config: Config) -> tuple[Selection, ...]:
-    """Return the families of a server, dovetail's own first, as data for every process.
+    """Return a server's families, dovetail's own first, as data for every process.
 
-    Raises: PluginError for a name that --api gives, ConfigError for two routes of one path
+    Raises: PluginError for an unknown name in --api, ConfigError for a path that two routes claim
     """
     options = config.plugin.options_of(KIND)
     chosen = {own.target: own for own in own_apis()}
@@ -68,9 +68,9 @@ def choose_apis(config: Config) -> tuple[Selection, ...]:
 
 
 def build_apis(chosen: Iterable[Selection] | None = None) -> dict[str, Api]:
-    """Return the families by name; without any chosen, dovetail's own.
+    """Return the families by name; dovetail's own if `chosen` is None.
 
-    Raises: PluginError; ConfigError for a route that two families claim, or a flag that is not one
+    Raises: PluginError; ConfigError for a route that two families claim, or for an unknown flag
     """
     selections = own_apis() if chosen is None else chosen
     apis: dict[str, Api] = {one.name: registry.make(one) for one in selections}
@@ -79,7 +79,7 @@ def build_apis(chosen: Iterable[Selection] | None = None) -> dict[str, Api]:
 
 
 def check_routes(apis: Mapping[str, Api]) -> None:
-    """Raise ConfigError for a route that two families claim, and for a flag that is not one."""
+    """Raise ConfigError if two families claim a route, or a route names an unknown flag."""
     owners: dict[tuple[str, str], str] = {}
     switches = {None, *ENGINE_SWITCHES, *(flag.name for flag in flags_of(FrontendConfig))}
     for name, api in apis.items():
@@ -105,7 +105,7 @@ def check_routes(apis: Mapping[str, Api]) -> None:
 async def opened_apis(
     apis: Mapping[str, Api], frontend: FrontendConfig
 ) -> AsyncIterator[list[ServedApi]]:
-    """Give the families with their states, which end with the block. Raises: ConfigError"""
+    """Yield the families with open states, which are closed at the end. Raises: ConfigError"""
     async with AsyncExitStack() as owned:
         yield [
             ServedApi(
@@ -118,7 +118,7 @@ async def opened_apis(
 
 
 def states_of(apis: Sequence[ServedApi]) -> dict[type[Any], Any]:
-    """Return the states by their types. Raises: ConfigError for a type that two families use"""
+    """Return the states by type. Raises: ConfigError if two families use the same type"""
     states: dict[type[Any], Any] = {}
     for served in apis:
         kind = type(served.state)
@@ -133,13 +133,13 @@ def states_of(apis: Sequence[ServedApi]) -> dict[type[Any], Any]:
 
 
 def flags_by_path(apis: Iterable[Api]) -> dict[str, str]:
-    """Return path -> how a server is started that has it: "with --flag", or "without --no-flag"
-    where it is on unless that is given."""
+    """Return path -> the flag that adds it: "with --flag", or "without --no-flag". The second form
+    is for flags that are on by default."""
     routes = [route for api in apis for route in api.routes]
     return {r.path: needed(r.flag) for r in routes if r.flag is not None}
 
 
 def needed(name: str) -> str:
-    """Return how a server is started that has the routes of a flag."""
+    """Return which flag a server needs, or must not have, to serve these routes."""
     flag = flags()[name]
     return f"without --no-{flag.spelling[2:]}" if flag.default is True else f"with {flag.spelling}"

@@ -1,1 +1,1 @@
-"""One folder, one family of endpoints: routes, bodies, answers."""
+"""The endpoint families, one folder each: routes, bodies, answers."""

@@ -1,7 +1,7 @@
-"""ContentBlocks: an answer's events as a row of blocks, each opened, grown and closed in turn.
+"""ContentBlocks: an answer's events as a sequence of blocks, each opened, grown and closed in turn.
 
-What the Responses and the Messages dialect have in common: reasoning, text and calls are parts of
-one list, in the order in which they came.
+The Responses and Messages dialects share it: reasoning, text and calls are parts of one list, in
+the order in which they arrived.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ What = Literal["opened", "grown", "closed"]
 
 @dataclass(slots=True, kw_only=True)
 class ContentBlock:
-    """One part of an answer. `text` is all of it so far: of a call, its arguments, or its input if
-    its tool takes text (`is_custom`)."""
+    """One part of an answer. `text` is all of it so far: for a call its arguments, or its input if
+    the tool takes text (`is_custom`)."""
 
     index: int
     kind: Kind
@@ -42,7 +42,7 @@ class ContentBlock:
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """Return the arguments of a call; None where the answer ended within them."""
+        """Return the arguments of a call; None if the answer ended within them."""
         try:
             value = json_value(self.text)
         except InvalidJson:
@@ -51,13 +51,13 @@ class ContentBlock:
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether it is a call that cannot be made, as its arguments are not whole."""
+        """Return whether it is a call with incomplete arguments, which cannot be executed."""
         return self.kind == "call" and self.arguments is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChange:
-    """A change of a block. `text` was added to it."""
+    """A change of a block; `text` was appended to it."""
 
     what: What
     block: ContentBlock
@@ -65,7 +65,7 @@ class BlockChange:
 
 
 class ContentBlocks:
-    """One answer. At most the last block is open, and `is_open` says whether."""
+    """One answer. Only the last block may be open; `is_open` says whether it is."""
 
     def __init__(self, *, shows_reasoning: bool = True) -> None:
         self.blocks: list[ContentBlock] = []
@@ -74,7 +74,7 @@ class ContentBlocks:
         self.is_open = False
 
     def feed(self, events: Iterable[Event]) -> list[BlockChange]:
-        """Return the changes of blocks that the events make. Mutates: self"""
+        """Return the block changes that the events make. Mutates: self"""
         changes: list[BlockChange] = []
         for event in events:
             match event:
@@ -90,11 +90,11 @@ class ContentBlocks:
         return changes
 
     def finish(self) -> list[BlockChange]:
-        """Close what is open. Mutates: self"""
+        """Close the open block, if any. Mutates: self"""
         return self._close()
 
     def next_turn(self) -> list[BlockChange]:
-        """Close what is open; calls are counted anew. Mutates: self"""
+        """Close the open block, if any, and restart the numbering of calls. Mutates: self"""
         self._calls = []
         return self._close()
 

@@ -1,7 +1,6 @@
-"""A prompt with a suffix: the model writes what stands between, where its tokenizer can ask for it.
+"""Fill-in-the-middle: prompts with a suffix, for models whose tokenizer supports them.
 
-Each family of code models has its own tokens around prefix and suffix; the vocabulary tells which.
-
+Each family of code models has its own tokens around prefix and suffix; the vocabulary shows which.
 Source: the model cards of StarCoder, Code Llama, DeepSeek-Coder, Codestral, Qwen2.5-Coder,
 CodeGemma and Seed-Coder; Bavarian et al. 2022, Efficient Training of Language Models to Fill in the
 Middle.
@@ -18,13 +17,14 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 MAX_KNOWN = 4
 _PROBE = "\u263a"
-"""A character before a suffix, so that no tokenizer takes the suffix for the start of a text."""
+"""A character put before a suffix, so that no tokenizer treats the suffix as the start of a
+text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The tokens of a family. With `is_suffix_first` the suffix comes before the prefix; an empty
-    `middle` is left out. `ends` may end the answer beside the model's own end."""
+    """The tokens of a model family. With `is_suffix_first` the suffix precedes the prefix; an empty
+    `middle` is omitted. `ends` may end the answer, in addition to the model's own end tokens."""
 
     prefix: str
     suffix: str
@@ -77,7 +77,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infill:
-    """A layout in the ids of one tokenizer; `head` is what begins every prompt."""
+    """A layout as token ids of one tokenizer. Every prompt begins with `head`."""
 
     head: tuple[int, ...]
     prefix: int
@@ -87,7 +87,7 @@ class Infill:
     ends: tuple[int, ...]
 
     def prompt(self, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """Return the prompt that asks for what stands between."""
+        """Return the prompt that requests the text between prefix and suffix."""
         before, after = (self.prefix, *prefix), (self.suffix, *suffix)
         first, second = (after, before) if self.is_suffix_first else (before, after)
         return [*self.head, *first, *second, *self.middle]
@@ -95,7 +95,7 @@ class Infill:
 
 @lru_cache(MAX_KNOWN)
 def infill_of(tokenizer: Tokenizer) -> Infill:
-    """Return how this tokenizer asks for a middle. Raises: RequestError where it cannot"""
+    """Return the layout of this tokenizer. Raises: RequestError if it has none"""
     for layout in LAYOUTS:
         names = [layout.prefix, layout.suffix, *([layout.middle] if layout.middle else [])]
         ids = [_token_id(tokenizer, name) for name in names]
@@ -121,7 +121,7 @@ def infill_of(tokenizer: Tokenizer) -> Infill:
 
 
 def suffix_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a suffix, which is the middle of a text."""
+    """Return the ids of a suffix, tokenized as the continuation of a text."""
     probe = tokenizer.encode(_PROBE, add_special_tokens=False)
     ids = tokenizer.encode(_PROBE + text, add_special_tokens=False)
     if ids[: len(probe)] == probe:
@@ -130,7 +130,7 @@ def suffix_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """Return the id of a text that is one token, None where it is several."""
+    """Return the id of a text that is a single token; None if it is several."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     return ids[0] if len(ids) == 1 and tokenizer.tokens(ids) == [text] else None
 

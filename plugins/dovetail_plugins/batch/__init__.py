@@ -1,4 +1,4 @@
-"""`dovetail run-batch`: a file of OpenAI requests through the server's routes, without a socket.
+"""`dovetail run-batch`: answers a file of OpenAI requests by the server's routes, without a socket.
 
-Knows the routes only as one ASGI application; the engine below them is started as for a server.
+It uses the routes only as one ASGI application; the engine starts as for a server.
 """

@@ -1,6 +1,6 @@
 """drive: sends every line without a result, with limited concurrency, and writes each result.
 
-Order of results is the order in which answers end.
+Results are in the order in which answers end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail_plugins.batch.results import Results
 
 logger = logging.getLogger("dovetail_plugins.batch")
 BREATH_LINES = 256
-"""After so many lines the loop gets a turn, also where they are only skipped."""
+"""The event loop gets a turn after this many lines, even if they are only skipped."""
 
 DEAD_STATUS = 503
 
@@ -32,10 +32,10 @@ async def drive(
     max_open: int,
     death_of: Callable[[], str | None],
 ) -> None:
-    """Answer the lines, `max_open` at once. `death_of` says why the engine is gone, if it is.
+    """Answer the lines, at most `max_open` concurrently. `death_of` returns why the engine died.
 
-    Mutates: results, progress. Raises: EngineDead (what was under way is left without a result),
-    DovetailError when a result cannot be written.
+    Mutates: results, progress. Raises: EngineDead (open lines are left without a result),
+    DovetailError if a result cannot be written.
     """
     gate = asyncio.Semaphore(max_open)
 
@@ -63,7 +63,7 @@ async def drive(
 
 
 def _check_alive(result: Result, death: str | None) -> None:
-    """Raise EngineDead for an answer that only says so: the line is still to be answered."""
+    """Raise EngineDead for an answer that only reports its death: the line remains unanswered."""
     is_refusal = result.response is not None and result.response.status_code == DEAD_STATUS
     if is_refusal and death is not None:
         fix = "give the same command again: it resumes from here."

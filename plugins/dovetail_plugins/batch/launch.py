@@ -1,6 +1,6 @@
-"""run(config, flags): files in order, then the engine, then every line; returns the exit status.
+"""run(config, flags): checks the files, starts the engine, answers every line; returns the status.
 
-Whatever can be wrong with flags and files is found before the engine loads.
+All faults of flags and files are found before the engine loads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXIT_SOME_FAILED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run: what it reads, what it writes, how."""
+    """A run: its input, its output and its settings."""
 
     config: Config
     frontend: FrontendConfig
@@ -58,14 +58,14 @@ class Job:
 
     @property
     def line_bytes(self) -> int:
-        """Return how much of a line is read."""
+        """Return how many bytes of a line are read."""
         return self.frontend.max_body_bytes + ROOM_BYTES
 
 
 def run(config: Config, flags: BatchFlags) -> int:
-    """Answer the input's lines: 0, 1 when some got an error, 128 + the signal that ended it.
+    """Answer the input's lines. Return 0, 1 if some failed, or 128 + the signal that ended it.
 
-    Raises: ConfigError for what is wrong with flags, files or the model; TransferError
+    Raises: ConfigError for faults of flags, files or the model; TransferError
     """
     set_log_up(config)
     for note in idle_settings(config):
@@ -83,7 +83,7 @@ def run(config: Config, flags: BatchFlags) -> int:
 def _prepare(
     config: Config, flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack
 ) -> Job:
-    """Return the job, its files found good. Mutates: owned. Raises: ConfigError, TransferError"""
+    """Return the job, with its files checked. Mutates: owned. Raises: ConfigError, TransferError"""
     frontend = answer_config(config)
     check_frontend(frontend)
     apis = choose_apis(config)
@@ -111,7 +111,7 @@ def _prepare(
 
 @contextlib.contextmanager
 def _holding_folder(flags: BatchFlags) -> Iterator[Path | None]:
-    """Give the folder for what comes from and goes to addresses, None where neither does."""
+    """Yield the folder for data from and to URLs; None if both are local files."""
     if not is_address(flags.input_file) and not is_address(flags.output_file):
         if flags.output_tmp_dir is not None:
             logger.warning("--output-tmp-dir is not needed: input and output are files here")
@@ -134,7 +134,7 @@ def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # Results that were not sent stay: --output-tmp-dir goes on with them.
+        # Unsent results are not deleted: a run with --output-tmp-dir resumes with them.
         if not any(path.stat().st_size for path in folder.iterdir()):
             shutil.rmtree(folder)
         else:
@@ -142,7 +142,7 @@ def _temporary_folder(flags: BatchFlags) -> Iterator[Path]:
 
 
 def _input_path(flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack) -> Path:
-    """Return the input as a file here. Mutates: owned (a fetched one goes at the end)"""
+    """Return the input as a local file. Mutates: owned (which deletes a fetched one at the end)"""
     if not is_address(flags.input_file):
         path = Path(flags.input_file).expanduser()
         if not path.is_file():
@@ -162,7 +162,7 @@ def _output_path(flags: BatchFlags, folder: Path | None) -> Path:
     if not is_address(flags.output_file):
         return Path(flags.output_file).expanduser()
     assert folder is not None
-    # Signatures differ from one start to the next, the place they sign does not.
+    # Signatures in the query differ between runs, but the rest of the URL is the same.
     name = hashlib.blake2b(shown(flags.output_file).encode(), digest_size=8).hexdigest()
     return folder / f"results-{name}.jsonl"
 
@@ -174,7 +174,7 @@ def _check_two_files(source: Path, target: Path) -> None:
 
 
 def _send(path: Path, flags: BatchFlags) -> None:
-    """PUT the results to their address; then they are no longer held. Raises: TransferError"""
+    """PUT the results to their URL, then delete the local file. Raises: TransferError"""
     try:
         send(path, flags.output_file)
     except TransferError as error:
@@ -185,7 +185,7 @@ def _send(path: Path, flags: BatchFlags) -> None:
 
 
 def _answer(job: Job) -> int:
-    """Return the exit status; starts no engine where every line has its result."""
+    """Return the exit status. If every line has a result, no engine is started."""
     if job.found.num_answered == job.found.num_lines:
         print(f"{job.found.num_lines} lines, all answered before, {job.found.num_failed} failed.")
         return EXIT_SOME_FAILED if job.found.num_failed else 0
@@ -197,12 +197,12 @@ def _answer(job: Job) -> int:
 
 
 async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
-    """Answer with an engine of our own; return the exit status."""
+    """Answer with an engine in this process; return the exit status."""
     async with whole_app(job.config, spec, job.frontend, job.apis, timer) as (app, engine):
         from dovetail_plugins.apis.batches.call import Caller
         from dovetail_plugins.batch.drive import drive
 
-        # The queue is never full: no more lines are taken up than it has room for.
+        # The queue is never full: only as many lines are open as it has room for.
         max_open = spec.total_rows + max_queued(job.config, spec)
         progress = Progress(job.found, is_bar=is_terminal())
         async with _metrics(app, job.metrics_socket):
@@ -232,7 +232,7 @@ def _summary(progress: Progress, job: Job) -> str:
 
 @contextlib.asynccontextmanager
 async def _metrics(app: Any, sock: socket.socket | None) -> Any:
-    """Serve the application's /metrics, and nothing else of it, on a socket."""
+    """Serve the application's /metrics, and no other path, on a socket."""
     if sock is None:
         yield
         return
@@ -252,7 +252,7 @@ def _stopped(by: signal.Signals) -> int:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind what is under way outside of the event loop."""
+    """Make SIGTERM unwind code that runs outside the event loop."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""One page of an application on a socket: its /metrics, while a batch runs."""
+"""Serves a single path of an application on a socket, /metrics, while a batch runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp, sock: socket.socket) -> AsyncIterator[None]:
-    """Answer GET /metrics on `sock` while this is entered."""
+    """Answer GET /metrics on `sock` during the block."""
     config = uvicorn.Config(
         _only_metrics(app), ws="none", lifespan="off", log_config=None, access_log=False,
         server_header=False, timeout_graceful_shutdown=1,

@@ -1,8 +1,8 @@
-"""The results of a batch: a file that grows line by line and can be gone on with.
+"""The results of a batch: a file that grows line by line, from which a run can resume.
 
 Format of a line: OpenAI's batch output, {"id", "custom_id", "response": {"status_code",
-"request_id", "body"} or null, "error": {"code", "message"} or null}.
-Source: https://platform.openai.com/docs/api-reference/batch/request-output
+"request_id", "body"} or null, "error": {"code", "message"} or null}. Source:
+https://platform.openai.com/docs/api-reference/batch/request-output
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dovetail_plugins.apis.batches.lines import ID_PREFIX, name_of
 
 FLAG = "--output-file"
 HEAD = b'{"id":"' + ID_PREFIX.encode()
-"""How every line begins that this file writes."""
+"""The start of every line written to this file."""
 
 
 class _KeptAnswer(msgspec.Struct, frozen=True):
@@ -49,9 +49,9 @@ class Results:
 
     @classmethod
     def open(cls, path: Path, *, resumes: bool) -> Self:
-        """Return the results at `path`, what is there read if `resumes`. Nothing is changed yet.
+        """Return the results at `path`, with `resumes` including existing ones. Changes no file.
 
-        Raises: ConfigError for a file that cannot be written, is in use, or holds something else.
+        Raises: ConfigError for a file that cannot be written, is in use, or has other contents
         """
         if path.exists() and not path.is_file():
             fix = "name a file; a run must be able to go on with it."
@@ -71,22 +71,22 @@ class Results:
         return results
 
     def begin(self) -> None:
-        """Cut off what is not kept: a torn last line, or everything. Mutates: the file"""
+        """Truncate the file: remove a torn last line, or everything. Mutates: the file"""
         self._file.truncate(self._kept_bytes)
         self._file.seek(self._kept_bytes)
         if self._needs_newline:
             self._write(b"\n")
 
     def add(self, result: Result) -> None:
-        """Write a line, out of this process when this returns. Raises: DovetailError."""
+        """Write a line; it has left this process on return. Raises: DovetailError."""
         self._write(msgspec.json.encode(result) + b"\n")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file and release its lock."""
         self._file.close()
 
     def sync(self) -> None:
-        """Return once the results lie on the disk."""
+        """Return once the results are on disk."""
         os.fsync(self._file.fileno())
 
     def _write(self, data: bytes) -> None:
@@ -102,7 +102,8 @@ class Results:
             ) from error
 
     def _read(self) -> None:
-        """Learn what is answered already. Raises: ConfigError for lines that are not results."""
+        """Read which lines are already answered. Raises: ConfigError for lines that are not
+        results"""
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if not raw.endswith(b"\n") and not self._is_result(raw):
@@ -142,7 +143,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
 
 
 def _check_torn(raw: bytes, path: Path, number: int) -> None:
-    """Raise ConfigError unless the unfinished last line is one that a run began."""
+    """Raise ConfigError unless the unfinished last line is the start of a result."""
     if raw[: len(HEAD)] != HEAD[: len(raw)]:
         raise _foreign(path, number)
 

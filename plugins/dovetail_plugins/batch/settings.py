@@ -1,4 +1,4 @@
-"""The flags of `dovetail run-batch` beside the engine's."""
+"""The flags of `dovetail run-batch`, in addition to the engine's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ANSWER_FLAGS = frozenset(
         "trust_request_chat_template",
     }
 )
-"""Settings of the HTTP server that shape answers or the log; the others need a socket."""
+"""Settings of the HTTP server that affect answers or the log; the others need a socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +85,18 @@ class BatchFlags:
 
 
 def answer_flags() -> list[Flag]:
-    """Return the flags of the HTTP server that mean something in a batch."""
+    """Return the HTTP server's flags that have an effect in a batch."""
     return [flag for flag in flags_of(FrontendConfig) if flag.name in ANSWER_FLAGS]
 
 
 def answer_config(config: Config) -> FrontendConfig:
-    """Return the frontend's settings with those that need a socket at their defaults."""
+    """Return the frontend settings, with those that need a socket at their defaults."""
     kept = {flag.name: config.value(flag.name) for flag in answer_flags()}
     return dataclasses.replace(FrontendConfig(), **kept)
 
 
 def idle_settings(config: Config) -> list[str]:
-    """Return a note for every setting, given by a file or a variable, that has no effect here."""
+    """Return a note for each setting from a file or variable that has no effect here."""
     return [
         f"run-batch runs no HTTP server; {one.spelling} (from {config.origins[one.name]}) is not "
         "used."
@@ -106,12 +106,12 @@ def idle_settings(config: Config) -> list[str]:
 
 
 def _is_from_elsewhere(config: Config, name: str) -> bool:
-    # A --port on this command line is the metrics' own.
+    # A --port on this command line is for the metrics.
     return config.origins.get(name, "command line") != "command line"
 
 
 def check_flags(flags: BatchFlags, given: Iterable[str]) -> None:
-    """Raise ConfigError for flags that are missing or have nothing to act on."""
+    """Raise ConfigError for missing flags, and log flags without effect."""
     for name, value in (("--input-file", flags.input_file), ("--output-file", flags.output_file)):
         if not value:
             fix = "e.g. `dovetail run-batch -i requests.jsonl -o results.jsonl MODEL`."

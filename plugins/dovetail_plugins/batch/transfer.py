@@ -1,6 +1,6 @@
-"""Files from and to http(s) addresses: GET into a file, PUT from one.
+"""Files from and to http(s) URLs: GET into a file, PUT from one.
 
-Signed addresses carry a secret in their query, so that part is never shown.
+The query of a signed URL contains a secret, so it is never shown.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from dovetail.errors import DovetailError
 logger = logging.getLogger("dovetail_plugins.batch")
 TIMEOUT_S = 60.0
 PAUSES_S = (1.0, 4.0)
-"""Waits between tries; a refusal that names the request (4xx) is not tried again."""
+"""Pauses between attempts. A client error (4xx) is not retried."""
 
 COPY_BYTES = 1 << 20
 CONTENT_TYPE = "application/jsonl"
 
 
 class TransferError(DovetailError):
-    """An address gave no file or took none."""
+    """A URL could not be read or written."""
 
 
 def is_address(name: str) -> bool:
-    """Return whether a file name is an http(s) address."""
+    """Return whether a file name is an http(s) URL."""
     return name.lower().startswith(("http://", "https://"))
 
 
 def shown(address: str) -> str:
-    """Return an address without what may be secret in it."""
+    """Return a URL without its possibly secret parts."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
 def fetch(address: str, path: Path) -> None:
-    """GET an address into a file. Raises: TransferError"""
+    """GET a URL into a file. Raises: TransferError"""
 
     def once() -> None:
         with urllib.request.urlopen(address, timeout=TIMEOUT_S) as response, path.open("wb") as out:
@@ -54,7 +54,7 @@ def fetch(address: str, path: Path) -> None:
 
 
 def send(path: Path, address: str) -> None:
-    """PUT a file to an address. Raises: TransferError"""
+    """PUT a file to a URL. Raises: TransferError"""
 
     def once() -> None:
         with path.open("rb") as file:
@@ -67,7 +67,7 @@ def send(path: Path, address: str) -> None:
 
 
 def _check_length(response: http.client.HTTPResponse, out: BinaryIO) -> None:
-    # Reading in pieces, http.client takes a connection that broke for the end.
+    # When reading in pieces, http.client treats a broken connection as the end.
     wanted = response.headers.get("Content-Length")
     if wanted is not None and out.tell() != int(wanted):
         raise OSError(f"it broke off after {out.tell()} of {wanted} bytes")
@@ -87,7 +87,7 @@ def _tried(verb: str, address: str, once: Callable[[], None]) -> None:
 
 
 def _reason(error: Exception) -> tuple[str, bool]:
-    """Return the reason, and whether trying again is of no use."""
+    """Return (the reason, whether another attempt is useless)."""
     if isinstance(error, urllib.error.HTTPError):
         error.close()
         return f"status {error.code} {error.reason}", error.code < 500

@@ -1,13 +1,12 @@
-"""From the bytes of an answer to times of tokens.
+"""From the bytes of an answer to token times.
 
-**How tokens are timed.** Everything that came in one read of the socket is one arrival. An arrival
-of k tokens that comes a gap after the arrival before it counts as k gaps of gap / k; the first
-arrival's gap is the time to the first token, whatever it holds. How many tokens an event holds is,
-in this order: what the running `usage` of the events says; the final `usage`, spread evenly over
-the events that bear text; one token per such event. An event without a token is not an arrival.
-
-Format of a stream: server-sent events (WHATWG HTML, section 9.2), each one JSON object of the
-OpenAI API, the last one `[DONE]`.
+**How tokens are timed.** All bytes of one read of the socket are one arrival. An arrival of k
+tokens counts as k gaps of gap / k, with the gap since the previous arrival. The first arrival's gap
+is the time to the first token, however many tokens it has. The number of tokens of an event is the
+first available of: the running `usage` in the events; the final `usage`, spread evenly over the
+events with text; one token per such event. An event without a token is not an arrival. Format of a
+stream: server-sent events (WHATWG HTML, section 9.2), each one JSON object of the OpenAI API, the
+last one `[DONE]`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event: when it came, whether it bears text, the tokens counted so far if it says so."""
+    """One event: its arrival time, whether it has text, and the token count so far if it reports
+    one."""
 
     at_s: float
     bears_text: bool = False
@@ -35,9 +35,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One request's outcome. Times in seconds of one clock; `arrivals` are (time, tokens).
+    """The outcome of one request. Times in seconds of one clock; `arrivals` are (time, tokens).
 
-    `counted_by` says where token counts came from: running usage, final usage, or events.
+    `counted_by` is the source of the token counts: running usage, final usage, or events.
     """
 
     start_s: float
@@ -57,12 +57,12 @@ class Answer:
 
     @property
     def ttft_s(self) -> float | None:
-        """Return the time to the first token, or None where none came."""
+        """Return the time to the first token, or None if there was none."""
         return self.arrivals[0][0] - self.start_s if self.arrivals else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Return the mean time of the tokens after the first arrival, or None without any."""
+        """Return the mean time per token after the first arrival, or None if there are none."""
         later = sum(tokens for _, tokens in self.arrivals[1:])
         return (self.arrivals[-1][0] - self.arrivals[0][0]) / later if later else None
 
@@ -83,7 +83,7 @@ def read_answer(trace: Trace) -> Answer:
 
 
 def failed_answer(trace: Trace, error: str) -> Answer:
-    """Return the outcome of a trace that failed."""
+    """Return the outcome of a failed trace."""
     return Answer(
         start_s=trace.start_s,
         end_s=trace.end_s,
@@ -128,7 +128,7 @@ def _read_stream(trace: Trace) -> Answer:
 
 
 def read_event(at_s: float, body: dict[str, Any]) -> tuple[Event, str | None]:
-    """Return a chunk of either endpoint as an event, and its finish_reason."""
+    """Return (a chunk of either endpoint as an event, its finish_reason)."""
     bears_text = False
     reason = None
     for choice in body.get("choices") or ():
@@ -143,7 +143,7 @@ def read_event(at_s: float, body: dict[str, Any]) -> tuple[Event, str | None]:
 def timed_tokens(
     events: Sequence[Event], total_tokens: int | None
 ) -> tuple[str, list[tuple[float, int]]]:
-    """Return how tokens were counted, and (time, tokens) of every arrival, by the rule above."""
+    """Return (how tokens were counted, (time, tokens) of every arrival), by the rule above."""
     bearers = [event for event in events if event.bears_text]
     if total_tokens is not None and all(event.total_tokens is not None for event in bearers):
         counted = [event for event in events if event.total_tokens is not None]
@@ -161,7 +161,7 @@ def timed_tokens(
 
 
 def _arrivals(times_s: Sequence[float], totals: Sequence[int]) -> list[tuple[float, int]]:
-    """Return (time, new tokens) per time at which the total grew."""
+    """Return (time, new tokens) for every time at which the total grew."""
     arrivals: list[tuple[float, int]] = []
     before = 0
     for at_s, total in zip(times_s, totals, strict=True):
@@ -176,9 +176,9 @@ def _arrivals(times_s: Sequence[float], totals: Sequence[int]) -> list[tuple[flo
 
 
 def sse_data(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
-    """Yield (time, data) of every event; its time is that of the piece that completed it.
+    """Yield (time, data) of every event, with the time of the piece that completed it.
 
-    An event that no blank line ends is dropped, as the standard says.
+    An event without a final blank line is dropped, as the standard requires.
     """
     rest = b""
     data: list[bytes] = []
@@ -194,7 +194,7 @@ def sse_data(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str
 
 
 def message_of(body: bytes) -> str:
-    """Return the message of an error body in OpenAI's shape, or its beginning as it stands."""
+    """Return the message of an OpenAI error body, or else the beginning of the body."""
     text = body.decode("utf-8", "replace")
     try:
         error = json_value(text)["error"]

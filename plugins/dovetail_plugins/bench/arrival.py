@@ -1,4 +1,4 @@
-"""When requests arrive: gaps drawn from a gamma distribution, of which Poisson is one case.
+"""Arrival times of requests, with gaps from a gamma distribution (Poisson is a special case).
 
 Units: seconds after the start. With shape b and scale 1 / (rate * b) the mean gap is 1 / rate and
 its coefficient of variation is 1 / sqrt(b).
@@ -13,7 +13,7 @@ from itertools import accumulate
 def arrival_times_s(
     num_requests: int, *, rate_per_s: float | None, burstiness: float = 1.0, seed: int = 0
 ) -> list[float]:
-    """Return when each request is due; the first at 0, all at 0 without a rate."""
+    """Return when each request is due: the first at 0, or all at 0 without a rate."""
     if rate_per_s is None:
         return [0.0] * num_requests
     rng = random.Random(seed)

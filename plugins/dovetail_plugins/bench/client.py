@@ -1,8 +1,8 @@
-"""One HTTP request over one connection, its answer kept as bytes with their times of arrival.
+"""One HTTP request on one connection; its answer is saved as bytes with their arrival times.
 
-Nothing is read out of the answer while the load runs: that would take time from the server beside
-it. A request is timed from when its first byte is handed to the socket; making the connection (and
-TLS) comes before and is kept apart. Framing is httptools'.
+Answers are not parsed while the load runs, which would take time from a server on the same machine.
+The time of a request starts when its first byte is written to the socket. Connecting (and TLS)
+comes before that and is recorded separately. httptools does the framing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dovetail.errors import ConfigError
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """The times and pieces of one request's answer. Seconds of time.perf_counter; `error` is of the
-    transport only."""
+    """The times and pieces of one answer, in seconds of time.perf_counter. `error` has transport
+    errors only."""
 
     start_s: float = 0.0
     end_s: float = 0.0
@@ -40,7 +40,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go, and with which headers."""
+    """The destination of requests, and their headers."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Return the address as a person would write it."""
+        """Return the address as a URL."""
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.path}"
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -63,7 +63,7 @@ class Target:
 
 
 def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float) -> Target:
-    """Return the target of an address and a path below it. Raises: ConfigError"""
+    """Return the target for a base URL and a path below it. Raises: ConfigError"""
     parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
@@ -73,7 +73,7 @@ def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float
         )
     base = parts.path.rstrip("/")
     if path.startswith("/v1/"):
-        base = base.removesuffix("/v1")  # both are common ways to write the address
+        base = base.removesuffix("/v1")  # both forms of the address are common
     headers = {"Host": parts.netloc, "Accept": "*/*", "User-Agent": "dovetail-bench"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -89,7 +89,7 @@ def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float
 
 
 async def send(target: Target, request: bytes) -> Trace:
-    """Return the trace of one request. Whatever goes wrong is in its `error`."""
+    """Return the trace of one request. Every failure is in its `error`."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     exchange = _Exchange(request, done)
@@ -114,7 +114,7 @@ async def send(target: Target, request: bytes) -> Trace:
 
 
 class _Exchange(asyncio.Protocol):
-    """Writes the request when connected, keeps what comes, and sets `done` at the end."""
+    """Writes the request when connected, records the answer, and sets `done` at the end."""
 
     def __init__(self, request: bytes, done: asyncio.Future[None]) -> None:
         self.trace = Trace()
@@ -126,12 +126,12 @@ class _Exchange(asyncio.Protocol):
         self._is_in_body = False
 
     def connection_made(self, transport: Any) -> None:
-        """Send the request; its time begins."""
+        """Send the request and start its time."""
         self.trace.start_s = time.perf_counter()
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what came with the time at which it came."""
+        """Record the received data with its arrival time."""
         self._now_s = time.perf_counter()
         if self._done.done():
             return
@@ -141,7 +141,7 @@ class _Exchange(asyncio.Protocol):
             self._end(f"the answer is not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the answer: rightly where only the end of the connection can end it."""
+        """End the answer: successfully only if its body has no other end mark."""
         self._now_s = time.perf_counter()
         if self._is_in_body and not self._has_length and exc is None:
             self._end(None)
@@ -149,21 +149,21 @@ class _Exchange(asyncio.Protocol):
             self._end("the connection broke before the answer was complete")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note whether the body says where it ends."""
+        """Record whether the body has an explicit end."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._has_length = True
 
     def on_headers_complete(self) -> None:
-        """Keep the status."""
+        """Record the status."""
         self.trace.status = self._parser.get_status_code()
         self._is_in_body = self.trace.status >= 200
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body."""
+        """Record a piece of the body."""
         self.trace.pieces.append((self._now_s, body))
 
     def on_message_complete(self) -> None:
-        """End the answer; an interim one (1xx) is followed by another."""
+        """End the answer, unless it is an interim one (1xx), which another follows."""
         if self.trace.status >= 200:
             self._end(None)
         self._has_length = False

@@ -1,9 +1,9 @@
 """`dovetail bench compare`: two results of the same measurement, figure by figure, as ratios.
 
-A ratio is B over A. Its spread: where a side has several runs, the lowest and the highest ratio of
-any two runs; else, where both files have the values of every request (`--save-detailed`), the
-middle 95 % of ratios of values drawn again (bootstrap), which shows chance within a run and not the
-difference between runs.
+A ratio is B over A. Its spread: if a side has several runs, the lowest and the highest ratio of any
+two runs. Otherwise, if both files have the values of every request (`--save-detailed`), the middle
+95 % of ratios of resampled values (bootstrap), which shows the noise within a run but not between
+runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s", "goodput
 OWN_SETTINGS = {"output_json", "save_result", "result_dir", "result_filename", "save_detailed",
                 "label", "metadata", "plot", "metric_percentiles", "base_url", "api_key", "host",
                 "port"}  # fmt: skip
-"""Settings that differ without making two measurements different ones."""
+"""Settings that may differ between comparable measurements."""
 DRAWS, MAX_DRAWN = 1000, 20_000_000
 Result = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ class BenchCompareCommand(Command):
         add_groups(parser, COMPARE_GROUPS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the ratios, and keep and draw them as asked. Raises: ConfigError"""
+        """Print the ratios; save and plot them if requested. Raises: ConfigError"""
         from dovetail_plugins.bench.report import check_target
         from dovetail_plugins.plot import Ratio, check_plot, draw_ratios
 
@@ -101,7 +101,7 @@ def read_result(name: str) -> Result:
 
 
 def check_kinds(sides: Sequence[Sequence[Result]]) -> None:
-    """Check that all results are of one kind. Raises: ConfigError"""
+    """Check that all results are of the same kind. Raises: ConfigError"""
     kinds = {str(result.get("kind")) for side in sides for result in side}
     if len(kinds) > 1:
         what = f"results of {' and '.join(sorted(kinds))} are different measurements."
@@ -109,7 +109,7 @@ def check_kinds(sides: Sequence[Sequence[Result]]) -> None:
 
 
 def compare(a: Sequence[Result], b: Sequence[Result]) -> Iterator[Compared]:
-    """Return every figure that all runs have."""
+    """Yield every figure that all runs have."""
     for name in RATES:
         figures_a, figures_b = _each(a, name), _each(b, name)
         if all(figures_a) and all(figures_b):
@@ -125,7 +125,7 @@ def compare(a: Sequence[Result], b: Sequence[Result]) -> Iterator[Compared]:
 
 
 def _each(side: Sequence[Result], name: str, word: str | None = None) -> list[float]:
-    """Return a figure of every run, or one word of a summary; 0 where a run has none."""
+    """Return a figure of every run, or one word of a summary; 0 for runs without it."""
     found = [result["results"].get(name) for result in side]
     if word is not None:
         found = [(summary or {}).get(word) for summary in found]
@@ -157,7 +157,7 @@ def _compared(
 def _drawn_spread(
     a: Sequence[Result], b: Sequence[Result], time: str, word: str
 ) -> tuple[float, float] | None:
-    """Return the middle 95 % of ratios of values drawn again; None where values were not kept."""
+    """Return the middle 95 % of ratios of resampled values; None if the values were not saved."""
     import numpy as np
 
     chance = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def _figure(values: Any, word: str) -> float:
 
 
 def values_of(result: Result, time: str) -> list[float]:
-    """Return a time of every request or batch that has one; nothing if they were not kept."""
+    """Return a time of every request or batch that has it; empty if they were not saved."""
     found: list[float] = []
     for one in result.get("requests") or result.get("iterations") or ():
         value = one.get(time)
@@ -193,7 +193,7 @@ def values_of(result: Result, time: str) -> list[float]:
 
 
 def label_of(side: Sequence[Result]) -> str:
-    """Return what a side is called: its label, or the model it was measured with."""
+    """Return the name of a side: its label, or the model that was measured."""
     first = side[0]
     server = first.get("server") or {}
     return str(first.get("label") or server.get("model") or first.get("date") or "?")
@@ -211,7 +211,7 @@ def table(rows: Sequence[Compared], names: Sequence[str]) -> list[str]:
 
 
 def notes(a: Sequence[Result], b: Sequence[Result], rows: Sequence[Compared]) -> list[str]:
-    """Return what a reader of the ratios must know."""
+    """Return notes that readers of the ratios need."""
     lines = []
     differing = _differing(a[0], b[0])
     if differing:

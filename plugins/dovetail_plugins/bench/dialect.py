@@ -1,4 +1,4 @@
-"""The body of a request in OpenAI's two dialects: completions and chat."""
+"""Request bodies in OpenAI's two dialects: completions and chat."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ USAGE_OPTIONS: tuple[dict[str, bool], ...] = (
     {"include_usage": True},
     {},
 )
-"""What to ask for of token counts, best first; not every server takes each."""
+"""Options that request token counts, best first; not every server accepts each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How every body of a run is written. `usage` are the stream options the server takes."""
+    """The format of every body of a run. `usage` are the stream options that the server accepts."""
 
     model: str
     is_chat: bool
@@ -30,7 +30,7 @@ class Dialect:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, prompt: BenchPrompt) -> bytes:
-        """Return the JSON of a streamed request. Raises: ConfigError for ids in a chat"""
+        """Return the JSON of a streamed request. Raises: ConfigError for token ids in a chat"""
         fields: dict[str, Any] = {"model": self.model, "stream": True}
         if not self.is_chat:
             text = prompt.prompt
@@ -60,7 +60,7 @@ ENDS = {
     "/score": "score",
     "/rerank": "rerank",
 }
-"""Ends of paths that can be measured -> what they are asked with."""
+"""Endings of paths that can be measured -> the kind of request."""
 BACKENDS = {
     "openai": "/v1/completions",
     "vllm": "/v1/completions",
@@ -73,11 +73,11 @@ BACKENDS = {
 }
 """Names of --backend -> the endpoint of each."""
 GENERATED = ("chat", "completions")
-"""Endpoints whose answers are streamed; those of the others are pooled."""
+"""Kinds with streamed answers; all others are pooled."""
 
 
 def endpoint_of(endpoint: str | None, backend: str | None) -> str:
-    """Return the path to ask. Raises: ConfigError for a backend that is not known"""
+    """Return the path to request. Raises: ConfigError for an unknown backend"""
     if backend is not None and backend not in BACKENDS:
         raise ConfigError(
             f"{backend!r} is not known.",
@@ -88,7 +88,8 @@ def endpoint_of(endpoint: str | None, backend: str | None) -> str:
 
 
 def kind_of_path(path: str) -> str:
-    """Return what a path is asked with, one of ENDS. Raises: ConfigError for any other endpoint."""
+    """Return the kind of request for a path, one of ENDS. Raises: ConfigError for other
+    endpoints"""
     for end, kind in ENDS.items():
         if path.endswith(end):
             return kind
@@ -100,7 +101,7 @@ def kind_of_path(path: str) -> str:
 
 
 def models_path(path: str) -> str:
-    """Return the path that lists models, beside the endpoint's; some of those that pool stand
+    """Return the path that lists the models of an endpoint's server. Some pooling endpoints are
     outside /v1."""
     kind = kind_of_path(path)
     base = path.removesuffix(next(end for end, named in ENDS.items() if named == kind))

@@ -1,6 +1,6 @@
-"""`dovetail bench latency`: one batch in this process, again and again, every prompt new.
+"""`dovetail bench latency`: runs one batch repeatedly in this process.
 
-New prompts, so that no iteration finds the one before it in the prefix cache.
+Every iteration has new prompts, so that none finds the previous one in the prefix cache.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BenchLatencyCommand(Command):
         add_offline(parser, LATENCY_GROUPS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measure, print and keep the result; return the exit status. Raises: ConfigError"""
+        """Measure, print and save the result; return the exit status. Raises: ConfigError"""
         from dovetail_plugins.bench.report import (
             check_report,
             result_of,
@@ -84,7 +84,7 @@ class BenchLatencyCommand(Command):
 def measure(
     llm: Any, flags: LatencyFlags, seed: int, *, is_profiled: bool = False
 ) -> list[dict[str, float]]:
-    """Return the times of every measured iteration. Raises: DovetailError when an answer fails."""
+    """Return the times of every measured iteration. Raises: DovetailError if an answer fails"""
     from dovetail_plugins.bench.prompts import draw_prompts
 
     num_batches = flags.num_iters_warmup + flags.num_iters
@@ -109,10 +109,11 @@ TIMES = ("latency", "prefill", "step")
 
 
 def time_batch(llm: Any, batch: Sequence[BenchPrompt]) -> dict[str, float]:
-    """Return milliseconds of one batch.
+    """Return the times of one batch in milliseconds.
 
-    latency: from the call to its return; prefill: until every row has its first token, or what a
-    model that pools tells of it; step: per token of a row after that, absent where there is none.
+    latency: from the call to its return; prefill: until every row has its first token (for a
+    pooling model, the time reported as such); step: per token of a row after that, absent if there
+    is none.
     """
     start_s = time.perf_counter()
     results = generate(llm, batch)
@@ -141,7 +142,7 @@ def figures(
     *,
     is_pooled: bool,
 ) -> dict[str, Any]:
-    """Return the figures of all iterations."""
+    """Return the figures over all iterations."""
     from dovetail_plugins.bench.stats import summary
 
     total_s = sum(one["latency_ms"] for one in iterations) / 1e3

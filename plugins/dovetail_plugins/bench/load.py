@@ -1,4 +1,4 @@
-"""Sends requests at their times, with limited concurrency."""
+"""Sends requests at their due times, with limited concurrency."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def run_load(
 ) -> list[Trace]:
     """Return one trace per request, in order. `due_s` counts from now.
 
-    A request that finds `max_concurrency` others under way waits here; that wait is not part of its
-    time, as no server has seen it.
+    A request above `max_concurrency` waits here. That wait is not part of its time, as no server
+    has seen it.
     """
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     began_s = time.perf_counter()
@@ -40,7 +40,7 @@ async def run_load(
 
 
 def allow_connections(count: int) -> None:
-    """Raise the limit of open files to what `count` connections need, as far as it goes."""
+    """Raise the open-file limit for `count` connections, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + 256
     if soft == resource.RLIM_INFINITY or soft >= wanted:

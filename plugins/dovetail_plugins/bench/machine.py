@@ -1,4 +1,4 @@
-"""What a measurement was made on: processor, memory, load, versions. Imports no torch itself."""
+"""The machine of a measurement: processor, memory, load, versions. Does not import torch itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "CUDA_VISI
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return the machine this process runs on. Units: bytes; load over the last minute."""
+    """Return the facts of this machine. Units: bytes; load over the last minute."""
     import psutil
 
     lines = _cpu_lines()
@@ -45,7 +45,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def version_facts() -> dict[str, str]:
-    """Return the versions that matter, read from metadata."""
+    """Return the relevant package versions, read from metadata."""
     facts = {"dovetail": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -56,7 +56,7 @@ def version_facts() -> dict[str, str]:
 
 
 def _cpu_lines() -> dict[str, str]:
-    """Return the first processor's lines of /proc/cpuinfo by name; none on other systems."""
+    """Return the first processor's lines of /proc/cpuinfo by name; empty on other systems."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -69,7 +69,7 @@ def _cpu_lines() -> dict[str, str]:
 
 
 def _torch_facts() -> dict[str, Any]:
-    """Return threads and GPU where this process has loaded torch; a client has not."""
+    """Return threads and GPU if this process has loaded torch, which a client has not."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}

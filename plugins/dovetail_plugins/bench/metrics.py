@@ -1,6 +1,6 @@
 """From answers to the figures of a run: times, throughput, goodput, failures.
 
-Times are milliseconds here. Goodput: requests per second whose every limited time keeps its limit.
+Times are milliseconds here. Goodput is the rate of requests that meet all time limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLES = {
 
 
 def parsed_goodput(words: Sequence[str]) -> dict[str, float]:
-    """Return limits in milliseconds of `ttft:200`-like words. Raises: ConfigError"""
+    """Return the limits in milliseconds from words like `ttft:200`. Raises: ConfigError"""
     limits: dict[str, float] = {}
     for word in words:
         name, _, text = word.partition(":")
@@ -46,7 +46,7 @@ def parsed_goodput(words: Sequence[str]) -> dict[str, float]:
 
 
 def checked_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the times to show, each once. Raises: ConfigError"""
+    """Return the names of the times to show, without duplicates. Raises: ConfigError"""
     for word in words:
         if word not in TITLES:
             raise ConfigError(
@@ -58,7 +58,7 @@ def checked_names(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def times_ms(answers: Sequence[Answer]) -> dict[str, list[float]]:
-    """Return every time by its name; requests without it are left out."""
+    """Return name -> values of every time; requests without the time are skipped."""
     found = {
         name: [1e3 * value for answer in answers if (value := of(answer)) is not None]
         for name, of in PER_REQUEST.items()
@@ -67,7 +67,7 @@ def times_ms(answers: Sequence[Answer]) -> dict[str, list[float]]:
 
 
 def is_good(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
-    """Return whether a request keeps every limit; a time it does not have keeps its own."""
+    """Return whether a request meets every limit; a missing time meets its limit."""
     values = ((PER_REQUEST[name](answer), limit) for name, limit in limits_ms.items())
     return all(value is None or 1e3 * value <= limit for value, limit in values)
 
@@ -81,8 +81,8 @@ def figures(
 ) -> dict[str, Any]:
     """Return the figures of a run, which lasts from the first start to the last end.
 
-    A prompt's own length stands in where the server counted none. `other_length` counts answers
-    that are not as long as was asked.
+    A prompt's own length is used if the server reports no count. `other_length` counts answers that
+    are not as long as requested.
     """
     duration_s = max(1e-9, max(a.end_s for a in answers) - min(a.start_s for a in answers))
     good = [answer for answer in answers if answer.error is None]

@@ -1,4 +1,4 @@
-"""What latency and throughput share: the engine's flags, a loaded model, whole answers."""
+"""Code shared by latency and throughput: the engine's flags, a loaded model, whole answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces.bench_dataset import BenchPrompt
 
 ENGINE_GROUPS = tuple(group for group in GROUPS.values() if group is not FrontendConfig)
-"""Every flag of `dovetail serve` but those of the HTTP server, which does not run here."""
+"""The flags of `dovetail serve`, without the HTTP server's, which does not run here."""
 
 
 def add_offline(parser: argparse.ArgumentParser, groups: Sequence[type[object]]) -> None:
@@ -29,14 +29,14 @@ def add_offline(parser: argparse.ArgumentParser, groups: Sequence[type[object]])
 
 
 def engine_config(args: argparse.Namespace) -> Config:
-    """Return the engine's config, its choices checked. Raises: ConfigError"""
+    """Return the engine's config, with its choices checked. Raises: ConfigError"""
     from dovetail.config.parse.parse_config import parse_config
 
     return parse_config(args)
 
 
 def load(config: Config) -> Any:
-    """Return the loaded LLM; close it. Raises: ConfigError"""
+    """Return the loaded LLM, which the caller closes. Raises: ConfigError"""
     from dovetail.config.resolve import resolve
     from dovetail.llm import LLM
     from dovetail.observability.configured_log import set_log_up
@@ -46,8 +46,8 @@ def load(config: Config) -> Any:
 
 
 def generate(llm: Any, prompts: Sequence[BenchPrompt], *, shows_progress: bool = False) -> Any:
-    """Return the results of greedy answers of exactly the lengths asked for; of a model that pools,
-    what its usual task makes of the prompts."""
+    """Return greedy answers of exactly the requested lengths; for a pooling model, the results of
+    its default task."""
     from dovetail.interfaces.sampling_params import SamplingParams
 
     if pools(llm):
@@ -65,7 +65,7 @@ def pools(llm: Any) -> bool:
 
 
 def check_all(results: Sequence[Any]) -> None:
-    """Raise DovetailError with the first fault where any answer ended with one."""
+    """Raise DovetailError with the first error, if any answer failed."""
     faults = [result.error for result in results if result.error is not None]
     if faults:
         raise DovetailError(f"{len(faults)} of {len(results)} answers failed: {faults[0]}")

@@ -1,4 +1,4 @@
-"""--profile of benchmarks: the measured part alone runs under the profiler of all ranks."""
+"""--profile of benchmarks: only the measured part runs under the profiler, on all ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FLAG = "--profile"
 
 @contextmanager
 def profiled(llm: Any, *, is_asked: bool) -> Iterator[None]:
-    """Profile what an engine in this process does meanwhile, if that is asked, and tell where the
-    traces are. Raises: ConfigError where the engine has no folder for them"""
+    """Profile the engine in this process during the block, if requested, and print the paths of the
+    traces. Raises: ConfigError if the engine has no folder for them"""
     if not is_asked:
         yield
         return
@@ -36,9 +36,9 @@ def profiled(llm: Any, *, is_asked: bool) -> Iterator[None]:
 
 @asynccontextmanager
 async def server_profiled(target: Any, *, is_asked: bool) -> AsyncIterator[None]:
-    """Profile what a server does meanwhile, if that is asked, and tell where the traces are.
+    """Profile a server during the block, if requested, and print the paths of the traces.
 
-    Raises: DovetailError in the server's words when it refuses
+    Raises: DovetailError with the server's message if it refuses
     """
     if not is_asked:
         yield
@@ -52,7 +52,7 @@ async def server_profiled(target: Any, *, is_asked: bool) -> AsyncIterator[None]
 
 
 async def _post(target: Any, path: str) -> dict[str, Any]:
-    """Return a server's answer to a call without a body ({} where it says nothing)."""
+    """Return a server's answer to a call without a body; {} if it is empty."""
     from dovetail_plugins.bench.client import send
 
     base = models_path(target.path).removesuffix("/models").removesuffix("/v1")
@@ -66,12 +66,12 @@ async def _post(target: Any, path: str) -> dict[str, Any]:
         )
     try:
         found = json_value(trace.body)
-    except ValueError:  # another server, whose answer is empty
+    except ValueError:  # another server, with an empty answer
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _tell(traces: Sequence[str]) -> None:
-    """Say on standard error where the traces are."""
+    """Print the paths of the traces to standard error."""
     for path in traces:
         print(f"trace: {path}", file=sys.stderr)

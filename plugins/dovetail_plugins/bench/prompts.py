@@ -1,4 +1,4 @@
-"""From flags to prompts: the tokenizer that counts them, the dataset that draws them."""
+"""From flags to prompts: the tokenizer that counts them, and the dataset that draws them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dovetail_plugins.bench.settings import DatasetFlags, TargetFlags
 
 logger = logging.getLogger("dovetail_plugins.bench")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-"""Names with an owner only: a bare one is more often an alias of the server's than a hub id."""
+"""Hub ids with an owner; a bare name is more often a server's alias than a hub id."""
 
 
 def draw_prompts(
@@ -63,10 +63,9 @@ def draw_prompts(
 
 
 def tokenizer_of(flags: TargetFlags, named_by_server: str) -> Tokenizer | None:
-    """Return the tokenizer asked for, or that of the folder or hub id the server names.
+    """Return the requested tokenizer, or that of the folder or hub id that the server names.
 
-    None where no tokenizer is named that can be found. Raises: ConfigError when the one asked for
-    is not there.
+    None if no tokenizer is found. Raises: ConfigError if the requested one is missing.
     """
     requested, pin = flags.tokenizer, hub_revision(flags.code_revision)
     name = requested or named_by_server
@@ -93,12 +92,12 @@ def _found(name: str, folder: Path, revision: str | None) -> Path:
 
 
 def _code(flags: TargetFlags, name: str) -> CodePin | None:
-    """Return the code that the tokenizer of a name may run, None where none may."""
+    """Return the code that the tokenizer with this name may run; None if it may run none."""
     return CodePin(name, flags.code_revision) if flags.trust_remote_code else None
 
 
 def load_tokenizer(folder: Path, code: CodePin | None = None) -> Tokenizer:
-    """Return the tokenizer of a folder; it may run the code that is pinned. Raises: ConfigError"""
+    """Return the tokenizer of a folder, which may run the pinned code. Raises: ConfigError"""
     chosen = select("tokenizer", "auto", query=str(folder), where="--tokenizer")
     tokenizer_class = registry.load_selection(chosen)
     if not isinstance(tokenizer_class, type):

@@ -1,4 +1,4 @@
-"""The result of a measurement as JSON and as a table, for any measurement."""
+"""The result of any measurement as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dovetail_plugins.bench.machine import machine_facts, version_facts
 from dovetail_plugins.bench.settings import ReportFlags
 
 Rows = Sequence[tuple[str, str] | str]
-"""Lines of a table: (what, value), or a heading."""
+"""Lines of a table: (name, value), or a heading."""
 WIDTH = 56
 
 
 def check_report(flags: ReportFlags) -> None:
-    """Check before the run that its result can be kept. Raises: ConfigError"""
+    """Check before the run that its result can be saved. Raises: ConfigError"""
     pairs_of(flags.metadata)
     if flags.plot:
         from dovetail_plugins.plot import check_plot
@@ -37,7 +37,7 @@ def check_report(flags: ReportFlags) -> None:
 
 
 def check_target(name: str | None) -> None:
-    """Check before the run that its result can be written there. Raises: ConfigError"""
+    """Check before the run that its result can be written to this file. Raises: ConfigError"""
     if name and not Path(name).expanduser().parent.is_dir():
         what = f"there is no folder for {name}."
         raise ConfigError(what, where="--output-json", fix="create it first.")
@@ -52,7 +52,7 @@ def pairs_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def settings_of(*groups: Any) -> dict[str, Any]:
-    """Return flags as they may be written down: secrets hidden, every value plain."""
+    """Return flags in a form that may be saved: secrets hidden, every value plain."""
     return {
         flag.name: shown(flag, asdict(group)[flag.name])
         for group in groups
@@ -77,7 +77,7 @@ def result_of(
 
 
 def write_result(flags: ReportFlags, result: Mapping[str, Any], model: str) -> list[Path]:
-    """Write the result where the flags say; return the files. Raises: ConfigError"""
+    """Write the result as the flags say; return the files. Raises: ConfigError"""
     paths = [Path(flags.output_json).expanduser()] if flags.output_json else []
     if flags.save_result:
         name = flags.result_filename or _file_name(result, model)
@@ -98,7 +98,7 @@ def _file_name(result: Mapping[str, Any], model: str) -> str:
 
 
 def table(title: str, rows: Rows) -> str:
-    """Return rows as text, values at the right; a plain string is a heading."""
+    """Return rows as text, with values right-aligned; a plain string is a heading."""
     lines = [f"{f' {title} ':=^{WIDTH}}"]
     for row in rows:
         if isinstance(row, str):
@@ -109,7 +109,7 @@ def table(title: str, rows: Rows) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a figure as it stands in a table; a dash where there is none."""
+    """Return a figure formatted for a table; a dash if it is missing."""
     if value is None or math.isnan(value):
         return "-"
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"

@@ -1,7 +1,7 @@
-"""`dovetail bench serve`: load on any OpenAI-compatible server, measured from outside.
+"""`dovetail bench serve`: puts load on any OpenAI-compatible server, and measures from outside.
 
-Asks which model is served, draws prompts, finds by one small request what the server can count,
-then sends the load. Imports neither torch nor the server.
+It asks for the served model, draws prompts, finds out with a small request which token counts the
+server supports, and then sends the load. Imports neither torch nor the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Outcome = TypeVar("Outcome")
 
 
 class ServerError(DovetailError):
-    """The server does not answer, or cannot answer what is to be measured."""
+    """The server does not answer, or cannot do what is to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,10 @@ class BenchServeCommand(Command):
         add_groups(parser, settings.SERVE_GROUPS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measure, print and keep the result; return the exit status.
+        """Measure, print and save the result; return the exit status.
 
-        The status is 1 when every request failed, or any with --fail-on-error.
-        Raises: ConfigError, ServerError
+        The status is 1 if every request failed, or with --fail-on-error if any did. Raises:
+        ConfigError, ServerError
         """
         from dovetail_plugins.bench.serve_report import Checked, keep, show
 
@@ -102,7 +102,7 @@ class BenchServeCommand(Command):
 
 
 def flags_of_args(args: argparse.Namespace) -> Flags:
-    """Return the flags that were given."""
+    """Return the flags from the command line."""
     return Flags(
         dataset=group_of(args, settings.DatasetFlags),
         target=group_of(args, settings.TargetFlags),
@@ -122,7 +122,7 @@ def run_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The raw results of a run, before any figure is computed."""
+    """The raw results of a run, before figures are computed."""
 
     url: str
     dialect: Dialect
@@ -131,12 +131,12 @@ class Measured:
 
 
 def path_of(target_flags: settings.TargetFlags) -> str:
-    """Return the path to ask. Raises: ConfigError"""
+    """Return the path to request. Raises: ConfigError"""
     return endpoint_of(target_flags.endpoint, target_flags.backend)
 
 
 def target_from(target_flags: settings.TargetFlags) -> Any:
-    """Return where requests go. Raises: ConfigError"""
+    """Return the target of the requests. Raises: ConfigError"""
     from dovetail_plugins.bench.client import target_of
 
     return target_of(
@@ -179,7 +179,7 @@ def draw(
     needs_text: bool,
     num_extra: int = 1,
 ) -> list[Any]:
-    """Return the measured prompts, those that warm up, and some for the probe."""
+    """Return the measured prompts, then those for the warm-up and the probe."""
     from dovetail_plugins.bench.prompts import draw_prompts, tokenizer_of
 
     has_vocabulary = target_flags.vocab_size is not None and target_flags.tokenizer is None
@@ -195,7 +195,8 @@ def draw(
 
 
 async def send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[Any]:
-    """Return the traces of the measured requests; those after them warm up first."""
+    """Return the traces of the measured requests, which come first in `bodies`. The rest is the
+    warm-up, sent before them."""
     from dovetail_plugins.bench.arrival import arrival_times_s
     from dovetail_plugins.bench.load import allow_connections, run_load
     from dovetail_plugins.bench.profiling import server_profiled
@@ -218,14 +219,14 @@ async def send_all(target: Any, bodies: Sequence[bytes], flags: Flags) -> list[A
 
 
 def progress(total: int) -> Any:
-    """Return a bar that counts requests; silent where standard error is not a terminal."""
+    """Return a progress bar of requests; silent if standard error is not a terminal."""
     from tqdm import tqdm
 
     return tqdm(total=total, unit="request", disable=not sys.stderr.isatty())
 
 
 async def find_model(target: Any, target_flags: settings.TargetFlags) -> tuple[str, str]:
-    """Return the name to ask for, and the folder or hub id the server gives for it.
+    """Return (the model name to request, the folder or hub id that the server reports for it).
 
     Waits for a server that does not answer yet. Raises: ServerError
     """
@@ -246,7 +247,7 @@ async def find_model(target: Any, target_flags: settings.TargetFlags) -> tuple[s
 
 
 async def _model_cards(target: Any, patience_s: float) -> list[dict[str, Any]]:
-    """Return the cards of /v1/models; none where the server has no such list."""
+    """Return the cards of /v1/models; empty if the server has no such list."""
     from dovetail_plugins.bench.client import send
 
     request = target.request("GET", models_path(target.path))
@@ -275,9 +276,9 @@ async def _model_cards(target: Any, patience_s: float) -> list[dict[str, Any]]:
 
 
 async def probe(target: Any, dialect: Dialect, prompt: Any) -> Dialect:
-    """Return the dialect with the best token counts the server takes, found by one short request.
+    """Return the dialect with the best token counts that the server accepts, by trying.
 
-    Raises: ServerError with the server's words when no form of it is answered.
+    Raises: ServerError with the server's message if every form fails.
     """
     from dovetail_plugins.bench.answers import read_answer
     from dovetail_plugins.bench.client import send
@@ -297,7 +298,7 @@ async def probe(target: Any, dialect: Dialect, prompt: Any) -> Dialect:
 
 
 def first_failed(target: Any, error: str) -> ServerError:
-    """Return the error of a run whose first request was not answered."""
+    """Return the error of a run whose first request failed."""
     return ServerError(
         f"a first request failed, so nothing was measured: {error}",
         where=target.url,

@@ -1,7 +1,7 @@
-"""`dovetail bench serve` on endpoints whose answers are not streamed: vectors, classes, rankings.
+"""`dovetail bench serve` for endpoints without streamed answers: vectors, classes, rankings.
 
-A request has several texts (--batch-size). Figures are texts and tokens per second, and the time of
-whole requests.
+A request has several texts (--batch-size). Figures are texts and tokens per second, and the times
+of whole requests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from dovetail_plugins.bench.serve import Flags
 
 _PAIRED = {"score": ("text_1", "text_2"), "rerank": ("query", "documents")}
-"""Endpoints that compare one text with others -> the fields of both."""
+"""Endpoints that compare one text with others -> the two field names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledDialect:
-    """How every body of a run is written; `kind` is one of `dialect.ENDS`."""
+    """The format of every body of a run; `kind` is one of `dialect.ENDS`."""
 
     model: str
     kind: str
@@ -52,7 +52,7 @@ class PooledDialect:
         return self.kind in _PAIRED
 
     def num_prompts(self, batch_size: int) -> int:
-        """Return how many prompts a request of so many texts takes."""
+        """Return how many prompts a request with `batch_size` texts takes."""
         return batch_size + (self.kind in _PAIRED)
 
     def body(self, prompts: Sequence[BenchPrompt]) -> bytes:
@@ -78,7 +78,7 @@ class Measured:
 
 
 def run_pooled(flags: Flags, checked: Checked) -> int:
-    """Measure, print and keep the result; return the exit status.
+    """Measure, print and save the result; return the exit status.
 
     Raises: ConfigError, ServerError
     """

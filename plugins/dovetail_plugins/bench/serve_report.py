@@ -1,4 +1,4 @@
-"""What `dovetail bench serve` prints and keeps, made of traces once the load is over."""
+"""The printed and saved results of `dovetail bench serve`, made from traces after the load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SHOWN_ERRORS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Flags of the report that were read before the load."""
+    """Flags of the report, parsed before the load."""
 
     names: tuple[str, ...]
     percentiles: list[float]
@@ -34,7 +34,7 @@ class Checked:
 
     @classmethod
     def of(cls, flags: MetricFlags, report: ReportFlags) -> Self:
-        """Return them read. Raises: ConfigError"""
+        """Return the parsed flags. Raises: ConfigError"""
         check_report(report)
         return cls(
             names=metrics.checked_names(flags.percentile_metrics),
@@ -44,7 +44,7 @@ class Checked:
 
 
 def keep(flags: Any, checked: Checked, measured: Any) -> dict[str, Any]:
-    """Return the whole result, written and drawn as the flags say. Raises: ConfigError"""
+    """Return the whole result, written and plotted as the flags say. Raises: ConfigError"""
     answers = [read_answer(trace) for trace in measured.traces]
     results = metrics.figures(
         answers,
@@ -74,7 +74,7 @@ def _draw(report: ReportFlags, answers: list[Answer], model: str) -> None:
 
 
 def show(results: Mapping[str, Any], checked: Checked) -> str:
-    """Return the figures as a table, failures with their texts below it."""
+    """Return the figures as a table, followed by the failures."""
     rows: list[tuple[str, str] | str] = [
         ("requests that succeeded", number(results["completed"])),
         ("requests that failed", number(results["failed"])),
@@ -96,7 +96,7 @@ def show(results: Mapping[str, Any], checked: Checked) -> str:
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
-    """Return what a reader of the figures must know: failures, and how tokens were counted."""
+    """Return notes that readers of the figures need: failures, and how tokens were counted."""
     errors = list(results["errors"].items())
     lines = [f"failed: {count} x {text}" for text, count in errors[:MAX_SHOWN_ERRORS]]
     if len(errors) > MAX_SHOWN_ERRORS:

@@ -1,6 +1,6 @@
-"""The flags of `dovetail bench`, one dataclass per topic; spelled as users of `vllm bench` know.
+"""The flags of `dovetail bench`, one dataclass per topic, spelled as in `vllm bench`.
 
-A flag that is None leaves the choice to who reads it.
+None means that the code using the flag decides.
 """
 
 from __future__ import annotations
@@ -272,4 +272,4 @@ GROUPS_BY_COMMAND: Mapping[str, tuple[type[object], ...]] = {
     "compare": COMPARE_GROUPS,
     "startup": STARTUP_GROUPS,
 }
-"""What each measurement adds; latency and throughput take the engine's flags too."""
+"""The flags that each measurement adds; latency and throughput take the engine's flags too."""

@@ -1,6 +1,6 @@
-"""`dovetail bench startup`: what a running server did between exec and ready, as a time line.
+"""`dovetail bench startup`: a time line of a running server's start, from exec to ready.
 
-The server's metrics tell when each phase of its start began and how long it took.
+The server's metrics report when each phase began and how long it took.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLE = re.compile(
 
 
 class NoTimeline(DovetailError):
-    """The server does not answer, or does not say how it started."""
+    """The server does not answer, or does not report its start."""
 
 
 class BenchStartupCommand(Command):
@@ -40,7 +40,7 @@ class BenchStartupCommand(Command):
         add_groups(parser, STARTUP_GROUPS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the time line, and keep and draw it as asked. Raises: ConfigError, NoTimeline"""
+        """Print the time line; save and plot it if requested. Raises: ConfigError, NoTimeline"""
         from dovetail_plugins.bench.report import check_target
 
         flags, target = group_of(args, PictureFlags), group_of(args, StartedFlags)
@@ -77,7 +77,7 @@ async def _metrics(flags: StartedFlags) -> str:
 
 
 def spans_of(text: str) -> list[Span]:
-    """Return the phases that metrics tell, in the order in which they began."""
+    """Return the phases in the metrics, in the order in which they began."""
     found: dict[str, dict[str, float]] = {}
     for what, phase, value in SAMPLE.findall(text):
         found.setdefault(phase, {})[what] = float(value)
@@ -90,7 +90,7 @@ def spans_of(text: str) -> list[Span]:
 
 
 def lines_of(spans: list[Span]) -> list[str]:
-    """Return the time line as text: a row for each phase, over one scale."""
+    """Return the time line as text: a row per phase, on one scale."""
     end_s = max(span.began_s + span.duration_s for span in spans)
     wide = max(len(span.name) for span in spans)
     lines = [f"{'phase':<{wide}}   began      took"]

@@ -1,6 +1,6 @@
-"""Figures of a list of numbers: mean, median, standard deviation, percentiles, most at once.
+"""Statistics of a list of numbers: mean, median, standard deviation, percentiles, peak overlap.
 
-Pure functions without numpy, which the client would have to load.
+Pure functions without numpy, which the client would have to import.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which `share` of 100 % lies, linear between neighbours.
+    """Return the percentile `share` (0 to 100), with linear interpolation.
 
     `ordered` is sorted and not empty.
     """
@@ -41,7 +41,7 @@ def summary(values: Iterable[float], percentiles: Sequence[float]) -> dict[str, 
 
 
 def peak_overlap(spans: Iterable[tuple[float, float]]) -> int:
-    """Return how many (start, end) spans overlap at most; touching is not an overlap."""
+    """Return the maximum number of (start, end) spans that overlap; touching is not an overlap."""
     edges = sorted(edge for start, end in spans for edge in ((end, -1), (start, 1)))
     running = most = 0
     for _, change in edges:
@@ -51,7 +51,7 @@ def peak_overlap(spans: Iterable[tuple[float, float]]) -> int:
 
 
 def parsed_percentiles(words: Sequence[str], where: str) -> list[float]:
-    """Return percentiles as numbers, each once. Raises: ConfigError"""
+    """Return percentiles as numbers, without duplicates. Raises: ConfigError"""
     try:
         shares = [float(word.lower().removeprefix("p")) for word in words]
     except ValueError:

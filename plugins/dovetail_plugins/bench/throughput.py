@@ -1,4 +1,4 @@
-"""`dovetail bench throughput`: many requests through an engine in this process, all at once."""
+"""`dovetail bench throughput`: submits many requests together to an engine in this process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BenchThroughputCommand(Command):
         add_offline(parser, THROUGHPUT_GROUPS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measure, print and keep the result; return the exit status: 1 when every answer failed.
+        """Measure, print and save the result; return the exit status: 1 if every answer failed.
 
         Raises: ConfigError
         """
@@ -97,7 +97,7 @@ def figures(
     *,
     is_pooled: bool,
 ) -> dict[str, Any]:
-    """Return the figures of a run. Times of single requests hold their wait in the queue."""
+    """Return the figures of a run. Times of single requests include their wait in the queue."""
     from dovetail_plugins.bench.stats import summary
 
     good = [answer for answer in answers if answer.error is None]

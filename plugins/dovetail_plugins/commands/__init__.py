@@ -1,1 +1,1 @@
-"""Plugins: the subcommands of `dovetail`, one file each, and what they share."""
+"""Plugins: the subcommands of `dovetail`, one file each, and their shared code."""

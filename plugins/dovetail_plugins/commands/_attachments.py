@@ -1,4 +1,4 @@
-"""What goes with a message of `dovetail chat`: files and addresses become parts of its content."""
+"""Attachments of `dovetail chat` messages: files and URLs become parts of the content."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from dovetail.errors import ConfigError
 
 MAX_BYTES = 256 << 20
-"""The largest file that is read; servers have limits of their own."""
+"""The largest file that is read; servers have their own limits."""
 
 
 def attachment_of(place: str, where: str) -> dict[str, Any]:
-    """Return the part for a file, or for an address of an image. Raises: ConfigError
+    """Return the part for a file or an image URL. Raises: ConfigError
 
-    A text's part is its name and what it says.
+    The part of a text file has its name and its text.
     """
     if place.startswith(("http://", "https://", "data:")):
         return _by_address("image", place)
@@ -42,7 +42,7 @@ def attachment_of(place: str, where: str) -> dict[str, Any]:
 
 
 def content_of(parts: Sequence[dict[str, Any]], message: str) -> str | list[dict[str, Any]]:
-    """Return a message's content: text alone as text, which every model takes."""
+    """Return a message's content. Text alone stays text, which every model takes."""
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join([*(part["text"] for part in parts), message])
     return [*parts, {"type": "text", "text": message}]

@@ -1,7 +1,7 @@
-"""A small client of the OpenAI HTTP API: one request at a time, answers streamed.
+"""A small client of the OpenAI HTTP API: one request at a time, with streamed answers.
 
-Uses the standard library only. Format of a stream: server-sent events (WHATWG HTML, section
-9.2), each `data:` line one JSON object, the last one `[DONE]`.
+Uses only the standard library. Format of a stream: server-sent events (WHATWG HTML, section 9.2),
+each `data:` line one JSON object, the last one `[DONE]`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIXES = {
     401: "give the key with --api-key or OPENAI_API_KEY.",
     404: f"check --url and --model-name; an address is e.g. {DEFAULT_URL}",
 }
-"""Status -> what to do about a refusal, where that is known."""
+"""Status -> how to fix the error, if known."""
 
 
 class ServerError(DovetailError):
@@ -36,7 +36,7 @@ class ServerError(DovetailError):
 
 
 class Client:
-    """Talks to one server. `url` is its base address; /v1 is added where it has no path."""
+    """Talks to one server. `url` is its base address; /v1 is added if it has no path."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         parts = _parts(url)
@@ -101,7 +101,7 @@ class Client:
 
 
 def add_server_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add which server to ask, and as whom. Mutates: parser."""
+    """Add the server's address, the model and the key. Mutates: parser."""
     text = f"base address; default {DEFAULT_URL}"
     parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=text)
     text = "model; default the first one served"
@@ -110,20 +110,21 @@ def add_server_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def add_answer_arguments(parser: argparse._ActionsContainer, *, quick: str, text: str) -> None:
-    """Add what is asked of every answer; `quick` names what -q takes. Mutates: parser."""
+    """Add the options that apply to every answer; `quick` names the value of -q. Mutates:
+    parser."""
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens per answer")
     parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
     parser.add_argument("-q", "--quick", metavar=quick, help=text)
 
 
 def client_of(args: argparse.Namespace) -> tuple[Client, dict[str, Any]]:
-    """Return the client and the body fields that every request carries."""
+    """Return the client, and the body fields of every request."""
     client = Client(args.url, args.api_key or os.environ.get("OPENAI_API_KEY"))
     return client, fields_of(args, args.model_name or client.first_model())
 
 
 def fields_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """Return the body fields that every request carries."""
+    """Return the body fields of every request."""
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     return {"model": model} | {name: value for name, value in sampling.items() if value is not None}
 
@@ -145,7 +146,7 @@ def read_events(lines: Any) -> Iterator[dict[str, Any]]:
 
 def _parts(url: str) -> SplitResult:
     """Return the parts of an address. Raises: ConfigError"""
-    with contextlib.suppress(ValueError):  # a port that is no number, a bracket left open
+    with contextlib.suppress(ValueError):  # a port that is not a number, an unclosed bracket
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
@@ -153,12 +154,12 @@ def _parts(url: str) -> SplitResult:
 
 
 def _told(error: Exception) -> str:
-    """Return an error's text without the place in OpenSSL's source."""
+    """Return an error's text without the location in OpenSSL's source."""
     return str(error).partition(" (_ssl.c")[0]
 
 
 def _fix_of(error: Exception) -> str:
-    """Return what to do where no answer came at all."""
+    """Return how to fix a failed connection."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return "name the file of its authority in the variable SSL_CERT_FILE."
     if isinstance(error, ssl.SSLError):

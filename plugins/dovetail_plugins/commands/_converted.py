@@ -1,7 +1,7 @@
-"""Convert: a checkpoint written again in another load format.
+"""Convert: rewrites a checkpoint in another load format.
 
-Formats of ranks' own parameters get a model per rank, filled and not repacked; the others get the
-checkpoint's tensors one by one.
+Formats that store the parameters of each rank get a loaded but unpacked model per rank; all others
+get the checkpoint's tensors one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dovetail.layers.kv_scales import stored_tensors
 from dovetail.runner.loader import load_unpacked, reading
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
-"""Files that are copied as they are, but for indices of weights."""
+"""Files that are copied unchanged, except weight indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Converted:
 
 
 def convert(run: RunSpec, target: type[LoadFormat], out: Path, *, num_ranks: int = 1) -> Converted:
-    """Write the checkpoint of `run` into the empty folder `out` in the format `target`.
+    """Write the checkpoint of `run` to the empty folder `out` in the format `target`.
 
-    Raises: ConfigError when the folder is in use or the format cannot be written so.
+    Raises: ConfigError if the folder is in use, or the format does not support this conversion
     """
     _check(run, target, out, num_ranks)
     out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _capabilities(target: str) -> frozenset[str]:
 def _write_rank(
     run: RunSpec, target: type[LoadFormat], out: Path, rank: int, num_ranks: int
 ) -> int:
-    """Write one rank's parameters; return their bytes."""
+    """Write one rank's parameters; return their size in bytes."""
     own = RankSpec(rank=rank, world_size=num_ranks, tensor_rank=rank, tensor_size=num_ranks)
     model = load_unpacked(msgspec.structs.replace(run, rank=own))
     stored = stored_dtype(run.model.hf_config)
@@ -102,8 +102,8 @@ def _write_rank(
 
 
 def _parameters(model: nn.Module, stored: str | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter, in the checkpoint's type where that changes no value, and what the
-    checkpoint says of the KV cache."""
+    """Yield every parameter, in the checkpoint's type if that is lossless, and the checkpoint's
+    KV-cache tensors."""
     narrow = None if stored is None else dtype_of(stored)
     for name, parameter in model.named_parameters():
         data = parameter.detach()
@@ -115,7 +115,7 @@ def _parameters(model: nn.Module, stored: str | None) -> Iterator[tuple[str, tor
 
 
 def _copy_settings(source: Path, out: Path) -> int:
-    """Copy settings and tokenizer; return the number of files."""
+    """Copy settings and tokenizer files; return their number."""
     found = {file for pattern in SETTINGS for file in source.glob(pattern) if file.is_file()}
     wanted = [file for file in found if not file.name.endswith(".index.json")]
     for file in wanted:

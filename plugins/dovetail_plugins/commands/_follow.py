@@ -1,4 +1,4 @@
-"""What a command does in a process that a launcher started as a later rank: it serves the first."""
+"""followed: makes a process that a launcher started as a later rank serve the first rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dovetail.config.config import Config
 
 
 def followed(config: Config) -> int | None:
-    """Be a rank of the engine in the first rank's process until that ends; return the exit status.
+    """Serve as a rank of the first rank's engine until it ends; return the exit status.
 
-    Returns None at once in the first rank's process, and where no launcher is used; under a
-    launcher that process stops with it. Raises: ConfigError
+    Returns None immediately in the first rank's process, and without a launcher. Under a launcher
+    the first rank's process stops with it. Raises: ConfigError
     """
     from dovetail.config.rules.placement import launched
 

@@ -1,7 +1,7 @@
-"""Editing of lines in the terminal, and the lines that were written before, kept on disk.
+"""Line editing in the terminal, with a history of earlier lines saved on disk.
 
-The file is $XDG_STATE_HOME/dovetail/NAME, readable by its owner alone. Source of the folder: the
-XDG Base Directory Specification.
+The file is $XDG_STATE_HOME/dovetail/NAME, readable only by its owner. Source of the folder: the XDG
+Base Directory Specification.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_LINES = 1000
 
 
 def history_file(name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of a command's lines."""
+    """Return the history file of a command."""
     state = Path(environ.get("XDG_STATE_HOME", ""))
     folder = state if state.is_absolute() else Path.home() / ".local/state"
     return folder / "dovetail" / name
@@ -24,10 +24,10 @@ def history_file(name: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 @contextlib.contextmanager
 def line_editing(file: Path | None) -> Iterator[None]:
-    """Give input() cursor keys and the lines of `file`, to which new ones are added at the end.
+    """Give input() cursor keys and the history in `file`; new lines are saved at the end.
 
-    Does nothing where input is no terminal or the platform has no line editing; a file that cannot
-    be read or written is named once.
+    Does nothing if the input is not a terminal or the platform has no line editing. An unreadable
+    or unwritable file is reported once.
     """
     try:
         import readline

@@ -1,4 +1,4 @@
-"""Where the commands that name models look for them: their flags, and the stores these mean."""
+"""The model stores of commands that take model names, and the flags for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HUB_FLAGS = ("revision", "download_dir", "hf_token", "use_modelscope")
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where models lie. Mutates: parser."""
+    """Add the flags for the locations of models. Mutates: parser."""
     add_section(parser, "Stores", "where models lie", [flags()[name] for name in STORE_FLAGS])
 
 
@@ -25,7 +25,7 @@ def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Config:
-    """Return these flags and the environment variables of the same names. Raises: ConfigError"""
+    """Return the config of these flags and their environment variables. Raises: ConfigError"""
     names = {*STORE_FLAGS, *HUB_FLAGS}
     given: dict[str, Any] = {name: v for name, v in vars(args).items() if name in names}
     namespace = argparse.Namespace(config_files=[], **given)
@@ -35,6 +35,6 @@ def settings_of(args: argparse.Namespace) -> Config:
 
 
 def stores_of(args: argparse.Namespace) -> Stores:
-    """Return the stores that the flags mean. Raises: ConfigError"""
+    """Return the stores that the flags select. Raises: ConfigError"""
     load = settings_of(args).load
     return Stores.of(load.model_dir, load.download_dir)

@@ -1,4 +1,4 @@
-"""The arguments of `dovetail serve`, which other commands about a model take too."""
+"""The arguments of `dovetail serve`, shared by other commands about a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVE_FLAGS = frozenset(
         "reasoning_parser",
     }
 )
-"""The flags that the first help screen shows."""
+"""The flags on the first help screen."""
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:

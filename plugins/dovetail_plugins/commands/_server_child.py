@@ -1,6 +1,6 @@
-"""The server behind `dovetail run`, started by `cli.server_process`, and behind a gateway.
+"""The server process of `dovetail run` (see `_server_process`), and of a gateway's models.
 
-Its boot message is the fields of a Config.
+Its boot message has the fields of a Config.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dovetail.cli.main import guarded
 
 
 def main() -> int:
-    """Serve by the boot message; return the exit status."""
+    """Serve as the boot message says; return the exit status."""
     return guarded(_serve)
 
 

@@ -1,7 +1,7 @@
-"""BackgroundServer: the server process of `dovetail run`, from its start to its end.
+"""BackgroundServer: the server process of `dovetail run`, from start to end.
 
 It is a separate process, so that its log does not appear in the conversation and Ctrl-C does not
-reach it. Knows of it only its address and its log file.
+reach it. Only its address and its log file are known here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TAIL_LINES = 10
 
 
 class BackgroundServer:
-    """The server's process. Use as a context manager, which ends it."""
+    """The server's process. It is a context manager that ends the process at exit."""
 
     def __init__(self, fields: dict[str, Any], host: str, port: int) -> None:
         self.url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
@@ -40,7 +40,8 @@ class BackgroundServer:
             raise
 
     def wait_ready(self, model: str) -> int | None:
-        """Return None once it answers, or the status it ended with, its error shown."""
+        """Return None once it answers. If it ends first, show its error and return the exit
+        status."""
         line = _StatusLine(model, self.log)
         with contextlib.closing(line):
             while (status := self._child.status) is None:
@@ -74,7 +75,7 @@ class BackgroundServer:
     def __exit__(self, *reason: object) -> None:
         self._child.send_signal(
             signal.SIGTERM
-        )  # it ends in order; without its parent's pipe, at once
+        )  # it ends gracefully; closing the parent's pipe would end it immediately
         try:
             self._child.wait(END_LIMIT_S)
         finally:
@@ -84,8 +85,8 @@ class BackgroundServer:
 
 
 def _spawn(fields: dict[str, Any], handle: int) -> Child:
-    """Start the server, which writes to this open file, outside the terminal's foreground: Ctrl-C
-    belongs to the conversation."""
+    """Start the server with its output in an open file, outside the terminal's foreground group:
+    Ctrl-C is for the conversation."""
     with open(handle, "wb") as log:
         return spawn(
             "dovetail_plugins.commands._server_child",
@@ -97,8 +98,7 @@ def _spawn(fields: dict[str, Any], handle: int) -> Child:
 
 
 class _StatusLine:
-    """A status line of what the server does while it loads, erased at the end. Only on a
-    terminal."""
+    """A status line while the server loads, erased at the end. Only on a terminal."""
 
     def __init__(self, model: str, log: Path) -> None:
         self._model = model
@@ -107,7 +107,7 @@ class _StatusLine:
         self._began_s = time.monotonic()
 
     def update(self) -> None:
-        """Show the time and the log's last message."""
+        """Show the elapsed time and the log's last message."""
         if self._is_shown:
             seconds = time.monotonic() - self._began_s
             text = f"loading {self._model}, {seconds:.0f} s: {_last_message(self._log)}"
@@ -116,14 +116,14 @@ class _StatusLine:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
 
 def _last_message(log: Path) -> str:
-    """Return the last line of the log without time, level and name."""
+    """Return the last line of the log, without time, level and name."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode("utf-8", "replace").splitlines()

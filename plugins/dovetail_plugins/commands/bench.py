@@ -1,4 +1,4 @@
-"""`dovetail bench`: measurements of a batch, an engine, a running server; results compared."""
+"""`dovetail bench`: measures a batch, an engine or a running server, and compares results."""
 
 from __future__ import annotations
 

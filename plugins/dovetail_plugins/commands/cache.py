@@ -1,4 +1,4 @@
-"""`dovetail cache`: the folders in which KV connectors keep blocks."""
+"""`dovetail cache`: the folders in which KV connectors store blocks."""
 
 from __future__ import annotations
 

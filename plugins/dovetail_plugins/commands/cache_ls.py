@@ -1,4 +1,4 @@
-"""`dovetail cache ls`: whose KV blocks lie in a folder, how many and how large."""
+"""`dovetail cache ls`: the models with KV blocks in a folder, with their number and size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CacheLsCommand(Command):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print what is there; return the exit status. Raises: ConfigError"""
+        """Print the models; return the exit status. Raises: ConfigError"""
         from dovetail_plugins.inspect.render import size
 
         found = [facts_of(store) for store in stores_of(args.folder)]
@@ -48,13 +48,13 @@ class CacheLsCommand(Command):
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the folder that a part of the command is about. Mutates: parser."""
+    """Add the folder argument of a `cache` subcommand. Mutates: parser."""
     text = "the folder of a connector (kv_connector_extra_config.folder)"
     parser.add_argument("folder", metavar="FOLDER", type=Path, help=text)
 
 
 def stores_of(folder: Path) -> list[BlockFiles]:
-    """Return whose blocks lie in a folder. Raises: ConfigError"""
+    """Return the block stores in a folder, one per model. Raises: ConfigError"""
     from dovetail_plugins.block_files import stores_in
 
     if not folder.is_dir():
@@ -68,7 +68,7 @@ def stores_of(folder: Path) -> list[BlockFiles]:
 
 
 def facts_of(store: BlockFiles) -> dict[str, Any]:
-    """Return the facts of one model's blocks. A file that goes meanwhile is not counted."""
+    """Return the facts of one model's blocks. Files that disappear meanwhile are not counted."""
     keys, num_bytes, used_s = set(), 0, 0.0
     for block in store.blocks():
         try:

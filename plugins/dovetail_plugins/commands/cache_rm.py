@@ -1,4 +1,4 @@
-"""`dovetail cache rm`: removes KV blocks from a folder. Engines that run compute them again."""
+"""`dovetail cache rm`: removes KV blocks from a folder. Running engines compute them again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CacheRmCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what is to be removed. Mutates: parser."""
+        """Add the arguments that select blocks. Mutates: parser."""
         add_folder(parser)
         text = "only blocks of this model, as `dovetail cache ls` shows it"
         parser.add_argument("--model", metavar="MODEL", help=text)
@@ -38,7 +38,7 @@ class CacheRmCommand(Command):
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask, remove, and say how much was freed; return the exit status. Raises: ConfigError"""
+        """Ask, remove, and print how much was freed; return the exit status. Raises: ConfigError"""
         from dovetail_plugins.inspect.render import size
 
         if args.all == (args.model is not None or args.unused_days is not None):
@@ -68,7 +68,7 @@ class CacheRmCommand(Command):
 
 
 def _chosen(stores: list[BlockFiles], before_s: float) -> list[tuple[Path, int]]:
-    """Return the files that were last used before a time, with their sizes."""
+    """Return the files last used before a time, with their sizes."""
     chosen = []
     for store in stores:
         for path in store.files():
@@ -82,7 +82,7 @@ def _chosen(stores: list[BlockFiles], before_s: float) -> list[tuple[Path, int]]
 
 
 def _is_wanted(question: str) -> bool:
-    """Return what the user says. Raises: ConfigError where nobody can be asked."""
+    """Return the user's answer. Raises: ConfigError if there is no terminal to ask on"""
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here.", where=WHERE, fix="add --yes.")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -1,4 +1,4 @@
-"""`dovetail cache verify`: reads every KV block of a folder and checks it against its digest."""
+"""`dovetail cache verify`: reads every KV block in a folder and checks its digest."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ class CacheVerifyCommand(Command):
     info = Info(summary="check every KV block of a folder")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the folder, and what becomes of damaged files. Mutates: parser."""
+        """Add the folder, and whether to remove damaged files. Mutates: parser."""
         add_folder(parser)
         parser.add_argument(
             "--remove", action="store_true", help="remove the files that are damaged"
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the files that are not whole; return 1 where some were left, else 0. Raises:
-        ConfigError"""
+        """Print the damaged files; return 1 if some were left, else 0. Raises: ConfigError"""
         num_whole, damaged = 0, 0
         for store in stores_of(args.folder):
             for block in store.blocks():
                 try:
                     is_whole = block.is_whole()
                 except FileNotFoundError:
-                    continue  # somebody has dropped it meanwhile
+                    continue  # another process has dropped it meanwhile
                 num_whole += is_whole
                 if not is_whole:
                     damaged += 1

@@ -24,7 +24,7 @@ COMMANDS_HELP = """/clear         forget the conversation, not the system messag
 \"\"\"            begins and ends a message of several lines"""
 LEAVING = ("/bye", "/exit", "/quit")
 ATTACHING = ("/file", "/image", "/audio", "/read")
-"""Words that attach a file; several, as other programs call them."""
+"""The commands that attach a file; the others are names that other programs use."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -49,7 +49,7 @@ class ChatCommand(Command):
 
 
 def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add the options that `dovetail run` has too. Mutates: parser."""
+    """Add the options shared with `dovetail run`. Mutates: parser."""
     from dovetail_plugins.commands._client import add_answer_arguments
 
     add_answer_arguments(parser, quick="MESSAGE", text="ask once, print the answer, leave")
@@ -69,7 +69,8 @@ def add_talk_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def talk(chat: Chat, args: argparse.Namespace) -> int:
-    """Ask once, or converse; return the exit status. Raises: ConfigError, ServerError."""
+    """Ask once, or have a conversation; return the exit status. Raises: ConfigError,
+    ServerError."""
     from dovetail_plugins.commands._line_history import history_file, line_editing
 
     for place in args.attached:
@@ -84,7 +85,8 @@ def talk(chat: Chat, args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """One conversation. `history` are the messages so far, `attached` what goes with the next."""
+    """One conversation. `history` has the messages so far, `attached` the parts for the next
+    one."""
 
     def __init__(self, client: Any, fields: dict[str, Any], system_prompt: str | None) -> None:
         self.model = str(fields["model"])
@@ -99,7 +101,7 @@ class Chat:
         self.history = list(self._system)
 
     def converse(self) -> None:
-        """Ask, answer, repeat; an error ends one answer only. Mutates: self"""
+        """Read and answer messages in a loop; an error ends only one answer. Mutates: self"""
         while (message := read_message()) is not None:
             command, _, text = message.strip().partition(" ")
             if command in LEAVING:
@@ -150,8 +152,7 @@ class Chat:
             print(f"error: {error}", file=sys.stderr)
 
     def ask(self, message: str) -> str:
-        """Print the streamed answer and return it. Mutates: attached, history (only when one
-        came)."""
+        """Print the streamed answer and return it. Mutates: attached, history (if there is one)"""
         content, self.attached = content_of(self.attached, message), []
         messages = [*self.history, {"role": "user", "content": content}]
         parts: list[str] = []
@@ -170,14 +171,14 @@ class Chat:
 
 
 class Screen:
-    """Shows one answer as it comes: reasoning dimmed and set apart, tool calls as they are."""
+    """Prints an answer as it arrives: reasoning dimmed and separated, tool calls unchanged."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
         self._is_reasoning = False
 
     def show(self, chunk: dict[str, Any]) -> str:
-        """Print what a chunk brings and return its content."""
+        """Print the contents of a chunk and return its content text."""
         choices = chunk.get("choices") or [{}]
         delta = choices[0].get("delta") or {}
         reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
@@ -198,7 +199,7 @@ class Screen:
         write(text)
 
     def stop(self) -> None:
-        """Say that the rest is not wanted."""
+        """Show that the answer was stopped."""
         write(" [stopped]")
 
     def end(self) -> None:
@@ -207,7 +208,7 @@ class Screen:
 
 
 def read_message() -> str | None:
-    """Return the next message, several lines between triple quotes; None at the end of input."""
+    """Return the next message, with several lines if triple-quoted; None at the end of input."""
     is_terminal = sys.stdin.isatty()
     while True:
         try:
@@ -232,6 +233,6 @@ def _read_quoted(line: str, is_terminal: bool) -> str:
 
 
 def write(text: str) -> None:
-    """Print at once, without a line's end."""
+    """Print and flush, without a newline."""
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""`dovetail collect-env`: what a bug report should say about a machine and an installation.
+"""`dovetail collect-env`: the facts of a machine and an installation for a bug report.
 
-Every fact is looked up on its own: one that cannot be found is named with its reason and ends
-nothing. torch and the native kernels are loaded in separate processes, since a broken installation
-may end the process that loads it. Secrets are masked.
+Every fact is collected independently; for a failed one the report has the reason. torch and the
+native kernels are loaded in separate processes, as a broken installation may crash the process that
+loads it. Secrets are masked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = (
     *("prometheus-client", "pluggy", "jinja2", "pyyaml", "psutil"),
 )
 OPTIONAL = ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "matplotlib", "openai")
-"""Looked for, and no fault when they are absent."""
+"""Optional packages, which may be absent."""
 _VARIABLES = re.compile(
     r"(DOVETAIL|VLLM|OMP|KMP|MKL|OPENBLAS|GOMP|HF|HUGGING_FACE|TRANSFORMERS|TOKENIZERS|TORCH|"
     r"PYTORCH|CUDA|NVIDIA|NCCL|OTEL|PROMETHEUS|PYTHON|LD|MALLOC)_\w+|"
@@ -77,7 +77,7 @@ class CollectEnvCommand(Command):
 
 
 def collect() -> dict[str, Any]:
-    """Return the sections in order; within one, name -> fact."""
+    """Return the sections in order, each as name -> fact."""
     return {name: _guarded(section) for name, section in SECTIONS.items()}
 
 
@@ -103,7 +103,7 @@ def _text(value: Any) -> str:
 def _guarded(section: Callable[[], Any]) -> Any:
     try:
         return section()
-    except Exception as error:  # a report with a hole is better than none
+    except Exception as error:  # an incomplete report is better than none
         return {"fault": f"{type(error).__name__}: {error}"}
 
 
@@ -125,7 +125,7 @@ def _os_name() -> str:
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", platform.platform())
     except OSError:
-        return platform.platform()  # no Linux, or one that does not say
+        return platform.platform()  # not Linux, or the name is not available
 
 
 def _processor() -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _native() -> dict[str, Any]:
 
 
 def _asked(code: str, limit_s: float) -> dict[str, Any]:
-    """Return the JSON that a fresh interpreter prints, or how it failed."""
+    """Return the JSON that a new interpreter prints, or how it failed."""
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         told = _output([sys.executable, "-c", code], limit_s, PYTHONPATH=paths)
@@ -293,7 +293,7 @@ def _told_by_plugins() -> dict[str, Any]:
 
 
 def _short(path: str) -> str:
-    """Return text with the home folder in it, which names a person, as ~."""
+    """Return the text with ~ for the home folder, which contains a user name."""
     home = str(Path.home())
     return path if home == "/" else re.sub(rf"(?<![\w/]){re.escape(home)}(?![\w.-])", "~", path)
 
@@ -311,4 +311,4 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "reported by plugins": _told_by_plugins,
     "environment": _environment,
 }
-"""Heading -> what finds its facts."""
+"""Heading -> the function that collects its facts."""

@@ -1,4 +1,4 @@
-"""`dovetail complete`: raw text completion by a running server in the terminal."""
+"""`dovetail complete`: text completion with a running server, in the terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`dovetail completion`: the script that makes a shell complete dovetail's words.
+"""`dovetail completion`: prints the script with which a shell completes dovetail's arguments.
 
-The script asks `dovetail completion words -- WORD ...`, whose last word is the one begun, and gets
-a line for each candidate. Imports no plugin and nothing heavy: a shell waits for it at every key.
+The script calls `dovetail completion words -- WORD ...`, with the incomplete word last, and reads
+one candidate per line. No plugins or heavy modules are imported, as the shell waits for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CompletionCommand(Command):
         parser.add_argument("words", nargs="*", help="what the scripts ask with")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the script, or what a begun word may become; return the exit status."""
+        """Print the script or the candidates for a word; return the exit status."""
         if args.shell != WORDS:
             print(_SCRIPTS[args.shell], end="")
             return 0
@@ -78,11 +78,11 @@ def _line(shell: str) -> str:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return what the last word may become, of all that may stand there."""
+    """Return the possible completions of the last word."""
     *before, begun = words or [""]
     try:
         found = list(_possible(before, begun))
-    except DovetailError:  # a word before it is wrong: its command will say so
+    except DovetailError:  # an earlier word is wrong: its command will report it
         return []
     return sorted({word for word in found if word.startswith(begun)})
 
@@ -104,7 +104,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
 
 
 def _of_command(command: Command, before: Sequence[str], begun: str) -> Iterable[str]:
-    """Return the flags, the values of a flag, or the names for a place, of one command."""
+    """Return the possible flags, flag values or positional arguments of one command."""
     from dovetail.cli.parser import Parser
 
     parser = Parser(prog="dovetail", description="")
@@ -126,7 +126,7 @@ def _of_command(command: Command, before: Sequence[str], begun: str) -> Iterable
 
 
 def _num_placed(before: Sequence[str], options: dict[str, argparse.Action]) -> int:
-    """Return how many words stand in places, and are neither flags nor their values."""
+    """Return how many words are positional arguments."""
     count = 0
     takes = False
     for word in before:
@@ -139,7 +139,7 @@ def _num_placed(before: Sequence[str], options: dict[str, argparse.Action]) -> i
 
 
 def _values(action: argparse.Action) -> Iterable[str]:
-    """Return the names that an argument takes; nothing where it takes any text."""
+    """Return the names that an argument accepts; empty if it accepts any text."""
     from dovetail import registry
     from dovetail.config.parse.flags import FlagAction
 
@@ -158,7 +158,7 @@ def _models() -> list[str]:
 
     try:
         return [model.name for model in stores_of(argparse.Namespace()).all_models()]
-    except (ConfigError, OSError):  # a variable or a folder that is wrong: no name can be told
+    except (ConfigError, OSError):  # an invalid variable or folder: there are no names
         return []
 
 
@@ -181,4 +181,4 @@ _NAMED: dict[str, Callable[[], list[str]]] = {
     "SERVER": _servers,
     "KIND[:NAME]": _plugins,
 }
-"""What an argument is called in the help -> the names that may stand there."""
+"""An argument's name in the help -> its possible values."""

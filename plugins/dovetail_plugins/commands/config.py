@@ -1,4 +1,4 @@
-"""`dovetail config`: the settings of a server that is not started: shown, or checked."""
+"""`dovetail config`: shows or checks the settings of a server without starting it."""
 
 from __future__ import annotations
 

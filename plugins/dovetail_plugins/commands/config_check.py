@@ -1,6 +1,6 @@
-"""`dovetail config check`: every check of a start that needs no weights, one line each.
+"""`dovetail config check`: every start-up check that needs no weights, one line each.
 
-The order is that of `dovetail serve`. The first fault ends it, with its cause and its fix.
+The order is that of `dovetail serve`. It stops at the first fault, with its cause and its fix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ConfigCheckCommand(Command):
         add_serve_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Check; return the exit status. Raises: ConfigError for the first fault."""
+        """Run the checks; return the exit status. Raises: ConfigError for the first fault"""
         from dovetail.config.parse.parse_config import parse_config
         from dovetail.config.report.show import DEMO
         from dovetail.server.families import choose_apis
@@ -62,8 +62,8 @@ class ConfigCheckCommand(Command):
 
 
 def _models(config: Config, models: Sequence[str]) -> Sequence[tuple[str, Config]]:
-    """Return the configs of the models that `dovetail serve` would serve, named where there are
-    several. Raises: ConfigError"""
+    """Return (name, config) of the models that `dovetail serve` would serve; the name is empty for
+    a single model. Raises: ConfigError"""
     if len(models) < 2 and config.gateway.models is None:
         from dovetail.config.rules.one_model import check_one_model
 
@@ -75,7 +75,7 @@ def _models(config: Config, models: Sequence[str]) -> Sequence[tuple[str, Config
 
 
 def _check_model(config: Config) -> None:
-    """Check what one model's engine needs. Raises: ConfigError"""
+    """Check the requirements of one model's engine. Raises: ConfigError"""
     from dovetail.config.resolve import resolve
     from dovetail.engine.ipc.transport import make_socket_folder
     from dovetail.server.launch.preview import look_ahead, make_parts
@@ -95,8 +95,7 @@ def _check_model(config: Config) -> None:
 
 
 async def _open_apis(apis: Sequence[Selection], config: Config) -> None:
-    """Open what API families need, folders and servers of tools, and close it again. Raises:
-    ConfigError"""
+    """Open and close the folders and tool servers that API families need. Raises: ConfigError"""
     from dovetail.server.families import build_apis, opened_apis
 
     async with opened_apis(build_apis(apis), config.frontend):

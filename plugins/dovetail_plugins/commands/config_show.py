@@ -1,6 +1,6 @@
-"""`dovetail config show`: what comes of flags, files, variables, model and machine together.
+"""`dovetail config show`: the settings that result from flags, files, variables, model and machine.
 
-Reads the model's settings and its tokenizer, no weights.
+Reads the model's settings and its tokenizer, but no weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ConfigShowCommand(Command):
     common = SERVE_FLAGS
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of serve and those of the display. Mutates: parser."""
+        """Add the arguments of serve and of the display. Mutates: parser."""
         parser.add_argument("--origin", action="store_true", help="say where each value comes from")
         parser.add_argument(
             "--json", action="store_true", help="print JSON, always with every setting"
@@ -44,7 +44,7 @@ class ConfigShowCommand(Command):
         add_serve_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the settings; return the exit status. Raises: ConfigError as serve does."""
+        """Print the settings; return the exit status. Raises: ConfigError, as serve does"""
         from dovetail.config.parse.parse_config import parse_config
         from dovetail.config.report.show import facts, resolved, rows_of, sampling_rows
         from dovetail.config.resolve import resolve
@@ -87,7 +87,7 @@ def as_json(rows: Sequence[Shown], facts: dict[str, Any], *, with_origin: bool) 
 def as_table(
     rows: Sequence[Shown], facts: dict[str, Any], *, with_origin: bool, with_defaults: bool
 ) -> list[str]:
-    """Return lines by group: what was chosen by anybody, and the rest too if wanted."""
+    """Return lines by group: the settings that were chosen, or all with `with_defaults`."""
     shown = [row for row in rows if with_defaults or row.is_chosen]
     width = max(map(len, [*facts, *(row.name for row in shown)])) + 2
     lines: list[str] = []
@@ -105,7 +105,7 @@ def as_table(
 
 
 def _lines(name: str, value: Any, origin: str, width: int) -> list[str]:
-    """Return one setting; a value that is too long for its column goes on below."""
+    """Return the lines of one setting; a long value is wrapped within its column."""
     text = value_text(value)
     cells = textwrap.wrap(text, VALUE_WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
     first = f"  {name:<{width}}{cells[0]:<{VALUE_WIDTH}}  {origin}".rstrip()
@@ -113,14 +113,14 @@ def _lines(name: str, value: Any, origin: str, width: int) -> list[str]:
 
 
 def _sized(name: str, value: Any) -> Any:
-    """Return a number of bytes with its size in words."""
+    """Return a number of bytes with its size in MiB; other values unchanged."""
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{value} ({value / 2**20:.4g} MiB)"
     return value
 
 
 def value_text(value: Any) -> str:
-    """Return a value as a person would type it; text that is JSON already stays."""
+    """Return a value as a user would type it; JSON text stays unchanged."""
     from dovetail.config.report.describe import value_text as plain
 
     return plain(tuple(map(str, value)) if isinstance(value, list | tuple) else value)

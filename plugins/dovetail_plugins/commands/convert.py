@@ -1,4 +1,4 @@
-"""`dovetail convert`: a checkpoint written again in another load format."""
+"""`dovetail convert`: rewrites a checkpoint in another load format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ConvertCommand(Command):
     common = frozenset({"to", "out", "ranks", "load_format", "dtype", "quantization"})
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what is written where, and the flags of serve. Mutates: parser."""
+        """Add the target and the flags of serve. Mutates: parser."""
         from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
         own = parser.add_argument_group("Conversion", "What is written where")
@@ -53,7 +53,7 @@ class ConvertCommand(Command):
         own = {"skip_tokenizer_init": True, "device": registry.own("platform", "cpu")}
         spec = resolve(config.with_fields(own, origin="convert"))
 
-        from dovetail_plugins.commands._converted import convert  # torch, once the flags are right
+        from dovetail_plugins.commands._converted import convert  # torch: after the checks
 
         done = convert(spec.run, target, Path(args.out), num_ranks=args.ranks)
         print(

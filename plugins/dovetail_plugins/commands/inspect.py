@@ -1,4 +1,4 @@
-"""`dovetail inspect`: what is in a checkpoint and what it would take, without loading it."""
+"""`dovetail inspect`: the contents and memory needs of a checkpoint, without loading it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InspectCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the argument of the display and those of serve. Mutates: parser."""
+        """Add the arguments of the display and of serve. Mutates: parser."""
         from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -37,7 +37,7 @@ class InspectCommand(Command):
         add_serve_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print what is found; return the exit status. Raises: ConfigError for no checkpoint."""
+        """Print the facts; return the exit status. Raises: ConfigError if there is no checkpoint"""
         from dovetail.config.parse.parse_config import parse_config
         from dovetail_plugins.inspect.collect import inspect
         from dovetail_plugins.inspect.facts import as_json

@@ -1,4 +1,4 @@
-"""`dovetail list`: the models on this machine, by the names that serve takes."""
+"""`dovetail list`: the models on this machine, under the names that serve accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ListCommand(Command):
     info = Info(summary="list the models on this machine")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the argument of the display and where to look. Mutates: parser."""
+        """Add the display and store arguments. Mutates: parser."""
         from dovetail_plugins.commands._model_stores import add_store_arguments
 
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -48,7 +48,7 @@ class ListCommand(Command):
 
 
 def screen(found: Sequence[Listed], device: str, free_bytes: int | None) -> list[str]:
-    """Return the table as lines, what is wrong with models below it."""
+    """Return the table as lines, followed by the faults of models."""
     from dovetail_plugins.inspect.render import size
 
     if not found:

@@ -1,7 +1,7 @@
-"""`dovetail plugins`: the registry seen from the shell.
+"""`dovetail plugins`: the plugin registry on the command line.
 
-`list` reads metadata and imports nothing (with --status it loads each plugin), `show` loads the
-plugins named, `check` runs the conformance kit on them.
+`list` reads metadata without importing plugins (with --status it loads each), `show` loads the
+named plugins, `check` runs the conformance kit on them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PluginsCommand(Command):
 
 
 def chosen_entries(words: Sequence[str]) -> list[Entry]:
-    """Return the entries that KIND and KIND:NAME words name; all of them for no words.
+    """Return the entries selected by KIND and KIND:NAME words; all entries without words.
 
     Raises: ConfigError for an unknown kind or name.
     """
@@ -115,7 +115,7 @@ def _show(words: Sequence[str], *, as_json: bool) -> int:
 
 
 def _shown(facts: dict[str, Any]) -> str:
-    """Return one plugin as text: its name, then a line per fact that says something."""
+    """Return one plugin as text: its name, then a line per nonempty fact."""
     lines = [f"{facts['kind']}:{facts['name']}"]
     for name, value in facts.items():
         if name in ("kind", "name", "options") or value in ("", None, [], {}):
@@ -151,5 +151,5 @@ def _check(words: Sequence[str], clauses: Sequence[str], args: argparse.Namespac
         ) from error
     from dovetail_testing.check import check
 
-    chosen_entries(words)  # an unknown name is said here, not in a test report
+    chosen_entries(words)  # an unknown name is reported here, not in a test report
     return check(words, clauses=clauses, as_json=args.json, shows_traceback=args.traceback)

@@ -1,4 +1,4 @@
-"""`dovetail ps`: the servers that run on this machine, those of this user."""
+"""`dovetail ps`: this user's servers on this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _facts(record: ServerRecord) -> dict[str, Any]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Return the memory that a server's processes have in RAM; 0 once they are gone."""
+    """Return the RAM used by a server's processes in bytes; 0 if they have ended."""
     import psutil
 
     try:
@@ -69,7 +69,7 @@ def memory_bytes(pid: int) -> int:
     for one in family:
         try:
             total += one.memory_info().rss
-        except psutil.Error:  # it has just ended, and has no memory
+        except psutil.Error:  # it has just ended
             continue
     return total
 
@@ -80,7 +80,7 @@ def _row(facts: dict[str, Any], size: str) -> tuple[str, ...]:
 
 
 def uptime(seconds: int) -> str:
-    """Return a time in its two largest units."""
+    """Return a duration in its two largest units."""
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     parts: list[str] = []
     for unit, length in units:

@@ -1,4 +1,4 @@
-"""`dovetail pull`: fetches a model of the hub or of ModelScope, only the files that are needed."""
+"""`dovetail pull`: fetches the needed files of a model from the hub or ModelScope."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PullCommand(Command):
         add_hub_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Fetch; return the exit status. Raises: ConfigError where the hub cannot give it."""
+        """Fetch; return the exit status. Raises: ConfigError if the hub does not provide it"""
         from dovetail.config.checkpoint.hub import Wanted
         from dovetail.config.checkpoint.model_path import is_hub_id
         from dovetail.config.resolve import hub_of
@@ -60,7 +60,7 @@ def _fetched(wanted: Wanted, quant: str, hub: Hub) -> Path:
 
 
 def _commit(path: Path) -> str | None:
-    """Return the commit of a path in the hub's cache, None for one elsewhere."""
+    """Return the commit of a path in the hub's cache; None for other paths."""
     places = (parent for parent in path.parents if parent.name == "snapshots")
     snapshots = next(places, None)
     return None if snapshots is None else path.relative_to(snapshots).parts[0]

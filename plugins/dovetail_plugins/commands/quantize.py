@@ -1,4 +1,4 @@
-"""`dovetail quantize`: a full-precision checkpoint becomes a quantized one."""
+"""`dovetail quantize`: makes a quantized checkpoint from a full-precision one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QuantizeCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what is written where, and the flags of serve. Mutates: parser."""
+        """Add the method and output flags, and the flags of serve. Mutates: parser."""
         from dovetail.config.parse.flags import add_groups
         from dovetail_plugins.commands._serve_flags import add_serve_arguments
         from dovetail_plugins.quantize.settings import QuantizeFlags
@@ -57,7 +57,7 @@ class QuantizeCommand(Command):
         )
         check_text(flags, registry.load_selection(method).capabilities)
 
-        from dovetail_plugins.quantize.job import Job  # torch, once the flags are right
+        from dovetail_plugins.quantize.job import Job  # torch: after the checks
         from dovetail_plugins.quantize.text import windows_of
 
         windows = None
@@ -75,7 +75,7 @@ class QuantizeCommand(Command):
 
 
 def _tell(flags: QuantizeFlags, done: Done) -> None:
-    """Print the report, and write all of it where it is wanted."""
+    """Print the report, and write it in full if requested."""
     import json
     from pathlib import Path
 
@@ -103,6 +103,6 @@ def _tell(flags: QuantizeFlags, done: Done) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    """Return the first of some names, and how many there are beside them."""
+    """Return the first few names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

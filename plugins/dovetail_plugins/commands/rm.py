@@ -1,4 +1,4 @@
-"""`dovetail rm`: deletes a model from the hub's cache, and from nowhere else."""
+"""`dovetail rm`: deletes a model, only from the hub's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RmCommand(Command):
     info = Info(summary="delete a model from the Hugging Face cache")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the model, whether to ask, and where to look. Mutates: parser."""
+        """Add the model, the confirmation and the store arguments. Mutates: parser."""
         from dovetail_plugins.commands._model_stores import add_store_arguments
 
         parser.add_argument("model", metavar="MODEL", help="a name that `dovetail list` shows")
@@ -31,7 +31,8 @@ class RmCommand(Command):
         add_store_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Ask, delete, and say how much was freed; return the exit status. Raises: ConfigError."""
+        """Ask, delete, and print how much was freed; return the exit status. Raises:
+        ConfigError."""
         from dovetail.config.checkpoint.stores.hub_cache import repo_folder
         from dovetail.config.checkpoint.stores.stored import HUB
         from dovetail_plugins.commands._model_stores import stores_of
@@ -73,8 +74,8 @@ def _not_ours(model: StoredModel) -> ConfigError:
 
 
 def _files(folder: Path, name: str, quant: str) -> list[Path]:
-    """Return the links of a model in all its snapshots: all, or those of a quantization. Raises:
-    ConfigError where several could be meant"""
+    """Return the links of a model in all its snapshots, or only a quantization's links. Raises:
+    ConfigError if the name is ambiguous"""
     from dovetail.config.checkpoint.stores.gguf_names import models_below, named
 
     snapshots = [one for one in (folder / "snapshots").glob("*") if one.is_dir()]
@@ -91,14 +92,14 @@ def _files(folder: Path, name: str, quant: str) -> list[Path]:
 
 
 def _is_wanted(question: str) -> bool:
-    """Return what the user says. Raises: ConfigError where nobody can be asked."""
+    """Return the user's answer. Raises: ConfigError if there is no terminal to ask on"""
     if not sys.stdin.isatty():
         raise ConfigError("nobody can be asked here.", where=WHERE, fix="add --yes.")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _delete(folder: Path, files: list[Path], *, is_whole: bool) -> None:
-    """Delete a whole repository, or some links and the blobs that no other link needs."""
+    """Delete a whole repository, or some links and the blobs that no other link uses."""
     import shutil
 
     if is_whole:

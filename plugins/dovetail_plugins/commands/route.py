@@ -1,4 +1,4 @@
-"""`dovetail route`: one address for servers that compute prompts and servers that answer."""
+"""`dovetail route`: one address for prefill servers and decode servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "DOVETAIL_API_KEY"
 TLS_FLAGS = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers")
-"""Those of `dovetail serve`, with the same words."""
+"""The TLS flags of `dovetail serve`, with the same names."""
 
 
 class RouteCommand(Command):
@@ -27,7 +27,7 @@ class RouteCommand(Command):
     info = Info(summary="send each request to a prefill server and then to a decode server")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the servers, the address, and who is let in. Mutates: parser."""
+        """Add the servers, the address, and the access rules. Mutates: parser."""
         from dovetail.config.config import flags
 
         for name, what in (("prefill", "compute prompts"), ("decode", "make the answers")):
@@ -84,7 +84,7 @@ class RouteCommand(Command):
             )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Serve until a signal says to stop; return the exit status. Raises: ConfigError"""
+        """Serve until a signal arrives; return the exit status. Raises: ConfigError"""
         import logging
         import time
 
@@ -107,7 +107,7 @@ class RouteCommand(Command):
 
 
 async def _serve(config: uvicorn.Config, sock: socket.socket) -> int:
-    """Answer until a signal says to stop; return the exit status."""
+    """Answer until a signal arrives; return the exit status."""
     from dovetail.server.launch.http_server import HttpServer
 
     server = HttpServer(config)
@@ -117,7 +117,7 @@ async def _serve(config: uvicorn.Config, sock: socket.socket) -> int:
 
 
 def frontend_of(args: argparse.Namespace) -> FrontendConfig:
-    """Return the flags as those of a server. Raises: ConfigError"""
+    """Return the flags as a server's FrontendConfig. Raises: ConfigError"""
     from dovetail.config.sections.frontend import FrontendConfig
     from dovetail.errors import ConfigError
 
@@ -134,7 +134,7 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
     others: dict[str, Any] = {name: getattr(args, name) for name in TLS_FLAGS}
     if args.allowed_origins:
         others["allowed_origins"] = tuple(args.allowed_origins)
-    all_hosts = ["*"] if "*" in (args.allowed_origins or ()) else []  # pages of every origin
+    all_hosts = ["*"] if "*" in (args.allowed_origins or ()) else []  # for any origin's pages
     return FrontendConfig(
         host=args.host,
         port=args.port,
@@ -148,7 +148,7 @@ def frontend_of(args: argparse.Namespace) -> FrontendConfig:
 
 
 def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Config:
-    """Return what answers requests, with its TLS. Raises: ConfigError"""
+    """Return the configured HTTP server, with its TLS. Raises: ConfigError"""
     from dovetail.errors import ConfigError
     from dovetail.server.families import build_apis
     from dovetail.server.launch.http_server import uvicorn_config

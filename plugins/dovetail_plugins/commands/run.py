@@ -1,4 +1,4 @@
-"""`dovetail run`: a server and a chat with it in one terminal; leaving ends both."""
+"""`dovetail run`: a server and a chat with it in one terminal; leaving the chat ends both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dovetail_plugins.commands._server_process import BackgroundServer
 
 LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses to listen on everywhere -> one of them to ask at."""
+"""Wildcard listen addresses -> a local address to connect to."""
 
 
 class RunCommand(Command):
@@ -37,13 +37,13 @@ class RunCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add serve's flags and the conversation's. -q is chat's here. Mutates: parser."""
+        """Add the flags of serve and the chat options. -q is the chat's here. Mutates: parser."""
         from dovetail.config.parse.flags import FlagAction
         from dovetail_plugins.commands._serve_flags import add_serve_arguments
         from dovetail_plugins.commands.chat import add_talk_arguments
 
         add_serve_arguments(parser)
-        parser.conflict_handler = "resolve"  # of this section alone: the others are there already
+        parser.conflict_handler = "resolve"  # for the chat section; the others are already added
         add_talk_arguments(parser.add_argument_group("Conversation", "The chat"))
         for action in parser._actions:
             if isinstance(action, FlagAction) and action.flag.meta.short == "-q":
@@ -65,7 +65,7 @@ class RunCommand(Command):
 
 
 def _check(config: Any) -> None:
-    """Raise ConfigError for ways to listen that the chat has no client for."""
+    """Raise ConfigError for listen settings that the chat client does not support."""
     for name in ("uds", "ssl_certfile", "ssl_keyfile"):
         if config.is_given(name) and config.value(name):
             raise ConfigError(
@@ -76,7 +76,7 @@ def _check(config: Any) -> None:
 
 
 def _free_place(config: Any) -> tuple[str, int]:
-    """Return host and port, a free one unless it was chosen. Raises: ConfigError if it is taken."""
+    """Return (host, port); a free port unless one was given. Raises: ConfigError if it is taken"""
     from dovetail.server.launch.sockets import bind
 
     port = config.frontend.port if config.is_given("port") else 0

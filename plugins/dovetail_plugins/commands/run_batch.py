@@ -1,4 +1,5 @@
-"""`dovetail run-batch`: flags to Config, then `batch.launch` answers a file of requests."""
+"""`dovetail run-batch`: parses flags to a Config; `batch.launch` then answers a file of
+requests."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class RunBatchCommand(Command):
         if status is not None:
             return status
         from dovetail_plugins.batch.launch import (
-            run as launch,  # the HTTP stack, once the flags are right
+            run as launch,  # imports the HTTP stack, so only once the flags are valid
         )
 
         return launch(config, flags)

@@ -1,4 +1,4 @@
-"""`dovetail serve`: flags to Config, then the server takes over."""
+"""`dovetail serve`: parses flags to a Config, then runs the server."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ServeCommand(Command):
         add_serve_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Serve until a signal says to stop; return the exit status. Raises: ConfigError."""
+        """Serve until a signal arrives; return the exit status. Raises: ConfigError."""
         from dovetail.config.parse.parse_config import parse_config
         from dovetail.config.rules.one_model import check_one_model
         from dovetail_plugins.commands._follow import followed
 
         models = list(args.model_tag)
         args.model_tag = models[0] if models else None
-        config = parse_config(args)  # before logging is set up by names that may be wrong
+        config = parse_config(args)  # before logging is set up with possibly invalid names
         if len(models) > 1 or config.gateway.models is not None:
             from dovetail_plugins.gateway.serve import run as launch_several
 
@@ -40,7 +40,7 @@ class ServeCommand(Command):
             from dovetail_plugins.joining.headless import run as run_headless
 
             return run_headless(config)
-        # the HTTP stack, once the flags are right
+        # Import the HTTP stack only once the flags are valid.
         from dovetail.server.launch.serve import run as launch
 
         return launch(config)

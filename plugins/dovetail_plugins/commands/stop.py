@@ -1,4 +1,4 @@
-"""`dovetail stop`: ends a server that runs here, in order: what it is doing may finish first."""
+"""`dovetail stop`: ends a server on this machine gracefully: running requests may finish first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StopCommand(Command):
     info = Info(summary="stop a server that runs here")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add which server, and how long to wait. Mutates: parser."""
+        """Add the server and the time limit. Mutates: parser."""
         text = (
             "name or process id, as `dovetail ps` shows them; may be left out where one server runs"
         )
@@ -32,9 +32,9 @@ class StopCommand(Command):
         parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help=text)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Stop, wait, say so; return the exit status.
+        """Stop, wait, report; return the exit status.
 
-        Raises: ConfigError; DovetailError when a server does not end in time
+        Raises: ConfigError; DovetailError if a server does not end in time
         """
         from dovetail.server.launch.records import running_servers
 
@@ -47,7 +47,7 @@ class StopCommand(Command):
 def chosen(
     records: list[ServerRecord], asked: str | None, *, is_all: bool = False
 ) -> list[ServerRecord]:
-    """Return the servers that are meant. Raises: ConfigError for none, and for several without
+    """Return the selected servers. Raises: ConfigError if there is none, or several without
     --all"""
     meant = [r for r in records if asked is None or asked in (str(r.pid), *r.names)]
     if not records:

@@ -1,4 +1,4 @@
-"""build_gateway: the gateway's own routes and every other path, inside the layers of a server."""
+"""build_gateway: the gateway's own routes and a catch-all route, inside the layers of a server."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from dovetail_plugins.gateway.page import hidden_routes, page_routes
 
 @dataclass(slots=True, kw_only=True)
 class Doors:
-    """Who is inside, and whether anybody is let in: what the server's end waits for."""
+    """The number of open requests, and whether the server is draining. Shutdown waits for them."""
 
     open_requests: OpenRequests
     is_draining: bool = False
 
     @property
     def num_inside(self) -> int:
-        """Return how many requests that bring work are being answered."""
+        """Return the number of POST requests being answered."""
         return self.open_requests.count
 
 
 @dataclass(slots=True, kw_only=True)
 class GatewayState:
-    """What the layers of a server read of the application."""
+    """The application state that the layers of a server read."""
 
     frontend: FrontendConfig
     admission: Doors
@@ -55,7 +55,7 @@ class GatewayState:
 
 
 def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
-    """Return the application. Raises: ConfigError for middleware of no use"""
+    """Return the application. Raises: ConfigError for invalid middleware"""
     families = list(apis)
     app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.open_requests = OpenRequests()
@@ -92,19 +92,19 @@ def _state(request: Request) -> GatewayState:
 
 
 async def live(request: Request) -> Response:
-    """Say that this process answers."""
+    """Return 200 if this process responds."""
     return Response(status_code=200)
 
 
 async def ready(request: Request) -> Response:
-    """Say whether new work is taken."""
+    """Return 200 if new work is accepted, else 503."""
     if _state(request).admission.is_draining:
         return problem(503, "the server is shutting down.", kind="unavailable").response()
     return Response(status_code=200)
 
 
 async def health(request: Request) -> Response:
-    """Tell each model's state. 503 only where no model could do any work."""
+    """Return each model's state; 503 only if no model can do any work."""
     models = _state(request).fleet.models
     told = await asyncio.gather(*map(_health_of, models))
     faults = [one for one in told if one["state"] in ("failed", "unhealthy")]
@@ -129,7 +129,7 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Return how much work there is in all loaded models, and in each."""
+    """Return the load of all loaded models, in total and per model."""
     models = _state(request).fleet.models
     answers = await asyncio.gather(*(model.ask("/load") for model in models))
     each = {
@@ -142,7 +142,7 @@ async def load(request: Request) -> Response:
 
 
 async def show_metrics(request: Request) -> Response:
-    """Return the gateway's metrics and those of all loaded models as Prometheus text."""
+    """Return the metrics of the gateway and of all loaded models as Prometheus text."""
     models = _state(request).fleet.models
     answers = await asyncio.gather(*(model.ask("/metrics") for model in models))
     texts = {
@@ -155,7 +155,7 @@ async def show_metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Return every name of every model, loaded or not, with the model's state."""
+    """Return all names of all models, loaded or not, with the model's state."""
     state = _state(request)
     models = state.fleet.models
     cards = [_card(state, one, name) for one in models for name in one.entry.every_name]
@@ -163,7 +163,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def show_model(request: Request) -> Response:
-    """Return one name."""
+    """Return the card of one name."""
     name = request.path_params["name"]
     state = _state(request)
     return JSONResponse(_card(state, state.fleet.find(name), name))
@@ -195,4 +195,4 @@ OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("/v1/models", list_models, ("GET",)),
     ("/v1/models/{name:path}", show_model, ("GET",)),
 )
-"""Path, endpoint and methods of what the gateway answers itself."""
+"""Path, endpoint and methods of the routes that the gateway answers itself."""

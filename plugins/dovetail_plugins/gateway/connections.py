@@ -1,7 +1,7 @@
-"""Connections: HTTP/1.1 to one server, on its Unix socket or by TCP, kept open between requests.
+"""Connections: persistent HTTP/1.1 connections to one server, by Unix socket or TCP.
 
-One request at a time on a connection. Bytes are read by httptools, and all that came in one read is
-one piece of the answer. Whatever goes wrong is a ConnectionError.
+A connection carries one request at a time. httptools parses the bytes, and all bytes of one read
+are one piece of the answer. Every failure is a ConnectionError.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dovetail.json_values import json_value
 
 CONNECT_LIMIT_S = 5.0
 IDLE_S = 60.0
-"""How long a connection is kept without requests; the server itself keeps it longer, so that none
-is closed while a request is on its way."""
+"""How long an unused connection stays open. The server keeps its end open longer, so that it never
+closes one while a request is on its way."""
 
 MAX_HELD_BYTES = 2**18
-"""Once so much of an answer waits for a slow client, no more is read."""
+"""Reading pauses once this much of an answer waits for a slow client."""
 
 Header = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """An answer with its body read."""
+    """An answer with its complete body."""
 
     status: int
     body: bytes
@@ -43,12 +43,12 @@ class Whole:
         return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """Return what the body says. Raises: ValueError"""
+        """Return the decoded JSON body. Raises: ValueError"""
         return json_value(self.body)
 
 
 class Connections:
-    """As many connections as there are requests, to the socket at a path or to a host's port."""
+    """A pool with one connection per concurrent request, to a Unix socket or to a host and port."""
 
     def __init__(self, address: str | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         self._address = address
@@ -63,7 +63,7 @@ class Connections:
         headers: Sequence[Header] = (),
         body: bytes = b"",
     ) -> AsyncIterator[Answer]:
-        """Give the start of the answer; leaving the block before its end ends its work.
+        """Yield the answer once its headers have arrived; leaving early aborts the request.
 
         Raises: ConnectionError
         """
@@ -76,13 +76,13 @@ class Connections:
             self._leave(connection)
 
     async def ask(self, method: str, path: str) -> Whole:
-        """Return the whole answer to a request without a body. Raises: ConnectionError"""
+        """Return the complete answer to a request without a body. Raises: ConnectionError"""
         async with self.answer(method, path.encode()) as answer:
             body = b"".join([piece async for piece in answer.pieces()])
         return Whole(status=answer.status, body=body)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the unused connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -106,7 +106,7 @@ class Connections:
         return connection
 
     def _leave(self, connection: _Connection) -> None:
-        """Keep a connection whose answer is complete, and close all others that nobody needs."""
+        """Return a reusable connection to the pool, and close expired ones."""
         now_s = time.monotonic()
         if connection.is_free:
             self._idle.append((now_s, connection))
@@ -117,8 +117,8 @@ class Connections:
 
 
 class Answer:
-    """One answer as it comes in. Header names are in lower case; `is_last`: the server closes the
-    connection behind it."""
+    """One answer while it arrives. Header names are in lower case. `is_last`: the server closes the
+    connection after it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.status = 0
@@ -135,12 +135,12 @@ class Answer:
         self._news: asyncio.Future[None] | None = None
 
     async def begun(self) -> None:
-        """Return once status and headers are there. Raises: ConnectionError"""
+        """Wait until status and headers have arrived. Raises: ConnectionError"""
         while not self._has_begun:
             await self._more()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Give the body as it comes. Raises: ConnectionError where it ends too early"""
+        """Yield the body as it arrives. Raises: ConnectionError if it ends early"""
         while True:
             if self._held:
                 yield self._taken()
@@ -159,7 +159,7 @@ class Answer:
         return piece
 
     async def _more(self) -> None:
-        """Return when something has come. Raises: ConnectionError"""
+        """Wait until something has arrived. Raises: ConnectionError"""
         if self._fault is not None:
             raise self._fault
         self._news = asyncio.get_running_loop().create_future()
@@ -173,7 +173,7 @@ class Answer:
             self._news.set_result(None)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the connection. Mutates: self"""
+        """Add bytes from the connection. Mutates: self"""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -184,33 +184,33 @@ class Answer:
         self._tell()
 
     def fail(self, reason: str) -> None:
-        """Note that no more will come. Mutates: self"""
+        """Record that nothing more will arrive. Mutates: self"""
         if not self.is_complete:
             self._fault = ConnectionError(reason)
         self._tell()
 
-    # httptools calls these four.
+    # httptools calls the next four methods.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header. Mutates: self"""
+        """Record a header. Mutates: self"""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Note the status. Mutates: self"""
+        """Record the status. Mutates: self"""
         self.status, self._has_begun = self._parser.get_status_code(), True
 
     def on_body(self, body: bytes) -> None:
-        """Note a piece of the body. Mutates: self"""
+        """Record a piece of the body. Mutates: self"""
         self._held.append(body)
         self._num_held += len(body)
 
     def on_message_complete(self) -> None:
-        """Note the end. Mutates: self"""
+        """Record the end. Mutates: self"""
         self.is_complete, self.is_last = True, not self._parser.should_keep_alive()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with the answer that it is busy with."""
+    """One connection, with its current answer."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -219,13 +219,14 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Return whether a request may be sent: the last answer is complete, and it lives."""
+        """Return whether a request may be sent: the last answer is complete and the connection
+        open."""
         answer = self._answer
         may_go_on = answer is None or (answer.is_complete and not answer.is_last)
         return may_go_on and not self._is_lost and not self._transport.is_closing()
 
     def send(self, method: str, target: bytes, headers: Sequence[Header], body: bytes) -> Answer:
-        """Send a request; return its answer, which is still to come. Mutates: self"""
+        """Send a request; return its future answer. Mutates: self"""
         self._answer = Answer(self._transport)
         lines = [b"%b %b HTTP/1.1" % (method.encode(), target)]
         lines += [b"%b: %b" % header for header in headers]
@@ -237,24 +238,24 @@ class _Connection(asyncio.Protocol):
         return self._answer
 
     def close(self) -> None:
-        """Close the connection; an unfinished request ends in the server."""
+        """Close the connection; the server then aborts an unfinished request."""
         self._transport.abort()
 
-    # asyncio calls these three.
+    # asyncio calls the next three methods.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport. Mutates: self"""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not derived from it
+        """Store the transport. Mutates: self"""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        """Hand bytes to the answer that they are of. Mutates: self"""
+        """Pass bytes to the current answer. Mutates: self"""
         if self._answer is None or self._answer.is_complete:
-            self.close()  # nothing was asked for
+            self.close()  # unrequested data
         else:
             self._answer.feed(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note the end. Mutates: self"""
+        """Record the end. Mutates: self"""
         self._is_lost = True
         if self._answer is not None:
             self._answer.fail(

@@ -1,6 +1,6 @@
-"""Which models a gateway serves: out of the command line, or out of the file of --models.
+"""The models that a gateway serves, from the command line or from the file of --models.
 
-Knows the flags of each model and of the gateway itself, and nothing of processes.
+It reads the flags of each model and of the gateway, and starts no processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dovetail.errors import ConfigError
 FLAG = "--models"
 MODELS = "models"
 PER_MODEL = ("load", "idle_after_s", "on_idle")
-"""Fields of GatewayConfig that each model may have for itself."""
+"""Fields of GatewayConfig that can be set per model."""
 
 KEPT = frozenset(
     {
@@ -49,7 +49,7 @@ KEPT = frozenset(
         *(flag.name for flag in flags_of(GatewayConfig)),
     }
 )
-"""Flags that the gateway goes by alone: a model's own server does not get them."""
+"""Flags used by the gateway only, not passed to a model's own server."""
 
 SHARED = KEPT.difference(PER_MODEL) | {
     "root_path",
@@ -66,7 +66,7 @@ SHARED = KEPT.difference(PER_MODEL) | {
     "configure_logging",
     "uvicorn_log_level",
 }
-"""Flags of the one address: given for all models, on the command line or in --config."""
+"""Flags of the shared address: set for all models, on the command line or in --config."""
 
 IMPOSSIBLE = {
     "keep_alive_on_engine_death": "a model whose engine has died is started again, for which its "
@@ -77,17 +77,17 @@ IMPOSSIBLE = {
     "lora_resolver_cache_dir": "which model a name belongs to is known before it is loaded.",
     "lora_resolvers": "which model a name belongs to is known before it is loaded.",
 }
-"""Flags that several models cannot have together."""
+"""Flags that cannot be used for several models together."""
 
 NEVER = IMPOSSIBLE.keys() - {"file_storage"}
-"""Those of them that no single one of several models can have either."""
+"""The flags among them that cannot be set for a single one of several models either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model: the names that clients call it by, its config, and when it is in memory.
+    """One model: its client-visible names, its config, and when it is in memory.
 
-    `sleep_level` is 0 where an idle model is unloaded; `idle_after_s` 0 keeps it for ever.
+    `sleep_level` 0: an idle model is unloaded. `idle_after_s` 0: it stays loaded forever.
     """
 
     names: tuple[str, ...]
@@ -98,17 +98,17 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Return the name that answers and metrics carry."""
+        """Return the name used in answers and metrics."""
         return self.names[0]
 
     @property
     def every_name(self) -> tuple[str, ...]:
-        """Return the names that requests may have for it, those of its adapters too."""
+        """Return all names that requests may use, including its adapters'."""
         return (*self.names, *adapter_names(self.config))
 
 
 def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
-    """Return the models in their order. `config` is what all of them share. Raises: ConfigError"""
+    """Return the models in order. `config` is shared by all of them. Raises: ConfigError"""
     if config.gateway.models is not None:
         found = _of_file(config, config.gateway.models, models)
     else:
@@ -119,7 +119,7 @@ def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
 
 
 def _of_words(config: Config, models: Sequence[str]) -> list[Entry]:
-    """Return a model for each word; --served-model-name names them in turn."""
+    """Return a model per word of the command line, named by --served-model-name in order."""
     _check_possible(config, IMPOSSIBLE)
     names = config.model.served_model_name
     if names and len(names) != len(models):
@@ -137,7 +137,7 @@ def _of_words(config: Config, models: Sequence[str]) -> list[Entry]:
 
 
 def _of_file(config: Config, path: str, models: Sequence[str]) -> list[Entry]:
-    """Return the models of a file, each with its own flags over those of the command line."""
+    """Return the models of a file, with their own flags overriding the command line's."""
     named = models[0] if models else config.model.model
     if named is not None:
         raise ConfigError(
@@ -185,7 +185,7 @@ def _row(config: Config, where: str, row: Any) -> Entry:
 
 
 def _check_possible(config: Config, names: Iterable[str], where: str | None = None) -> None:
-    """Raise ConfigError for a flag of `names` that is set. `where` is the row that set it."""
+    """Raise ConfigError if a flag in `names` is set. `where` is the row that sets it."""
     for name in sorted(names):
         if config.value(name):
             raise ConfigError(
@@ -207,7 +207,7 @@ def _entry(config: Config) -> Entry:
 
 
 def _check_names(found: Sequence[Entry]) -> None:
-    """Raise ConfigError for a name of two models."""
+    """Raise ConfigError if two models share a name."""
     owners: dict[str, Entry] = {}
     for entry in found:
         for name in entry.every_name:
@@ -220,7 +220,7 @@ def _check_names(found: Sequence[Entry]) -> None:
 
 
 def _check_folders(found: Sequence[Entry]) -> None:
-    """Raise ConfigError for a folder of files and batches of two models."""
+    """Raise ConfigError if two models share a folder of files and batches."""
     owners: dict[Path, Entry] = {}
     for entry in found:
         folder = entry.config.frontend.file_storage

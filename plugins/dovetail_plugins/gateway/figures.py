@@ -1,4 +1,4 @@
-"""The gateway's own metrics, and /metrics: one text of its own and of every model's server."""
+"""The gateway's own metrics, and /metrics, which adds the metrics of every model's server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?( .+)")
 
 
 class _Family:
-    """The lines of one family: what is said of it, then its samples."""
+    """The lines of one metric family: its HELP and TYPE lines, then its samples."""
 
     def __init__(self) -> None:
         self.heads: dict[str, str] = {}
@@ -52,7 +52,7 @@ class _Family:
 
 
 def own_text() -> str:
-    """Return the gateway's own families."""
+    """Return the gateway's own metric families."""
     text = metrics.exposition().decode()
     return "\n".join(line for line in text.split("\n") if _family_name(line).startswith(OWN))
 
@@ -63,9 +63,10 @@ def _family_name(line: str) -> str:
 
 
 def merged(own: str, texts: Mapping[str, str]) -> str:
-    """Return one Prometheus text of `own` and of the models' texts by name.
+    """Return one Prometheus text from `own` and the models' texts by name.
 
-    A family stands once, with the samples of all; each sample of a model has the label model_name.
+    Each family appears once, with the samples of all. Each sample of a model has the label
+    model_name.
     """
     families: dict[str, _Family] = {}
     _take(own, families, None)
@@ -78,7 +79,7 @@ def merged(own: str, texts: Mapping[str, str]) -> str:
 
 
 def _take(text: str, families: dict[str, _Family], model: str | None) -> None:
-    """Add a text's lines to the families that they are of. Mutates: families"""
+    """Add the lines of a text to their families. Mutates: families"""
     family = _Family()
     for line in text.split("\n"):
         if head := _HEAD.match(line):
@@ -89,7 +90,7 @@ def _take(text: str, families: dict[str, _Family], model: str | None) -> None:
 
 
 def labelled(line: str, model: str) -> str:
-    """Return a sample with the label model_name, unless it has one."""
+    """Return a sample with the label model_name added, unless it has one."""
     found = _SAMPLE.fullmatch(line)
     if found is None or re.search(rf'(?:^|,){LABEL}="', found.group(2) or ""):
         return line

@@ -1,8 +1,8 @@
-"""Fleet: several models, loaded when they are needed and put away when they are not.
+"""Fleet: several models, loaded when requested and unloaded when idle or in the way.
 
-A model changes its state in one task at a time (`Model.change`); requests wait for that task, with
-a bound. Memory is made free for one model after the other, least recently used first, and a model
-leaves memory only when no request runs on it.
+One task at a time changes a model's state (`Model.change`); requests wait for it, up to a limit.
+Memory is freed for one model after another, least recently used first. A model leaves memory only
+when no request runs on it.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from dovetail_plugins.gateway.server import ModelFailed, Server
 
 logger = logging.getLogger("dovetail_plugins.gateway")
 WATCH_PERIOD_S = 0.1
-"""How often one who waits for room, or for a model's last answers, looks again."""
+"""How often a task that waits for room, or for a model's last answers, checks again."""
 LOOK_PERIOD_S = 1.0
-"""How often deaths and idle models are looked for; a request looks at its model itself."""
+"""How often dead and idle models are looked for. A request checks its own model itself."""
 SETTLED_S = 1.0
-"""An idle model stays at least so long once it is loaded, so that those who waited for it come
+"""An idle model stays loaded at least this long, so that the requests that waited for it run
 first."""
 
 BUSY_TURN_S = 10.0
-"""A model that always has requests stays at least so long before another may have its memory."""
+"""A busy model stays loaded at least this long before another may take its memory."""
 
 LEAST_ROOM_WAIT_S = 60.0
-"""Making room takes no longer than this or than requests wait, so that other models get a turn."""
+"""Making room takes at most the longer of this and the requests' wait, so that other models get a
+turn."""
 
 RETRY_AFTER_S = 5.0
 
 
 class Fleet:
-    """All models. Use as an async context manager, which ends their servers.
+    """All models. It is an async context manager that ends their servers at exit.
 
-    `start` starts a model's server. `limit_bytes` is what loaded models may take together, by their
-    needs; None: what is free.
+    `start` starts a model's server. `limit_bytes` limits the estimated need of loaded models; None:
+    the limit is the free memory.
     """
 
     is_alive = True
@@ -78,8 +79,8 @@ class Fleet:
         await self.shutdown()
 
     def find(self, name: str | None) -> Model:
-        """Return the model of this name, the first one without a name. The tag that Ollama's
-        clients add may be there: the model's server knows where. Raises: NotFound"""
+        """Return the model with this name; the first model if there is none. The tag that Ollama's
+        clients append may be present. Raises: NotFound"""
         if not name:
             return self.models[0]
         found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
@@ -88,17 +89,17 @@ class Fleet:
         return found
 
     async def load_at_start(self) -> None:
-        """Load the models that are to be there from the start, in their order. One that cannot be
-        loaded is logged: its requests will try again."""
+        """Load the models with `loads_at_start`, in order. A failure is logged, and requests for
+        the model try again."""
         for model in self.models:
             if model.entry.loads_at_start:
-                with contextlib.suppress(RequestError):  # logged where it arose
+                with contextlib.suppress(RequestError):  # logged where it is raised
                     await self._ready(model, math.inf)
 
     @contextlib.asynccontextmanager
     async def lease(self, model: Model) -> AsyncIterator[Server]:
-        """Give the loaded model's server, which stays for as long as the block. Raises: Overloaded
-        when it cannot be loaded, or not soon enough"""
+        """Yield the loaded model's server, which stays loaded during the block. Raises: Overloaded
+        if it cannot be loaded, or not in time"""
         server = await self._ready(model, self.wait_s)
         model.num_running += 1
         figures.OPEN.labels(model.name).inc()
@@ -110,11 +111,11 @@ class Fleet:
             model.used()
 
     async def wait_end(self) -> None:
-        """Return once this has been shut down: models come and go, the fleet stays."""
+        """Return after shutdown. A fleet does not end when its models do."""
         await self._is_over.wait()
 
     async def shutdown(self) -> None:
-        """End every model's server, with all that is running."""
+        """End every model's server, and everything running on it."""
         self.is_alive = False
         self._is_over.set()
         changes = [model.change for model in self.models if model.change is not None]
@@ -128,7 +129,7 @@ class Fleet:
         await asyncio.gather(*(server.stop() for server in servers), *self._endings)
 
     async def _ready(self, model: Model, wait_s: float) -> Server:
-        """Return the server of a loaded model. Raises: Overloaded"""
+        """Return the server of the model, loaded if needed. Raises: Overloaded"""
         if model.state is State.LOADED and self._lives(model):
             assert model.server is not None
             return model.server
@@ -149,7 +150,7 @@ class Fleet:
     async def _once_loaded(self, model: Model) -> Server:
         while not (model.state is State.LOADED and self._lives(model)):
             if model.change is None and model.state is State.ASLEEP and self._room.locked():
-                async with self._room:  # whoever makes room may take the memory of sleeping ones
+                async with self._room:  # the task that makes room may take its memory
                     continue
             if model.change is None:
                 self._begin(model)
@@ -161,7 +162,8 @@ class Fleet:
         return model.server
 
     def _begin(self, model: Model) -> None:
-        """Begin to load a model or wake it up. Raises: Overloaded in a pause after deaths"""
+        """Start loading or waking a model. Raises: Overloaded during the pause after repeated
+        deaths"""
         if not self.is_alive:
             raise Overloaded("the server is shutting down.")
         if model.state is State.ASLEEP:
@@ -177,7 +179,7 @@ class Fleet:
         self._change(model, self._load(model))
 
     def _change(self, model: Model, change: Coroutine[Any, Any, RequestError | None]) -> None:
-        """Let a task change a model. Mutates: model"""
+        """Run a task that changes a model. Mutates: model"""
 
         async def run() -> RequestError | None:
             try:
@@ -222,11 +224,11 @@ class Fleet:
         figures.LOAD_SECONDS.labels(model.name).observe(seconds)
 
     def _failed(self, model: Model, error: Exception) -> RequestError:
-        """Note that a model could not be loaded; return what to tell those who wait."""
+        """Record that a model could not be loaded; return the error for the waiting requests."""
         figures.LOADS.labels(model.name, "failed").inc()
         if isinstance(error, Overloaded):
             logger.warning("%s: %s", model.name, error)
-            return error  # there is no room for it: nothing is wrong with the model
+            return error  # there is no room, but the model is fine
         is_foreseen = isinstance(error, DovetailError | OSError | ValueError)
         stack = None if is_foreseen else error
         logger.error("%s could not be loaded: %s", model.name, error, exc_info=stack)
@@ -237,16 +239,16 @@ class Fleet:
         )
 
     async def _read_card(self, model: Model) -> None:
-        """Take over what the model's server says of it. Mutates: model"""
+        """Store the model card from the model's server. Mutates: model"""
         assert model.server is not None
         cards = (await model.server.connections.ask("GET", "/v1/models")).json().get("data", [])
         model.card = {key: value for key, value in cards[0].items() if key != "id"} if cards else {}
 
-    # What follows decides who leaves memory.
+    # The methods below decide which model leaves memory.
 
     @contextlib.asynccontextmanager
     async def _room_for(self, model: Model) -> AsyncIterator[None]:
-        """Let the block, which takes the memory, begin once there is enough. Raises: Overloaded"""
+        """Run the block, which takes the memory, once there is enough. Raises: Overloaded"""
         async with self._room:
             try:
                 async with asyncio.timeout(max(self.wait_s, LEAST_ROOM_WAIT_S)):
@@ -259,8 +261,8 @@ class Fleet:
             yield
 
     async def _make_room(self, model: Model) -> None:
-        """Return once the model fits beside those that are loaded. Raises: Overloaded when it would
-        not fit alone either"""
+        """Return once the model fits next to the loaded ones. Raises: Overloaded if it would not
+        fit even alone"""
         while True:
             others = [one for one in self.models if one is not model and one.is_resident]
             room = await self._room_beside(model, others)
@@ -286,7 +288,7 @@ class Fleet:
         return min(rooms) if rooms else None
 
     async def _let_one_go(self, others: Sequence[Model]) -> None:
-        """Unload the model that goes first, or wait a moment for one that may."""
+        """Unload the model that should leave first, or wait until one may leave."""
         found = leaving_first(others, time.monotonic())
         if found is None:
             await asyncio.sleep(WATCH_PERIOD_S)
@@ -296,7 +298,7 @@ class Fleet:
         await asyncio.shield(found.change)
 
     def _unload(self, model: Model, why: str) -> None:
-        """Begin to end a model's server, once nothing runs on it. Mutates: model"""
+        """Start to end a model's server once no request runs on it. Mutates: model"""
         model.state = State.LEAVING
         self._change(model, self._ended(model, why))
 
@@ -310,7 +312,7 @@ class Fleet:
         logger.info("%s: unloaded (%s)", model.name, why)
 
     async def _asleep(self, model: Model) -> None:
-        """Put a model to sleep; unload it where that fails."""
+        """Put a model to sleep; unload it if that fails."""
         assert model.server is not None
         try:
             await _told(model.server, f"/sleep?level={model.entry.sleep_level}&mode=wait")
@@ -323,7 +325,7 @@ class Fleet:
         logger.info("%s: asleep", model.name)
 
     async def _watch_models(self) -> None:
-        """Notice deaths, and put idle models away, for as long as the fleet lives."""
+        """Notice dead models and put idle ones away, as long as the fleet lives."""
         while True:
             for model in self.models:
                 if model.state in (State.LOADED, State.ASLEEP) and model.change is None:
@@ -344,7 +346,7 @@ class Fleet:
             self._unload(model, "idle")
 
     def _lives(self, model: Model) -> bool:
-        """Return whether a model's server runs; note its death otherwise. Mutates: model"""
+        """Return whether a model's server runs; record its death otherwise. Mutates: model"""
         assert model.server is not None
         status = model.server.status
         if status is None:
@@ -356,14 +358,14 @@ class Fleet:
         return False
 
     async def _stopped(self, model: Model, server: Server) -> None:
-        """End a server; a fault of that is logged."""
+        """End a server; failures are logged."""
         try:
             await server.stop()
         except Exception as error:
             logger.error("%s: its server did not end in order", model.name, exc_info=error)
 
     def _end(self, model: Model) -> None:
-        """Take a model's server away and end what is left of it. Mutates: model"""
+        """Detach a model's server and end it in the background. Mutates: model"""
         server, model.server, model.state = model.server, None, State.UNLOADED
         if server is not None:
             task = asyncio.ensure_future(self._stopped(model, server))
@@ -372,8 +374,8 @@ class Fleet:
 
 
 def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
-    """Return the model that leaves memory first: a sleeping one, an idle one, then a busy one that
-    has had its turn; each time the one unused for longest. None while there is none."""
+    """Return the model that should leave memory first: a sleeping, an idle, or a busy one that has
+    had its turn; least recently used first. None if no model may leave."""
     able = [one for one in models if one.change is None]
     asleep = [one for one in able if one.state is State.ASLEEP]
     loaded = [one for one in able if one.state is State.LOADED]
@@ -386,7 +388,7 @@ def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
 
 
 async def _told(server: Server, path: str) -> None:
-    """Have a model's server do something. Raises: ModelFailed, ConnectionError"""
+    """Call a path of a model's server. Raises: ModelFailed, ConnectionError"""
     answer = await server.connections.ask("POST", path)
     if answer.status != 200:
         raise ModelFailed(f"POST {path} was answered {answer.status}: {answer.text[:200]}")

@@ -1,6 +1,6 @@
-"""Forward: hands a request to its model's server, and the answer back as it comes.
+"""Forward: passes a request to its model's server, and streams the answer back.
 
-Source of the headers that end here: RFC 9110, section 7.6.1.
+Source of the hop-by-hop headers: RFC 9110, section 7.6.1.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ OF_THE_CONNECTION = frozenset(
     }
 )
 _SENT_ANEW = {b"content-length", REQUEST_ID.encode(), b"origin"}
-"""Headers that a model's server does not get as they came: whether an origin may call is decided by
-the gateway alone."""
+"""Headers not forwarded unchanged to a model's server. The gateway alone decides whether an origin
+may call."""
 
 _RETURNED_ANEW = {b"date", b"server", REQUEST_ID.encode()}
 
@@ -49,7 +49,7 @@ _RETURNED_ANEW = {b"date", b"server", REQUEST_ID.encode()}
 class Forward:
     """An ASGI endpoint for every path that the gateway does not answer itself.
 
-    `closed_paths` are those that only the gateway may ask the models' servers for.
+    `closed_paths` are the paths that only the gateway may request from models' servers.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Forward:
     async def _answer(self, scope: Scope, body: bytes, name: str | None, send: Send) -> None:
         models = [self._fleet.find(name)]
         if name is None and not body:
-            # What an id names belongs to the model that made it: one of those that are loaded.
+            # An object id belongs to the model that created it, which is one of the loaded ones.
             models += [one for one in self._fleet.models[1:] if one.state is State.LOADED]
         for model in models:
             if await self._tried(model, scope, body, send, is_last=model is models[-1]):
@@ -101,7 +101,8 @@ class Forward:
     async def _tried(
         self, model: Model, scope: Scope, body: bytes, send: Send, *, is_last: bool
     ) -> bool:
-        """Hand a request on; return whether it was answered, which a 404 does for the last."""
+        """Forward a request; return whether it was answered. A 404 counts only for the last
+        model."""
         async with self._fleet.lease(model) as server, _answer_of(server, scope, body) as answer:
             if answer.status == 404 and not is_last:
                 return False
@@ -110,14 +111,14 @@ class Forward:
 
 
 async def _gone(receive: Receive) -> None:
-    """Return when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
 @contextlib.asynccontextmanager
 async def _answer_of(server: Server, scope: Scope, body: bytes) -> AsyncIterator[Answer]:
-    """Give the start of the server's answer; leaving the block early ends its work."""
+    """Yield the server's answer once its headers have arrived; leaving early aborts the request."""
     path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
     target = path + b"?" + query if query else path
     asked = server.connections.answer(scope["method"], target, _headers_on(scope), body)
@@ -133,7 +134,7 @@ async def _answer_of(server: Server, scope: Scope, body: bytes) -> AsyncIterator
 
 
 def _headers_on(scope: Scope) -> list[Header]:
-    """Return the request's headers as the model's server is to get them."""
+    """Return the request's headers for the model's server."""
     dropped = OF_THE_CONNECTION | _SENT_ANEW
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
     headers.append((REQUEST_ID.encode(), scope["state"]["request_id"].encode()))
@@ -141,7 +142,7 @@ def _headers_on(scope: Scope) -> list[Header]:
 
 
 async def _pass_back(answer: Answer, scope: Scope, send: Send, model: Model) -> None:
-    """Send the answer on, piece by piece as it comes."""
+    """Send the answer to the client piece by piece."""
     dropped = OF_THE_CONNECTION | _RETURNED_ANEW
     headers = [(name, value) for name, value in answer.headers if name not in dropped]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -153,12 +154,12 @@ async def _pass_back(answer: Answer, scope: Scope, send: Send, model: Model) -> 
         if dict(headers).get(b"content-type", b"").startswith(EVENT_STREAM):
             last = _last_event(scope)
             await send({"type": "http.response.body", "body": last, "more_body": False})
-        return  # any other answer stays incomplete, and its connection is closed
+        return  # other answers stay incomplete, and the connection is closed
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _last_event(scope: Scope) -> bytes:
-    """Return an error as the end of a broken stream, as the path's family writes errors."""
+    """Return an error event that ends a broken stream, in the format of the path's family."""
     found = problem_of(EngineDead("the model's server ended within the answer."))
     bodies: ErrorBodies = scope["state"]["error_bodies"]
     own = bodies.body_of(scope["path"].removeprefix(scope.get("root_path", "")))

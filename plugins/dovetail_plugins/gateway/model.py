@@ -1,4 +1,4 @@
-"""Model: one of several models, where it stands, and what is known of its server."""
+"""Model: the state of one of several models, and what is known of its server."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dovetail_plugins.gateway.need import Need
 from dovetail_plugins.gateway.server import Server
 
 STEADY_S = 60.0
-"""A model that has lived so long has left its earlier deaths behind."""
+"""After living this long, a model's earlier deaths no longer count."""
 
 LONGEST_PAUSE_S = 60.0
 ASK_LIMIT_S = 5.0
-"""How long a model's server may take for its own /health, /load or /metrics."""
+"""How long a model's server may take to answer /health, /load or /metrics."""
 
 
 class State(enum.StrEnum):
-    """Where a model stands. Only a loaded one takes requests."""
+    """The state of a model. Only a loaded one takes requests."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -34,8 +34,8 @@ class State(enum.StrEnum):
 
 
 class Model:
-    """Where one model stands. `change` is what is being done about it: a task that returns what to
-    tell those who wait for it, None if all is well."""
+    """One model. `change` is the task that is changing it; the task returns the error for the
+    waiting requests, None on success."""
 
     def __init__(self, entry: Entry, need: Need) -> None:
         self.entry = entry
@@ -54,7 +54,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Return the name that answers and metrics carry."""
+        """Return the name used in answers and metrics."""
         return self.entry.name
 
     @property
@@ -64,11 +64,11 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nobody uses it or waits for it."""
+        """Return whether no request runs on it or waits for it."""
         return self.num_running == 0 and self.num_waiting == 0
 
     async def ask(self, path: str) -> Whole | None:
-        """Return what its server says to a GET; None where it is not loaded or does not say."""
+        """Return its server's answer to a GET; None if it is not loaded or does not answer."""
         if self.server is None or self.state is not State.LOADED:
             return None
         with contextlib.suppress(TimeoutError, ConnectionError):
@@ -77,10 +77,11 @@ class Model:
         return None
 
     def to_come(self) -> tuple[Need, int]:
-        """Return what it takes and how much of that it has taken by now.
+        """Return (its need, how many bytes of that it has taken so far).
 
-        Main memory is taken as it is used; a device's is taken at once, so nothing is still to come
-        of a model that is loaded there. One that sleeps has given back what it takes.
+        Host memory is taken as it is used. Device memory is taken all together, so a model loaded
+        there will take no more. A sleeping model has released its memory: nothing counts as still
+        to come.
         """
         if self.server is None or self.state is State.ASLEEP:
             return self.need, self.need.num_bytes
@@ -89,12 +90,12 @@ class Model:
         return self.need, 0 if self.state is State.LOADING else self.need.num_bytes
 
     def used(self) -> None:
-        """Note that it was used now."""
+        """Record that it was used now."""
         self.last_used_s = time.monotonic()
 
     def died(self, how: str) -> None:
-        """Note a death: the first one is made good at the next request, later ones after pauses
-        that grow. Mutates: self"""
+        """Record a death. The next request may restart the model immediately after the first death,
+        and after growing pauses later. Mutates: self"""
         now_s = time.monotonic()
         is_steady = self.loaded_s > 0 and now_s - self.loaded_s >= STEADY_S
         self.num_deaths = 1 if is_steady else self.num_deaths + 1
@@ -104,7 +105,7 @@ class Model:
         self.loaded_s = 0.0
 
     def told(self) -> dict[str, Any]:
-        """Return what /health says of it."""
+        """Return its entry in /health."""
         facts: dict[str, Any] = {"model": self.name, "state": str(self.state)}
         facts |= {"running": self.num_running, "waiting": self.num_waiting}
         if self.num_deaths:

@@ -1,6 +1,6 @@
-"""What a model takes: the memory for its weights and its KV cache, found out before it is loaded.
+"""The memory that a model needs for weights and KV cache, estimated before it is loaded.
 
-By the estimate of `dovetail inspect`, from files' headers alone.
+The estimate is that of `dovetail inspect`, from the files' headers only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail_plugins.inspect.collect import memory_taken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """`num_bytes` is what a loaded model takes in the end; `context_tokens` the longest context.
+    """`num_bytes` is the memory of the loaded model, `context_tokens` the longest context.
 
     `is_host`: it is main memory, which an engine takes page by page as it uses it.
     """
@@ -32,7 +32,7 @@ class Need:
 
 
 def need_of(entry: Entry) -> Need:
-    """Return what a model takes. Raises: ConfigError for a model that would not start"""
+    """Return the need of a model. Raises: ConfigError for a model that would not start"""
     config = entry.config
     spec = resolve(config)
     platform = select_platform(config)[1]
@@ -50,16 +50,17 @@ def need_of(entry: Entry) -> Need:
 
 
 def _share_bytes(spec: EngineSpec, platform: Platform) -> int:
-    """Return what an engine takes that fills its share of the device with KV cache."""
+    """Return the memory of an engine that fills its share of the device with KV cache."""
     if spec.cache.memory_bytes is not None or spec.cache.num_blocks is not None:
         return 0
     return int(spec.cache.memory_share * (platform.free_bytes() or 0))
 
 
 async def free_beside(own: Need, others: list[tuple[Need, int]]) -> int | None:
-    """Return the bytes that are free for one model beside loaded ones; None: not known.
+    """Return the free bytes for one model next to loaded ones; None if unknown.
 
-    `others` are those with what each has taken so far: what it will still take is not free.
+    `others` are the loaded models' needs, each with the bytes taken so far. What they have yet to
+    take is not free.
     """
     free = await asyncio.to_thread(own.free_bytes)
     if free is None:

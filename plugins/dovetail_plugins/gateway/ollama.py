@@ -1,4 +1,4 @@
-"""What a gateway tells in Ollama's words: the lists of all models, which no single server knows."""
+"""A gateway's answers in Ollama's format: the lists of all models, which no single server has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_plugins.gateway.model import Model
 
 
 async def list_models(request: Request) -> Response:
-    """Return all names; of models that are not loaded, the name is all that is known."""
+    """Return all names. Of unloaded models only the name is known."""
     state = request.app.state.server
     models: Sequence[Model] = state.fleet.models
     created = written_time(datetime.fromtimestamp(state.created_s, UTC))
@@ -36,7 +36,7 @@ async def list_loaded(request: Request) -> Response:
 
 
 async def _told(model: Model, path: str) -> list[Any]:
-    """Return what a model's server lists; nothing where it is not loaded."""
+    """Return what a model's server lists; empty if the model is not loaded."""
     answer = await model.ask(path)
     return answer.json()["models"] if answer is not None and answer.status == 200 else []
 

@@ -1,5 +1,5 @@
-"""What a gateway answers of the page: its files, for which no model has to be loaded, and that
-settings are not told where anybody could ask for them."""
+"""A gateway's answers for the page: its files, which need no loaded model, and a refusal of
+/settings if anybody could read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Endpoint = Callable[..., Any]
 
 
 def page_routes(frontend: FrontendConfig) -> dict[str, Endpoint]:
-    """Return the endpoints of the page's files by path; none with --no-ui."""
+    """Return path -> endpoint for the page's files; empty with --no-ui."""
     files = PageFiles()
 
     async def show_root(request: Request) -> Response:
@@ -26,7 +26,7 @@ def page_routes(frontend: FrontendConfig) -> dict[str, Endpoint]:
         return await ui.show_root(request, files)
 
     async def show_page(request: Request) -> Response:
-        """Return the page on which one chats with the models and watches the server."""
+        """Return the page for chatting with the models and watching the server."""
         return await ui.show_page(request, files)
 
     async def show_part(request: Request) -> Response:
@@ -38,11 +38,11 @@ def page_routes(frontend: FrontendConfig) -> dict[str, Endpoint]:
 
 
 def hidden_routes(frontend: FrontendConfig) -> Iterator[tuple[str, Endpoint]]:
-    """Give the path of the settings where this address may not tell them: the models' servers do
-    not know who can reach it."""
+    """Yield the settings path with a refusal if this address may not show them. The models' servers
+    do not know who can reach it."""
 
     async def refuse(request: Request) -> Response:
-        """Say that settings are not told here."""
+        """Answer that the settings are not shown here."""
         return settings.NOT_SHOWN.response(request.scope)
 
     if not settings.may_show(frontend):

@@ -1,8 +1,8 @@
-"""PrefillChoice: the server that computes a prompt, where its prefix is cached.
+"""PrefillChoice: chooses the server that computes a prompt, preferably one with its prefix cached.
 
-Prefill servers that publish KV events say what they have cached; the router `prefix_aware` weighs
-that against what each has to do. A prompt's tokens are asked of a server (`/tokenize`) unless the
-request brings them. Without events, or tokens, it is the least busy server.
+Prefill servers that publish KV events report what they have cached. The router `prefix_aware`
+weighs that against their load. A server tokenizes the prompt (`/tokenize`) unless the request
+contains token ids. Without events or tokens, the least busy server is chosen.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from dovetail_plugins.gateway.upstream import ASK_LIMIT_S, Upstream, least_busy
 
 FLAG = "--kv-events-config"
 CACHE_TOKENS = 1 << 22
-"""How much a server is taken to have cached of what was sent to it, as long as it says nothing."""
+"""The assumed cache size of a server that publishes no events; what was sent to it counts as
+cached."""
 OF_THE_PROMPT = ("model", "prompt", "messages", "tools", "add_generation_prompt")
 OF_THE_TEMPLATE = ("continue_final_message", "add_special_tokens", "chat_template_kwargs")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Load:
-    """A server as a router sees it."""
+    """A server's load, as a router sees it."""
 
     number: int
     num_running: int = 0
@@ -41,7 +42,7 @@ class _Load:
 
 
 class PrefillChoice:
-    """Chooses among servers. One thread, that of the event loop."""
+    """Chooses among servers. Used only in the event loop's thread."""
 
     def __init__(
         self, servers: Sequence[Upstream], router: Router | None, news: CacheNews | None
@@ -52,7 +53,7 @@ class PrefillChoice:
         self._loads = [_Load(number=number) for number in range(len(servers))]
 
     async def tokens_of(self, fields: dict[str, Any], headers: Sequence[Header]) -> tuple[int, ...]:
-        """Return a request's prompt as tokens; () where that does not matter or nobody knows."""
+        """Return a request's prompt as tokens; () if they are not needed or unknown."""
         if self._router is None or len(self._servers) < 2:
             return ()
         prompt = fields.get("prompt")
@@ -77,8 +78,8 @@ class PrefillChoice:
     def pick(
         self, prompt_ids: tuple[int, ...], salt: str, tried: Sequence[Upstream]
     ) -> Upstream | None:
-        """Return the server for a prompt that has not been tried, None where all have been.
-        Mutates: self"""
+        """Return the server for a prompt, excluding tried ones; None if all were tried. Mutates:
+        self"""
         left = [number for number, one in enumerate(self._servers) if one not in tried]
         back = [number for number in left if self._servers[number].is_back]
         if self._router is None or len(back) < 2 or not prompt_ids:
@@ -89,19 +90,19 @@ class PrefillChoice:
         return self._servers[self._router.choose(RoutedRequest(prompt_ids, salt), loads)]
 
     def began(self, server: Upstream, num_tokens: int) -> None:
-        """Note that a server has a prompt to compute. Mutates: self"""
+        """Record that a server has started to compute a prompt. Mutates: self"""
         load = self._loads[self._servers.index(server)]
         load.pending_tokens += num_tokens
         load.num_running += 1
 
     def ended(self, server: Upstream, num_tokens: int) -> None:
-        """Note that it has no more. Mutates: self"""
+        """Record that a server has finished a prompt. Mutates: self"""
         load = self._loads[self._servers.index(server)]
         load.pending_tokens -= num_tokens
         load.num_running -= 1
 
     def close(self) -> None:
-        """Listen to servers no more. May be called twice."""
+        """Stop listening to servers. May be called twice."""
         if self._news is not None:
             self._news.close()
 
@@ -114,8 +115,8 @@ def _are_ids(values: Sequence[Any]) -> bool:
 def prefill_choice(
     servers: Sequence[Upstream], events: Sequence[str], block_tokens: int
 ) -> PrefillChoice:
-    """Return the choice among servers whose --kv-events-config these are: none, one for all of
-    them, or one each. Raises: ConfigError"""
+    """Return the choice among servers with these --kv-events-config values: none, one for all
+    servers, or one each. Raises: ConfigError"""
     if not events:
         return PrefillChoice(servers, None, None)
     if len(events) not in (1, len(servers)):
@@ -140,7 +141,7 @@ def prefill_choice(
 
 
 def _feed(text: str, server: Upstream) -> EventFeed:
-    """Return the feed of a server that was started with this flag. Raises: ConfigError"""
+    """Return the event feed of a server that was started with this flag. Raises: ConfigError"""
     try:
         keys = dict(json_value(text))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""build_route: `dovetail route` as an application, within the front door of a server."""
+"""build_route: `dovetail route` as an application, inside the front door of a server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dovetail_plugins.gateway.two_halves import HEALTH, PREFILL_HEADER, TwoHalve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteState:
-    """What the front door reads of the application."""
+    """The application state that the front door reads."""
 
     frontend: FrontendConfig
 
 
 def build_route(halves: TwoHalves, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
-    """Return the application: `/health`, which needs no key, and every other path. `apis` are the
-    families that the servers behind it have."""
+    """Return the application: `/health`, which needs no key, and a catch-all route. `apis` are its
+    servers' families."""
     app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = RouteState(frontend=frontend)
     app.state.open_requests = OpenRequests()

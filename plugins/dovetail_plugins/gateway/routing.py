@@ -1,4 +1,4 @@
-"""Which model a request names: in its body, in the form it sends, or in its query."""
+"""The model that a request names: in its JSON body, its form, or its query."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FORM = "multipart/form-data"
 
 
 class _Named(msgspec.Struct):
-    """A JSON body as far as it is read here."""
+    """A JSON body, reduced to the field read here."""
 
     model: str | None = None
 
 
 def named_model(scope: Scope, body: bytes) -> str | None:
-    """Return the name in a request, None where it has none.
+    """Return the model name in a request, None if there is none.
 
-    A body at fault has none: the first model's server will say what is wrong with it.
+    An invalid body counts as having none: the first model's server then reports the fault.
     """
     asked = parse_qs(scope["query_string"].decode("latin-1")).get(FIELD)
     if asked:

@@ -31,7 +31,7 @@ logger = logging.getLogger("dovetail_plugins.gateway")
 
 
 def run(config: Config, models: Sequence[str]) -> int:
-    """Serve several models until a signal says to stop. Raises: ConfigError"""
+    """Serve several models until a signal arrives. Raises: ConfigError"""
     set_process_up(config)
     timer = StartupTimer()
     config = with_checked_frontend(config)
@@ -46,7 +46,7 @@ def run(config: Config, models: Sequence[str]) -> int:
 
 
 def checked_entries(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
-    """Return the models that are to be served. Raises: ConfigError"""
+    """Return the models to serve. Raises: ConfigError"""
     if launched(config) is not None:
         raise ConfigError(
             "a launcher starts the ranks of one model.",
@@ -57,7 +57,7 @@ def checked_entries(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
 
 
 def _checked(entry: Entry) -> Model:
-    """Return a model that is not loaded yet. Raises: ConfigError, which names it"""
+    """Return an unloaded model. Raises: ConfigError that names it"""
     try:
         return Model(entry, need_of(entry))
     except ConfigError as error:
@@ -72,7 +72,7 @@ def _tell_needs(models: Sequence[Model]) -> None:
 
 
 def fleet_of(config: Config, models: Sequence[Model]) -> Fleet:
-    """Return the models' fleet as the flags ask for it."""
+    """Return the fleet of the models, configured by the flags."""
     return Fleet(
         models,
         start=ModelServer,

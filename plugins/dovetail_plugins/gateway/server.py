@@ -1,6 +1,6 @@
-"""ModelServer: the server process of one model, from its start to its end.
+"""ModelServer: the server process of one model, from start to end.
 
-It is a `dovetail serve` of its own on a Unix socket in a private folder. Ends with this process.
+It is a separate `dovetail serve` on a Unix socket in a private folder, and ends with this process.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ KEEP_ALIVE_S = 86400
 
 
 class ModelFailed(DovetailError):
-    """A model's server did not start, or did not do what it was asked for."""
+    """A model's server did not start, or a call to it failed."""
 
 
 class Server(Protocol):
-    """What is known of a model's server."""
+    """The interface of a model's server."""
 
     @property
     def connections(self) -> Connections:
-        """Return what carries requests to it."""
+        """Return the connections to it."""
 
     @property
     def status(self) -> int | None:
         """Return its exit status; None while it runs."""
 
     def used_bytes(self) -> int:
-        """Return the main memory of all its processes."""
+        """Return the main memory used by all its processes."""
 
     async def wait_ready(self) -> None:
-        """Return once it takes requests. Raises: ModelFailed when it ends before"""
+        """Return once it accepts requests. Raises: ModelFailed if it ends before"""
 
     async def stop(self) -> None:
-        """End it in order, then by force. May be called on one that has ended."""
+        """End it gracefully, then by force. May be called after it has ended."""
 
 
 class ModelServer:
@@ -80,14 +80,14 @@ class ModelServer:
         return self._child.status
 
     def used_bytes(self) -> int:
-        """Return the main memory of all its processes."""
+        """Return the main memory used by all its processes."""
         with contextlib.suppress(psutil.Error):  # it has just ended
             process = psutil.Process(self._child.pid)
             return sum(map(_resident, [process, *process.children(recursive=True)]))
         return 0
 
     async def wait_ready(self) -> None:
-        """Return once it takes requests. Raises: ModelFailed when it ends before"""
+        """Return once it accepts requests. Raises: ModelFailed if it ends before"""
         while (status := self.status) is None:
             with contextlib.suppress(ConnectionError):  # it does not listen yet
                 if (await self.connections.ask("GET", "/ready")).status == 200:
@@ -99,7 +99,7 @@ class ModelServer:
         )
 
     async def stop(self) -> None:
-        """End it in order, then by force."""
+        """End it gracefully, then by force."""
         try:
             self._child.send_signal(signal.SIGTERM)
             self.connections.close()

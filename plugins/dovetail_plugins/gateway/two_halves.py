@@ -1,9 +1,9 @@
-"""TwoHalves: a prompt is computed by one server and its answer by another.
+"""TwoHalves: disaggregated serving. One server computes the prompt, another generates the answer.
 
-Of servers with a KV connector the `prefill` ones get each request first, for one token, and say how
-another goes on with it (kv_transfer_params); then a `decode` one gets it with that, and its answer
-is the client's. Whatever goes wrong with the first half costs time alone: the second computes the
-prompt itself. A client that leaves ends whichever half is under way.
+The servers have a KV connector. A `prefill` server gets each request first, for one token, and
+returns how another server can continue (kv_transfer_params). Then a `decode` server gets the
+request with these params, and its answer goes to the client. If the first half fails, only time is
+lost: the decode server computes the prompt itself. A client that leaves aborts the current half.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ DIVIDED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 FIELD = "kv_transfer_params"
 ASKED = {"do_remote_decode": True, "do_remote_prefill": False}
 WHOLE = ("prompt_logprobs", "use_beam_search", "echo", "suffix")
-"""Fields with which a prompt is computed where the answer is."""
+"""Fields that require prompt and answer to be computed on the same server."""
 OF_THE_ANSWER = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "n")
-"""Fields that mean nothing to the first half, and could contradict its single token."""
+"""Fields that are meaningless to the first half, and could contradict its single token."""
 RETURNED_ANEW = OF_THE_CONNECTION | {b"date", b"server", REQUEST_ID.encode()}
-"""Headers of a server that are not the client's: they are this process's own."""
+"""Headers of a server's answer that this process sets itself."""
 PREFILL_HEADER = b"x-dovetail-prefill"
 
 
 class TwoHalves:
-    """An ASGI endpoint over two sorts of servers. `route_app` has what surrounds it."""
+    """An ASGI endpoint over the two kinds of servers. `route_app` adds the surrounding layers."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class TwoHalves:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether any server has a request."""
+        """Return whether any server has an open request."""
         return any(one.num_open for one in (*self._prefill, *self._decode))
 
     async def health(self, request: Request | None = None) -> JSONResponse:
-        """Return each server's state; 503 where nobody could answer."""
+        """Return each server's state; 503 if no decode server is healthy."""
         del request
         told: dict[str, list[dict[str, Any]]] = {}
         for name, servers in (("prefill", self._prefill), ("decode", self._decode)):
@@ -102,8 +102,8 @@ class TwoHalves:
     async def _first_half(
         self, scope: Scope, headers: list[Header], fields: dict[str, Any]
     ) -> tuple[Any, tuple[int, list[Header], bytes] | None, Upstream | None]:
-        """Have the prompt computed; return the params to go on with (None: nobody could), the
-        refusal of a request at fault, and who computed it."""
+        """Compute the prompt; return (params to continue with or None, the refusal of an invalid
+        request, the server that computed it)."""
         asked = {name: value for name, value in fields.items() if name not in OF_THE_ANSWER}
         asked |= {"max_tokens": 1, "stream": False, FIELD: ASKED}
         if "max_completion_tokens" in asked:
@@ -139,7 +139,7 @@ class TwoHalves:
         send: Send,
         first: Upstream | None,
     ) -> None:
-        """Hand the request on, and its answer back as it comes."""
+        """Forward the request and stream its answer back."""
         tried: list[Upstream] = []
         while (server := least_busy(self._decode, tried)) is not None:
             tried.append(server)
@@ -160,7 +160,7 @@ class TwoHalves:
 
 
 def _params_of(whole: bytes) -> Any:
-    """Return what an answer says of how to go on with it, None where it says nothing."""
+    """Return the transfer params in an answer, None if there are none."""
     try:
         answer = json_value(whole)
     except InvalidJson:
@@ -169,13 +169,14 @@ def _params_of(whole: bytes) -> Any:
 
 
 def _divided(scope: Scope, body: bytes) -> dict[str, Any] | None:
-    """Return the fields of a request whose prompt another server computes, None for any other."""
+    """Return the fields of a request with a prompt to compute on another server; None for
+    others."""
     if scope["method"] != "POST" or scope["path"] not in DIVIDED_PATHS:
         return None
     try:
         fields = json_value(body)
         json.dumps(fields, allow_nan=False)
-    except (ValueError, RecursionError):  # which no server would get as the client wrote it
+    except (ValueError, RecursionError):  # no server would get these as the client wrote them
         return None
     if not isinstance(fields, dict) or any(fields.get(name) for name in WHOLE):
         return None
@@ -190,14 +191,14 @@ def _target(scope: Scope) -> bytes:
 
 
 def _headers_on(scope: Scope) -> list[Header]:
-    """Return the request's headers as servers get them, with an id that all of them share."""
+    """Return the request's headers for servers, with a request id that all of them share."""
     dropped = OF_THE_CONNECTION | {b"content-length", b"host", b"origin", REQUEST_ID.encode()}
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
     return [*headers, (REQUEST_ID.encode(), scope["state"]["request_id"].encode())]
 
 
 async def _gone(receive: Receive) -> None:
-    """Return when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
@@ -211,7 +212,7 @@ async def _send_whole(send: Send, status: int, headers: Sequence[Header], body: 
 
 
 async def _pass_back(answer: Answer, send: Send, first: Upstream | None) -> None:
-    """Send an answer on, piece by piece as it comes. Raises: ConnectionError"""
+    """Send an answer to the client piece by piece. Raises: ConnectionError"""
     headers = [(name, value) for name, value in answer.headers if name not in RETURNED_ANEW]
     if first is not None:
         headers.append((PREFILL_HEADER, first.url.encode()))

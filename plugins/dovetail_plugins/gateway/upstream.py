@@ -1,4 +1,4 @@
-"""Upstream: a server elsewhere that requests are handed to, and how busy it is."""
+"""Upstream: another server that requests are forwarded to, and how busy it is."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gateway.connections import Answer, Connections, Header
 
 LEFT_ALONE_S = 2.0
-"""How long a server that could not be reached is passed over."""
+"""How long an unreachable server is skipped."""
 ASK_LIMIT_S = 2.0
 PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(slots=True, kw_only=True)
 class Upstream:
-    """One server. `num_open` requests are with it; it is passed over until `back_s`."""
+    """One server. `num_open` is its number of open requests; it is skipped until `back_s`."""
 
     url: str
     host: str
@@ -33,16 +33,16 @@ class Upstream:
 
     @property
     def hostname(self) -> str:
-        """Return the machine's name or address."""
+        """Return the machine's host name or address."""
         return urlsplit(self.url).hostname or ""
 
     @property
     def is_back(self) -> bool:
-        """Return whether it is worth a try."""
+        """Return whether it may be tried again."""
         return time.monotonic() >= self.back_s
 
     def failed(self) -> None:
-        """Pass it over for a while. Mutates: self"""
+        """Skip it for a while. Mutates: self"""
         self.num_failures += 1
         self.back_s = time.monotonic() + LEFT_ALONE_S
 
@@ -50,7 +50,7 @@ class Upstream:
     async def answer(
         self, method: str, target: bytes, headers: Sequence[Header], body: bytes
     ) -> AsyncIterator[Answer]:
-        """Give the start of its answer; leaving the block early ends its work. Raises:
+        """Yield its answer once the headers have arrived; leaving early aborts the request. Raises:
         ConnectionError"""
         headers = [*headers, (b"host", self.host.encode())]
         self.num_open += 1
@@ -62,7 +62,7 @@ class Upstream:
             self.num_open -= 1
 
     async def is_healthy(self) -> bool:
-        """Return whether it says so."""
+        """Return whether its /health reports 200."""
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
                 async with self.answer("GET", b"/health", (), b"") as answer:
@@ -101,7 +101,7 @@ def upstream_of(url: str, flag: str) -> Upstream:
 
 
 def least_busy(servers: Sequence[Upstream], tried: Sequence[Upstream] = ()) -> Upstream | None:
-    """Return the server with the fewest requests that has not been tried, those that could not be
-    reached last; None where all have been."""
+    """Return the untried server with the fewest requests, with unreachable servers last; None if
+    all have been tried."""
     left = [one for one in servers if one not in tried]
     return min(left, key=lambda one: (not one.is_back, one.num_open), default=None)

@@ -1,6 +1,6 @@
-"""`dovetail inspect`: what a checkpoint holds and what it would take, from headers alone.
+"""`dovetail inspect`: the contents and memory needs of a checkpoint, from file headers alone.
 
-Imports no torch and reads no weights; the model is made without memory, in a separate process
-(`trial`), to see what it would refuse. Knows no file format and no quantization: load formats tell
-the headers, quantization methods what becomes of a layer.
+Imports no torch and reads no weights. A separate process (`trial`) creates the model without memory
+to see whether it would be refused. Independent of file formats and quantization: load formats read
+the headers, and quantization methods describe the layers.
 """

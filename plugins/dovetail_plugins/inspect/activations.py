@@ -1,6 +1,6 @@
-"""The type that a layer's activations take in products on this machine, in words.
+"""A description of the activation type that a layer uses in products on this machine.
 
-The rule is `layers.rounding.taken`; the words say what kernels do by it. Imports no torch.
+The rule is `layers.rounding.taken`; the descriptions say what kernels make of it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dovetail_plugins.inspect.how import How
 from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
 
 INT8_GROUP = 32
-"""Inputs that share a scale where activations become int8 on a CPU; fewer where the weight's own
+"""The inputs that share a scale when activations become int8 on a CPU; fewer if the weight's own
 groups are smaller."""
 WORDS_ISA = "avx2"
 """The instruction set that multiplies 16-bit integers by 8-bit weights as fast as bytes."""
@@ -19,8 +19,8 @@ NOT_TOLD = "not known from the method"
 
 
 def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
-    """Return the words for a layer's product. `told` is the method's estimate; None: a matrix in
-    full precision."""
+    """Return the description for a layer's product. `told` is the method's estimate; None: a matrix
+    in full precision."""
     takes = (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if told is None else told.takes
     if not takes:
         return NOT_TOLD
@@ -37,7 +37,7 @@ def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
 
 
 def int8_words(how: How) -> str:
-    """Return the words for int8 activations that no checkpoint asks for."""
+    """Return the description of int8 activations that are not required by the checkpoint."""
     if how.is_cpu:
         more = "; 16-bit integers with 8-bit weights" if how.isa == WORDS_ISA else ""
         return f"int8 in groups of {INT8_GROUP} inputs{more}"

@@ -1,7 +1,7 @@
-"""What fits beside the weights: the longest context, and requests at a time.
+"""What fits next to the weights: the longest context, and the number of concurrent requests.
 
-By the same arithmetic as the engine's start (`config.cache_size`); a step's own activations are
-not counted.
+It uses the same arithmetic as the engine's start (`config.cache_size`), but ignores the activations
+of a step.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dovetail_plugins.inspect.facts import Fit
 
 FIRST_TOKENS = 2048
 STEP = 4
-"""Lengths that requests are counted for: each so many times the one before."""
+"""The factor between the context lengths for which requests are counted."""
 
 
 def per_token(model: ModelSpec, kv_dtype: str) -> int:
-    """Return the bytes that one token takes in the caches of all layers."""
+    """Return the cache bytes per token, over all layers."""
     facts = model.cache
     if facts is None:
         return kv_bytes(model, kv_dtype, 1, 1)
@@ -25,12 +25,12 @@ def per_token(model: ModelSpec, kv_dtype: str) -> int:
 
 
 def per_row(model: ModelSpec) -> int:
-    """Return the bytes that the states of a row take in all layers, however long it is."""
+    """Return the bytes of a row's states in all layers, independent of its length."""
     return 0 if model.cache is None else model.cache.num_state_layers * state_bytes(model)
 
 
 def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: int) -> int:
-    """Return the longest context that a number of bytes holds, at most the checkpoint's."""
+    """Return the longest context that fits into `room_bytes`, up to the checkpoint's limit."""
     room = Room(
         model=model,
         kv_dtype=kv_dtype,
@@ -42,8 +42,8 @@ def longest(model: ModelSpec, kv_dtype: str, room_bytes: int, block: int, step: 
 
 
 def fits(model: ModelSpec, kv_dtype: str, room_bytes: int, step: int) -> tuple[Fit, ...]:
-    """Return how many requests of several lengths a number of bytes holds, the checkpoint's own
-    last."""
+    """Return how many requests of several lengths fit into `room_bytes`. The checkpoint's limit is
+    the last length."""
     last = checkpoint_tokens(model)
     lengths = []
     length = FIRST_TOKENS

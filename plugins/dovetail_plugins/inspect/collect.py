@@ -1,7 +1,7 @@
-"""inspect(config): every fact of a checkpoint put together.
+"""inspect(config): collects all facts of a checkpoint.
 
-What `serve` would decide is decided by `config.resolve` itself. Where that refuses the checkpoint,
-the refusal is a warning and as much is found out as still can be. Imports no torch.
+`config.resolve` itself decides what `serve` would decide. If it refuses the checkpoint, the refusal
+becomes a warning, and the remaining facts are still collected. Imports no torch.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
 @dataclass(kw_only=True)
 class Parts:
-    """The parts known of the engine that would start: all of `spec`, or pieces of it. `is_refused`:
-    the model cannot be made."""
+    """The known parts of the engine that would start: all of `spec`, or pieces of it. `is_refused`:
+    the model cannot be created."""
 
     model: ModelSpec
     platform: Platform
@@ -71,8 +71,8 @@ class Parts:
 
 
 def inspect(config: Config) -> Inspected:
-    """Return a checkpoint's contents and the memory that it would take. Raises: ConfigError where
-    there is no checkpoint, or nothing is known of it."""
+    """Return a checkpoint's contents and its memory needs. Raises: ConfigError if there is no
+    checkpoint, or nothing is known of it"""
     with listening() as told:
         parts = _parts(config)
         headers = _headers(config, parts)
@@ -108,7 +108,7 @@ def inspect(config: Config) -> Inspected:
 
 
 def memory_taken(config: Config, spec: EngineSpec) -> Memory | None:
-    """Return the memory that a resolved engine takes; None where no file tells of its weights."""
+    """Return the memory of a resolved engine; None if no file describes its weights."""
     with listening():
         parts = _parts_of(config, spec)
         headers = _headers(config, parts)
@@ -137,7 +137,7 @@ def model_facts(model: ModelSpec) -> ModelFacts:
 
 
 def weight_files(path: Path, headers: list[TensorHeader] | None) -> tuple[WeightFile, ...]:
-    """Return the files that hold the tensors, or where no head tells, all that could."""
+    """Return the files with the tensors; without headers, all possible weight files."""
     folder = path if path.is_dir() else path.parent
     if headers is None:
         names = (
@@ -157,7 +157,8 @@ def _file(folder: Path, name: str, tensors: int | None) -> WeightFile:
 
 
 def _parts(config: Config) -> Parts:
-    """Return the engine that would start, or its pieces. Raises: ConfigError for no checkpoint."""
+    """Return the engine that would start, or its pieces. Raises: ConfigError if there is no
+    checkpoint"""
     try:
         spec = resolve(config)
     except DovetailError as error:
@@ -185,7 +186,7 @@ def _parts_of(config: Config, spec: EngineSpec) -> Parts:
 
 
 def _pieces(config: Config) -> Parts:
-    """Return the facts that need no whole engine. Raises: ConfigError"""
+    """Return the facts that do not need a whole engine. Raises: ConfigError"""
     _, platform = select_platform(config)
     path = find_model(
         config.model.model,
@@ -214,8 +215,8 @@ def _pieces(config: Config) -> Parts:
 
 @contextmanager
 def _tried(parts: Parts, *, is_once: bool = False) -> Iterator[None]:
-    """Make what goes wrong inside a with block a warning; `is_once`: unless there is one of the
-    same file or flag. Mutates: parts"""
+    """Turn an error in the block into a warning. `is_once`: unless there is one about the same file
+    or flag. Mutates: parts"""
     try:
         yield
     except DovetailError as error:
@@ -225,7 +226,7 @@ def _tried(parts: Parts, *, is_once: bool = False) -> Iterator[None]:
 
 
 def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
-    """Return the heads of all tensors, None where the format has none or a file is at fault."""
+    """Return the headers of all tensors; None if the format has none or a file is invalid."""
     if parts.load_format is None:
         return None
     checkpoint = Checkpoint(
@@ -244,7 +245,7 @@ def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
 
 
 def _method(parts: Parts) -> QuantMethod | None:
-    """Return the quantization method, None where it refuses the checkpoint."""
+    """Return the quantization method; None if it refuses the checkpoint."""
     if parts.quantization is None:
         return None
     with _tried(parts):
@@ -268,7 +269,7 @@ def _how(parts: Parts, method: QuantMethod | None) -> How:
 
 
 def _text(config: Config, parts: Parts) -> TextFacts | None:
-    """Return how text goes in and out, None where there is no tokenizer."""
+    """Return the facts about text input and output; None without a tokenizer."""
     from dovetail.server.launch.preview import look_ahead
 
     if parts.spec is None or not parts.spec.has_tokenizer:
@@ -294,7 +295,7 @@ def _text(config: Config, parts: Parts) -> TextFacts | None:
 
 
 def _generation(config: Config, parts: Parts) -> dict[str, object]:
-    """Return the sampling settings that a request gets that says nothing."""
+    """Return the default sampling settings of a request."""
     if parts.spec is not None:
         return dict(parts.spec.default_sampling)
     with _tried(parts):

@@ -1,4 +1,4 @@
-"""Which plugins would be chosen, and why: what choosing itself says in the log, kept as text."""
+"""The plugins that would be chosen, with the reasons that the selection itself logs."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _FLAGS = {
     "device": "device",
     "model": "model_impl",
 }
-"""Kind -> the flag that chooses it."""
+"""Kind -> the flag that selects it."""
 
 Told = list[str]
-"""Lines of the log."""
+"""Log lines."""
 
 
 class _Ears(logging.Handler):
-    """Keeps messages."""
+    """Stores log messages."""
 
     def __init__(self, told: Told) -> None:
         super().__init__(logging.INFO)
         self._told = told
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one message. Mutates: told"""
+        """Store one message. Mutates: told"""
         self._told.append(record.getMessage())
 
 
 @contextmanager
 def listening() -> Iterator[Told]:
-    """Give the lines that are logged inside a with block, which then go nowhere else."""
+    """Yield the lines logged in the block, which are logged nowhere else."""
     told: Told = []
     root, ears = logging.getLogger(ROOT), _Ears(told)
     level, propagates, handlers = root.level, root.propagate, root.handlers
@@ -64,7 +64,7 @@ def listening() -> Iterator[Told]:
 def chosen(
     config: Config, parts: Parts, told: Told, files: Sequence[WeightFile]
 ) -> tuple[Chosen, ...]:
-    """Return the plugins in the order in which a request meets them."""
+    """Return the plugins in the order in which a request uses them."""
     lines = {match[1]: match[3] or "" for line in told if (match := _LINE.fullmatch(line))}
     own = {
         "device": lines.get("platform", ""),
@@ -102,7 +102,7 @@ def _selections(parts: Parts) -> list[tuple[str, Selection | None]]:
 
 
 def _asked(config: Config, kind: str, reasons: dict[str, str]) -> str:
-    """Return the flag that asks for it, or why it was chosen."""
+    """Return the flag that requests the plugin, or why it was chosen."""
     flag = _FLAGS[kind]
     if config.is_given(flag) and config.value(flag) not in (None, "", "auto"):
         return f"asked for: {config.origins[flag]}"

@@ -1,7 +1,6 @@
-"""What an inspection finds, as data; `as_json` gives it the keys that `--json` prints.
+"""The results of an inspection as data; `as_json` returns them with the keys of `--json`.
 
-Sizes are bytes, lengths tokens. None stands where something could not be found out; the warnings
-then say why.
+Sizes are bytes, lengths tokens. None means unknown; the warnings then say why.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 VERSION = 1
-"""Of the keys: raised when one changes its meaning or goes, not when one comes."""
+"""The version of the keys: raised when one is removed or changes its meaning, not when one is
+added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The shape of the model. `experts_per_token` of `experts` work on a token; 0 without any."""
+    """The shape of the model. `experts_per_token` of its `experts` process a token; 0 without
+    experts."""
 
     architecture: str
     model_type: str
@@ -33,11 +34,11 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purpose:
-    """What requests may ask of the model: `tasks`, the usual one first.
+    """What requests may ask of the model: `tasks`, the default one first.
 
-    Vectors have `dimensions` (`allowed_dimensions`: or one of these), are pooled by `pooler` and
-    have the length 1 if `is_normalized`. `classes` are the names of the classes. `prompts` are
-    those that the checkpoint puts before texts, by name.
+    Vectors have `dimensions` (or one of `allowed_dimensions`), are pooled by `pooler`, and are
+    scaled to length 1 if `is_normalized`. `classes` are the names of the classes. `prompts` are the
+    names of the instructions that the checkpoint puts before texts.
     """
 
     tasks: tuple[str, ...]
@@ -60,7 +61,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFile:
-    """One file of weights. `tensors` None: it has no head that tells."""
+    """One file of weights. `tensors` None: it has no readable header."""
 
     name: str
     bytes: int
@@ -69,10 +70,9 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Layers of one purpose. `stored` and `kept` map a form to the parameters that have it; `kept`
-    is how they stay in memory. `activations` likewise: what products on this machine make of them,
-    nothing for layers that are not multiplied by any. `is_exact`: no method had to be guessed for
-    `kept_bytes`."""
+    """Layers with the same purpose. `stored` and `kept` map a format to its number of parameters,
+    on disk and in memory. `activations` does so for the activation type in products on this
+    machine; empty for layers without products. `is_exact`: `kept_bytes` contains no guesses."""
 
     name: str
     layers: int
@@ -88,7 +88,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How many requests of one length the free memory holds at a time."""
+    """How many concurrent requests of one length fit into the free memory."""
 
     context_tokens: int
     requests: int
@@ -96,13 +96,13 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The memory that the model takes on `device`. `tables_bytes` are rotary tables, beside the
-    weights.
+    """The memory that the model takes on `device`.
 
-    `free_bytes` is the device's memory now; `longest_tokens` the longest context that it holds
-    beside the weights, at most the checkpoint's. `cache_bytes`, `served_tokens` and `most_requests`
-    are what `serve` would take with the same flags. An encoder keeps nothing: no bytes a token, and
-    no bound on requests but that of its steps.
+    `tables_bytes` are rotary tables, in addition to the weights. `free_bytes` is the device's free
+    memory now; `longest_tokens` the longest context that fits next to the weights, up to the
+    checkpoint's limit. `cache_bytes`, `served_tokens` and `most_requests` are what `serve` would
+    use with the same flags. An encoder has no cache: no bytes per token, and no limit on requests
+    except that of its steps.
     """
 
     device: str
@@ -122,7 +122,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFacts:
-    """How text goes in and out. `end_tokens` end an answer; `generation` are sampling defaults."""
+    """Facts about text input and output. `end_tokens` end an answer."""
 
     vocab_size: int
     special_tokens: int
@@ -137,8 +137,8 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """All of it. `would_start` says whether `serve` would get as far as reading weights; `purpose`
-    is None where it would not."""
+    """The whole result. `would_start`: `serve` would get as far as reading weights. `purpose` is
+    None otherwise."""
 
     path: str
     would_start: bool
@@ -157,5 +157,5 @@ class Inspected:
 
 
 def as_json(found: Inspected) -> dict[str, Any]:
-    """Return the facts as JSON's own types."""
+    """Return the facts as JSON types."""
     return {"version": VERSION, **asdict(found)}

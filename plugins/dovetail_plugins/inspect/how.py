@@ -1,4 +1,4 @@
-"""How a model keeps its weights and multiplies by them here."""
+"""How a model stores its weights in memory, and multiplies by them, on this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from dovetail_plugins.layers.rounding import AUTO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a model keeps its weights. `panel_outputs`: what outputs are filled up to a multiple of
-    where the native library multiplies them packed; 0: nothing is packed.
+    """How a model stores its weights and multiplies by them.
 
-    `method` None: nothing is known of quantized layers; `asked` is its option `activations`.
-    `is_tied`: the head is the token table. `is_own`: a model plugin builds all layers; else head
-    and tables are transformers' own. `isa` is the native library's instruction set, "" without one.
+    `panel_outputs`: the native library packs matrices with outputs padded to a multiple of this; 0:
+    nothing is packed. `method` None: nothing is known of quantized layers; `asked` is its option
+    `activations`. `is_tied`: the head is the token table. `is_own`: a model plugin builds all
+    layers; otherwise head and tables are transformers' own. `isa` is the native library's
+    instruction set, "" without one.
     """
 
     model: ModelSpec
@@ -35,8 +36,8 @@ class How:
         return self.panel_outputs > 0
 
     def matrix_dtype(self, purpose: str) -> str:
-        """Return the type of matrices in full precision. A table that is not a head stays as it is
-        even where nothing is packed."""
+        """Return the type of full-precision matrices. A table that is not the head keeps its type
+        even if nothing is packed."""
         if purpose in (EMBEDDING, HEAD) and not self.is_own:
             return self.model.dtype
         is_kept = self.packs or (purpose == EMBEDDING and not self.is_tied)

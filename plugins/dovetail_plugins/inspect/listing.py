@@ -1,7 +1,7 @@
-"""What `dovetail list` says of a model: architecture, quantization, whether it fits into memory.
+"""The facts about a model in `dovetail list`: architecture, quantization, whether it fits memory.
 
-An estimate by the size of the files and the model's shape; `inspect` computes it from the tensors.
-Imports no torch.
+They are estimated from the file sizes and the model's shape; `inspect` computes them from the
+tensors. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dovetail_plugins.inspect import capacity
 
 KV_DTYPE = "bfloat16"
 CONTEXT_TOKENS = 2048
-"""Length of the one request that must fit beside the weights."""
+"""The length of the one request that must fit next to the weights."""
 SHARE_WITHOUT_FACTS = 1.1
-"""Memory for each byte of a file whose shape is not known."""
+"""Memory per byte of a file if its shape is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A model with what is known of it. `fits` None: the device's free memory is not known."""
+    """A model and its facts. `fits` None: the device's free memory is unknown."""
 
     model: StoredModel
     architecture: str
@@ -37,7 +37,7 @@ class Listed:
     fault: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts under the keys that --json prints."""
+        """Return the facts with the keys of --json."""
         return {
             "name": self.model.name,
             "store": self.model.store,
@@ -52,13 +52,13 @@ class Listed:
 
 
 def device_memory() -> tuple[str, int | None]:
-    """Return the device that serve would take, and its free memory in bytes, None if not known."""
+    """Return (the device that serve would use, its free memory in bytes or None if unknown)."""
     platform = select_platform(Config())[1]
     return platform.device_type, platform.free_bytes()
 
 
 def listed(model: StoredModel, free_bytes: int | None) -> Listed:
-    """Return what is known of a model. What Ollama tells of its own is taken as it is."""
+    """Return the facts of a model. What Ollama reports about its own models is used unchanged."""
     facts, fault = None, model.fault
     if not fault and not (model.store == OLLAMA and model.family):
         facts, fault = _facts(model)
@@ -74,7 +74,7 @@ def listed(model: StoredModel, free_bytes: int | None) -> Listed:
 
 
 def _facts(model: StoredModel) -> tuple[ModelSpec | None, str]:
-    """Return the model's facts, or why there are none."""
+    """Return (the model's facts or None, the reason if there are none)."""
     try:
         return load_model_facts(model.path), ""
     except DovetailError as error:

@@ -1,4 +1,4 @@
-"""Memory: what the weights, the tables and the KV cache take, and what fits beside them."""
+"""Memory of the weights, the tables and the KV cache, and what fits next to them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dovetail_plugins.inspect.collect import Parts
 
 BLOCK_TOKENS, STEP_TOKENS = 16, 256
-"""Where no engine is resolved: of a CPU engine."""
+"""Used if no engine is resolved: the values of a CPU engine."""
 
 
 def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
-    """Return the memory that a model takes on its device, and what fits beside it."""
+    """Return the memory that a model takes on its device, and what fits next to it."""
     spec, model, kv_dtype = parts.spec, parts.model, parts.kv_dtype
     served = spec.schedule.max_model_tokens if spec else checkpoint_tokens(model)
     step = spec.schedule.max_step_tokens if spec else STEP_TOKENS
@@ -49,14 +49,15 @@ def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
 
 
 def _longest(model: ModelSpec, kv_dtype: str, left: int, block: int, step: int) -> int:
-    """Return the longest context that the memory left over allows."""
+    """Return the longest context that fits into the remaining memory."""
     if model.is_causal:
         return capacity.longest(model, kv_dtype, left, block, step)
     return checkpoint_tokens(model) if left > 0 else 0
 
 
 def tables_bytes(model: ModelSpec, served_tokens: int) -> int:
-    """Return the bytes of the tables of cosines and sines, float32, for every position served."""
+    """Return the bytes of the rotary tables (cosines and sines, float32) for all served
+    positions."""
     config: Mapping[str, Any] = model.hf_config
     if not has_rotary(config):
         return 0

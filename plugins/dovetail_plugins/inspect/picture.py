@@ -1,4 +1,4 @@
-"""The picture of `dovetail inspect --plot`: what takes how much memory, beside what is free."""
+"""The picture of `dovetail inspect --plot`: memory by part, compared with the free memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dovetail_plugins.plot import draw_parts
 
 
 def memory_parts(found: Inspected) -> dict[str, int]:
-    """Return the bytes of each group of layers, the rotary tables and the KV cache that `serve`
-    would take, those of nothing left out. Raises: ConfigError where no memory could be counted"""
+    """Return the nonzero bytes of each layer group, the rotary tables and the KV cache that `serve`
+    would use. Raises: ConfigError if the memory could not be computed"""
     if found.memory is None:
         raise ConfigError(
             "the memory of this checkpoint could not be counted; the warnings say why.",
@@ -26,11 +26,11 @@ def memory_parts(found: Inspected) -> dict[str, int]:
 
 
 def draw_memory(path: str, found: Inspected) -> None:
-    """Draw the parts as one bar, with a line at what is free. Raises: ConfigError"""
+    """Draw the parts as one bar, with a line at the free memory. Raises: ConfigError"""
     parts = memory_parts(found)
     unit, unit_bytes = ("GiB", 2**30) if sum(parts.values()) >= 2**30 else ("MiB", 2**20)
     told = {f"{name}: {size(part)}": part / unit_bytes for name, part in parts.items()}
-    assert found.memory is not None  # memory_parts has looked
+    assert found.memory is not None  # checked by memory_parts
     free = found.memory.free_bytes
     title = f"{Path(found.path).name}: {size(sum(parts.values()))} on {found.memory.device}"
     if free is not None:

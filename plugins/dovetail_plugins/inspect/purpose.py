@@ -1,4 +1,4 @@
-"""What a checkpoint is for: it generates, or what it makes of its prompts, and how."""
+"""The purpose of a checkpoint: it generates, or pools its prompts, and how."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 6
 
 
 def purpose_from(pooling: PoolingSpec | None) -> Purpose:
-    """Return what a model is for."""
+    """Return the purpose of a model."""
     if pooling is None:
         return Purpose(tasks=(GENERATE,))
     makes_vectors = pooling.tasks[0] in (EMBED, TOKEN_EMBED)
@@ -28,7 +28,7 @@ def purpose_from(pooling: PoolingSpec | None) -> Purpose:
 
 
 def in_words(purpose: Purpose) -> str:
-    """Return what a model is for as a line."""
+    """Return the purpose of a model as one line."""
     if purpose.tasks == (GENERATE,):
         return "generates text"
     prompts = f", prompts: {_some(purpose.prompts)}" if purpose.prompts else ""
@@ -45,7 +45,7 @@ def in_words(purpose: Purpose) -> str:
 
 
 def _classes(purpose: Purpose) -> str:
-    """Return which classes there are, and of what."""
+    """Return a description of the classes, and what is classified."""
     of = "of each token" if purpose.tasks[0] == TOKEN_CLASSIFY else "of a prompt"
     of += f" ({purpose.pooler} pooling)"
     if len(purpose.classes) == 1:

@@ -1,4 +1,4 @@
-"""The screen of `dovetail inspect`: facts as lines of at most 100 columns."""
+"""The output of `dovetail inspect`: the facts as lines of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail_plugins.inspect.purpose import GENERATE, in_words
 
 WIDTH = 100
 LABEL = 19
-"""Columns of a line's first words."""
+"""The width of a line's label."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _COUNTS = ("", " K", " M", " B", " T")
 _COLUMNS = ("layers of", "number", "parameters", "stored as", "kept as", "on disk", "in memory")
@@ -18,7 +18,7 @@ _WIDTHS = (15, 6, 11, 18, 24, 12, 10)
 
 
 def render(found: Inspected) -> str:
-    """Return the whole screen."""
+    """Return the whole output."""
     parts = [_head(found), _table(found), _activations(found)]
     if found.memory is not None:
         parts.append(_memory(found.memory, found.model))
@@ -29,7 +29,7 @@ def render(found: Inspected) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Return bytes in words, four digits at most."""
+    """Return a formatted number of bytes, with at most four digits."""
     value, unit = float(num_bytes), 0
     while value >= 1000 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -37,7 +37,7 @@ def size(num_bytes: int) -> str:
 
 
 def count(number: int) -> str:
-    """Return a number in words, three digits or four."""
+    """Return a formatted number, with three or four digits."""
     value, unit = float(number), 0
     while value >= 1000 and unit < len(_COUNTS) - 1:
         value, unit = value / 1000, unit + 1
@@ -70,7 +70,7 @@ def _head(found: Inspected) -> list[str]:
 
 
 def _table(found: Inspected) -> list[str]:
-    """Return a row a group; forms that share a group go on below."""
+    """Return a row per group; further formats of a group are on the lines below."""
     if not found.groups:
         return []
     lines = [_row(_COLUMNS)]
@@ -105,7 +105,7 @@ def _group(group: Group) -> list[str]:
 
 
 def _forms(forms: Mapping[str, int]) -> list[str]:
-    """Return the forms, each with its share where there are several."""
+    """Return the formats, each with its share if there are several."""
     total = sum(forms.values())
     if len(forms) == 1 or not total:
         return list(forms)
@@ -113,7 +113,7 @@ def _forms(forms: Mapping[str, int]) -> list[str]:
 
 
 def _activations(found: Inspected) -> list[str]:
-    """Return the types that activations take in products, one line per group."""
+    """Return the activation types in products, one line per group."""
     told = [group for group in found.groups if group.activations]
     lines = [line for one in told for line in _line(one.name, "; ".join(_forms(one.activations)))]
     return ["activations in products", *lines] if lines else []
@@ -182,7 +182,7 @@ def _text(found: Inspected) -> list[str]:
 
 
 def _line(label: str, text: str) -> list[str]:
-    """Return a label and its text, which goes on below where it is long."""
+    """Return a label and its text, wrapped if it is long."""
     return _wrapped(text, f"  {label:<{LABEL}}", " " * (LABEL + 2))
 
 

@@ -1,7 +1,7 @@
-"""A trial of a run without memory for weights: the model is made and its tensors find their places.
+"""A trial run without memory for weights: creates the model and matches the tensors with it.
 
-What `loader` does on a device is done on torch's meta device, by the same code, so what it refuses
-is what an engine would refuse. Reads no weights.
+It runs the code of `loader` on torch's meta device, so it refuses what an engine would refuse.
+Reads no weights.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dovetail.runner.loader import build_model, fill, method_of
 
 META = torch.device("meta")
 PLAIN = "none"
-"""The quantization method of tensors that are stored as the model has them."""
+"""The quantization method of tensors stored in the model's own format."""
 
 
 def try_out(run: RunSpec) -> None:
-    """Make the model and match its tensors. Raises: ConfigError that serving would end with."""
+    """Create the model and match its tensors. Raises: ConfigError that serving would raise"""
     quant = method_of(run)
     try:
         module = build_model(run, META, quant)
     except ConfigError as error:
         if error.__cause__ is None:  # the plugin itself refuses
             raise
-        # Code that asks for numbers, which the meta device lacks, is tried in memory that is never
-        # filled, and so never taken.
+        # Code that reads values, which the meta device lacks, is tried in memory that is never
+        # filled and therefore never taken.
         module = build_model(run, torch.device("cpu"), quant)
         _forget_values(module)
     headers = list(_headers(run) or ())
@@ -43,7 +43,7 @@ def try_out(run: RunSpec) -> None:
 
 
 def _forget_values(module: nn.Module) -> None:
-    """Move all parameters to the meta device, with what is noted at them. Mutates: module"""
+    """Move all parameters, with their attributes, to the meta device. Mutates: module"""
     moved: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
@@ -57,7 +57,7 @@ def _forget_values(module: nn.Module) -> None:
 
 
 def _headers(run: RunSpec) -> Iterable[TensorHeader] | None:
-    """Return the headers of the files' tensors, None where the format has none."""
+    """Return the headers of the files' tensors; None if the format has none."""
     ignored = tuple(run.load_options.get("ignore_patterns", ()))
     load_format = registry.make(run.load_format)
     found: Iterable[TensorHeader] | None = load_format.headers(

@@ -1,4 +1,4 @@
-"""Tensors by layer, and layers by what they are for. Knows names of layers, no file and no form."""
+"""Groups tensors by layer, and layers by purpose. Uses only names, not files or formats."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NO_WEIGHTS = ("inv_freq", "masked_bias", "position_ids", "token_type_ids")
 _PLAIN_LEAVES = ("weight", "bias")
 _OF_A_WEIGHT = ".weight."
 _PACKED_LEAVES = ("blocks", "scales", "bias")
-"""What names of tensors end in that hold packed matrices of all experts, and their biases."""
+"""Endings of tensor names that hold packed matrices of all experts, and their biases."""
 _NUMBER = re.compile(r"\.(\d+)\.")
 
 
 def layers_of(headers: Iterable[TensorHeader]) -> list[StoredLayer]:
-    """Return the layers of a checkpoint, each with its tensors. Matrices that hold all experts
-    under names of their own are layers of their own."""
+    """Return the layers of a checkpoint, each with its tensors. A matrix of all experts with its
+    own name is a separate layer."""
     found: dict[str, dict[str, TensorHeader]] = {}
     for header in headers:
         holder, _, leaf = header.name.rpartition(".")
@@ -48,7 +48,7 @@ def layers_of(headers: Iterable[TensorHeader]) -> list[StoredLayer]:
 
 
 def _of_all_experts(header: TensorHeader) -> tuple[str, str]:
-    """Return layer and tensor of what holds something of all experts of a block."""
+    """Return (layer, tensor) for a tensor that belongs to all experts of a block."""
     stem, _, end = header.name.rpartition("_")
     if end in _PACKED_LEAVES:
         return stem, end
@@ -58,7 +58,7 @@ def _of_all_experts(header: TensorHeader) -> tuple[str, str]:
 
 
 def purpose_of(layer: StoredLayer) -> str:
-    """Return what a layer is for, as far as its name tells."""
+    """Return the purpose of a layer, judged by its name."""
     if all(leaf in _NO_WEIGHTS for leaf in layer.tensors):
         return UNUSED
     for purpose, pattern in _PURPOSES:
@@ -68,7 +68,7 @@ def purpose_of(layer: StoredLayer) -> str:
 
 
 def num_blocks(layers: Iterable[StoredLayer]) -> int:
-    """Return how many blocks of the model the names count, 0 where they count none."""
+    """Return the number of blocks numbered in the names; 0 if there are none."""
     numbers = {
         int(match[1])
         for layer in layers
@@ -78,8 +78,8 @@ def num_blocks(layers: Iterable[StoredLayer]) -> int:
 
 
 def values_by_name(name: str, model: ModelSpec) -> int:
-    """Return how many weights a layer of this name has in a decoder of the model's sizes; 0 for a
-    name that is not known. For forms whose tensors do not tell."""
+    """Return the number of weights of a layer with this name in a decoder of the model's sizes; 0
+    for an unknown name. Used for formats whose tensors do not show it."""
     hidden, inner = model.hidden_size, _count(model, "intermediate_size")
     if ".experts." in name:
         inner = _count(model, "moe_intermediate_size") or inner
@@ -99,6 +99,6 @@ def values_by_name(name: str, model: ModelSpec) -> int:
 
 
 def _count(model: ModelSpec, key: str) -> int:
-    """Return a number of config.json, 0 where it holds none (a list for every layer, say)."""
+    """Return a number from config.json; 0 if it is not one (for example, a list per layer)."""
     value = model.hf_config.get(key)
     return value if isinstance(value, int) else 0

@@ -1,6 +1,6 @@
-"""What an engine would refuse when it makes the model: tried out where torch may be imported.
+"""Tries out whether an engine would refuse to create the model, in a process that may import torch.
 
-That is a child process, or this one where torch is imported already. Imports no torch.
+That is a child process, or this one if it has already imported torch. Imports no torch itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READ_BYTES = 1 << 16
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a trial: the parts of an error, or nothing."""
+    """The outcome of a trial: the parts of an error, or empty."""
 
     what: str = ""
     where: str | None = None
@@ -27,7 +27,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusal(run: RunSpec) -> ConfigError | None:
-    """Return the error that serving would end with, None where the model can be made."""
+    """Return the error that serving would raise; None if the model can be created."""
     found = tried(run) if "torch" in sys.modules else tried_in_child(run)
     return ConfigError(found.what, where=found.where, fix=found.fix) if found.what else None
 

@@ -1,4 +1,4 @@
-"""The process in which `inspect` tries a model out. Its boot message is a RunSpec."""
+"""The process in which `inspect` tries out a model. Its boot message is a RunSpec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.interfaces.spec import RunSpec
 
 
 def main() -> int:
-    """Send how the trial ended; return the exit status."""
+    """Send the outcome of the trial; return the exit status."""
     from dovetail_plugins.inspect.trial import tried
 
     channel = process.open_channel()

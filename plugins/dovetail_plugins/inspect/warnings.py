@@ -1,4 +1,4 @@
-"""Warnings: what in a checkpoint is missing, left alone, or not what it says. Reads no weights."""
+"""Warnings: what a checkpoint lacks, what is ignored, and contradictions. Reads no weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RUNS = "it runs only with --trust-remote-code, where nothing else can"
 def of_checkpoint(
     model: ModelSpec, layers: Sequence[StoredLayer], groups: Sequence[Group], how: How
 ) -> list[str]:
-    """Return warnings where tensors and settings contradict each other."""
+    """Return warnings about contradictions between tensors and settings."""
     if not layers:
         return []
     said = []
@@ -47,7 +47,7 @@ def of_checkpoint(
 
 
 def _dtypes(model: ModelSpec, groups: Sequence[Group]) -> list[str]:
-    """Return whether floats are stored in another type than config.json states."""
+    """Return a warning if floats are stored in another type than config.json states."""
     stated = stored_dtype(model.hf_config)
     counts: dict[str, int] = {}
     for group in groups:
@@ -62,7 +62,7 @@ def _dtypes(model: ModelSpec, groups: Sequence[Group]) -> list[str]:
 
 
 def of_folder(path: Path, files: Sequence[WeightFile]) -> list[str]:
-    """Return warnings about the files beside the weights, and about those that are missing."""
+    """Return warnings about the other files of the folder, and about missing ones."""
     if path.is_file():
         return []
     said = []
@@ -88,7 +88,7 @@ def of_folder(path: Path, files: Sequence[WeightFile]) -> list[str]:
 
 
 def _index(path: Path, files: Sequence[WeightFile]) -> list[str]:
-    """Return where the index counts other tensors than the files have."""
+    """Return a warning if the index and the files have different numbers of tensors."""
     said = []
     for index in sorted(path.glob("*.safetensors.index.json")):
         names = _json(index).get("weight_map")
@@ -100,7 +100,7 @@ def _index(path: Path, files: Sequence[WeightFile]) -> list[str]:
 
 
 def of_memory(memory: Memory | None) -> list[str]:
-    """Return whether the model does not fit into memory."""
+    """Return a warning if the model does not fit into memory."""
     if memory is None or memory.free_bytes is None:
         return []
     needed = memory.weights_bytes + memory.tables_bytes
@@ -113,7 +113,7 @@ def of_memory(memory: Memory | None) -> list[str]:
 
 
 def of_text(model: ModelSpec, text: TextFacts | None) -> list[str]:
-    """Return warnings about what chats need and the checkpoint lacks."""
+    """Return warnings about what the checkpoint lacks for chats."""
     if text is None:
         return ["no tokenizer that can be used: requests would have to carry token ids."]
     said = []
@@ -130,7 +130,7 @@ def of_text(model: ModelSpec, text: TextFacts | None) -> list[str]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Return a file's object, nothing where it cannot be read: its user reports that."""
+    """Return a file's JSON object; empty if it cannot be read, which its user reports."""
     try:
         content = json_value(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

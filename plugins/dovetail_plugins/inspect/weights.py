@@ -1,7 +1,7 @@
-"""Layers as they stay in memory: parameters and bytes of every group.
+"""Layers in memory: the parameters and bytes of every group.
 
-Mirrors what `dovetail.layers` does with tensors in full precision; quantized ones are described by
-the quantization method.
+It mirrors what `dovetail.layers` does with full-precision tensors; the quantization method
+describes quantized ones.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FUSED_AS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
-    """One layer: how its matrix is stored and kept, and the bytes of all its tensors. A matrix that
-    is packed has `outputs` of `row_bytes` each, and `shared_bytes` (see StorageEstimate).
-    `activations` of its product in words, "" without one."""
+    """One layer: the formats of its matrix on disk and in memory, and the bytes of all its tensors.
+    A packed matrix has `outputs` of `row_bytes` each, and `shared_bytes` (see StorageEstimate).
+    `activations` describes its product, "" without one."""
 
     layer: StoredLayer
     purpose: str
@@ -57,7 +57,7 @@ class _Weighed:
 
 
 def groups_of(layers: Iterable[StoredLayer], how: How) -> tuple[Group, ...]:
-    """Return the groups that the layers make up, in the order of a forward pass."""
+    """Return the layers by group, in the order of a forward pass."""
     by_purpose: dict[str, list[_Weighed]] = {}
     fused: dict[tuple[str, str], list[_Weighed]] = {}
     for layer in layers:
@@ -100,7 +100,7 @@ def _group(name: str, weighed: list[_Weighed], active: tuple[int, int]) -> Group
 
 
 def _weighed(layer: StoredLayer, how: How) -> _Weighed:
-    """Return a layer with what becomes of it."""
+    """Return a layer with its memory."""
     purpose = purpose_of(layer)
     plain = all(header.dtype in FLOATS for header in layer.tensors.values())
     stored = _stored_as(layer)
@@ -135,16 +135,17 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
 
 
 def _is_plain_table(purpose: str, how: How) -> bool:
-    """Return whether no quantization method is asked about a layer in full precision."""
+    """Return whether a full-precision layer is never passed to the quantization method."""
     if purpose == EMBEDDING:
         return not (how.is_tied and how.is_own)
     return purpose == HEAD and not how.is_own
 
 
 def _told(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
-    """Return the quantization method's estimate; a table that is the head too goes by that name.
+    """Return the quantization method's estimate.
 
-    A method that stumbles over tensors that are not its own tells nothing.
+    A table that is also the head is passed under the head's name. None if the method fails on
+    tensors that are not its own.
     """
     if how.method is None:
         return None
@@ -158,8 +159,8 @@ def _told(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
 
 
 def _plain(layer: StoredLayer, purpose: str, stored: str, how: How) -> _Weighed:
-    """Return a layer in full precision: matrices in the weights' type, the rest in the type that
-    is computed in."""
+    """Return a full-precision layer: matrices in the weights' type, the rest in the computation
+    type."""
     matrix = how.matrix_dtype(purpose)
     num_bytes = 0
     for header in layer.tensors.values():
@@ -182,15 +183,15 @@ def _plain(layer: StoredLayer, purpose: str, stored: str, how: How) -> _Weighed:
 
 
 def _multiplies(layer: StoredLayer, purpose: str, how: How) -> bool:
-    """Return whether a layer is multiplied by activations: tables are only if they are the head."""
+    """Return whether a layer is multiplied by activations. Tables are only if they are the head."""
     if purpose == EMBEDDING:
         return how.is_tied and "position" not in layer.name
     return any(len(header.shape) >= 2 for header in layer.tensors.values())
 
 
 def _packed_shape(layer: StoredLayer, purpose: str, how: How) -> tuple[int, int]:
-    """Return outputs and inputs of a plain matrix that is multiplied, zeros for one that is only
-    looked up, and for what is not a matrix."""
+    """Return (outputs, inputs) of a plain matrix used in products; zeros for a lookup table, and
+    for anything but a matrix."""
     weight = layer.tensors.get("weight")
     if weight is None or len(weight.shape) != 2:
         return 0, 0
@@ -202,14 +203,14 @@ def _packed_shape(layer: StoredLayer, purpose: str, how: How) -> tuple[int, int]
 
 
 def _fused_name(name: str, how: How) -> str:
-    """Return the layer that a matrix becomes part of, by the usual names."""
+    """Return the fused layer that a matrix becomes part of, by the usual names."""
     holder, _, leaf = name.rpartition(".")
     return f"{holder}.{_FUSED_AS.get(leaf, leaf)}" if how.is_own else name
 
 
 def _as_one(parts: list[_Weighed], panel_outputs: int) -> list[_Weighed]:
-    """Return the parts of one matrix: what they share is counted once, and with the first of them
-    what fills its last panel up."""
+    """Return the parts of one matrix. Shared bytes are counted once, and the first part includes
+    the padding of the last panel."""
     first, rest = parts[0], parts[1:]
     rest = [replace(one, num_bytes=one.num_bytes - one.shared_bytes) for one in rest]
     outputs = sum(one.outputs for one in parts)
@@ -220,7 +221,7 @@ def _as_one(parts: list[_Weighed], panel_outputs: int) -> list[_Weighed]:
 
 
 def _stored_as(layer: StoredLayer) -> str:
-    """Return the type of the tensor that takes most of the layer."""
+    """Return the type of the layer's largest tensor."""
     largest = max(layer.tensors.values(), key=lambda header: header.num_bytes)
     leaf = largest.name.rpartition(".")[2]
     is_told = leaf in ("weight", "bias") or largest.dtype in FLOATS

@@ -1,4 +1,4 @@
-"""`dovetail quantize`: a full-precision checkpoint becomes a quantized one, a layer at a time.
+"""`dovetail quantize`: converts a full-precision checkpoint to a quantized one, layer by layer.
 
-Knows no layout and no algorithm: those are plugins of the kind "quantizer".
+Layouts and algorithms are plugins of the kind "quantizer".
 """

@@ -1,7 +1,7 @@
-"""Calibration: a text goes through the model's own forward, a block at a time.
+"""Calibration: runs a text through the model's own forward pass, one block at a time.
 
-The model is transformers', without weights; a block gets its own when its turn comes and loses them
-after it. Between two blocks only the hidden states of the text are in memory.
+The model is transformers', without weights. A block gets its weights when its turn comes, and they
+are dropped afterwards. Between blocks only the hidden states of the text are in memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dovetail_plugins.quantize.linears import Names, make_plain
 from dovetail_plugins.quantize.source import Source
 
 BATCH_WINDOWS = 4
-"""Windows that go through a block together."""
+"""How many windows go through a block together."""
 NO_TEXT = "use a method without a text: int8, int4, fp8."
 NOT_BUILT = (ValueError, KeyError, ImportError, AttributeError, TypeError, RuntimeError)
 
 
 class Calibration:
-    """The hidden states of the text, on their way through the blocks.
+    """The hidden states of the text as they move through the blocks.
 
-    `measure` and `advance` are called in turns, block after block.
+    `measure` and `advance` are called alternately, block by block.
     """
 
     def __init__(self, model: ModelSpec, source: Source, windows: torch.Tensor) -> None:
@@ -48,16 +48,16 @@ class Calibration:
 
     @property
     def inside(self) -> frozenset[str]:
-        """Return the checkpoint's names of all tensors of blocks."""
+        """Return the checkpoint's names of all tensors in blocks."""
         return frozenset(name for names in self._stored for name in names.values())
 
     def stored_names(self, number: int) -> Mapping[str, str]:
-        """Return a block's parameters -> what the checkpoint calls them."""
+        """Return parameter -> tensor name in the checkpoint, for one block."""
         return self._stored[number]
 
     @torch.no_grad()
     def measure(self, number: int) -> Block:
-        """Return a block with its weights and what its linear layers' inputs are."""
+        """Return a block with its weights and the statistics of its linear layers' inputs."""
         name, block = self.names[number], self._blocks[number]
         tensors = self._weights(number)
         _assign(block, tensors)
@@ -68,7 +68,7 @@ class Calibration:
 
     @torch.no_grad()
     def advance(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Move the text through a block with these weights, and forget them. Mutates: self"""
+        """Run the text through a block with these weights, then drop the weights. Mutates: self"""
         block = self._blocks[number]
         _assign(block, tensors)
         self.hidden = self._run(number)
@@ -76,8 +76,8 @@ class Calibration:
 
     @torch.no_grad()
     def change(self, number: int, tensors: Mapping[str, torch.Tensor]) -> float:
-        """Return how far a block moves what it makes of a part of the text, when its weights
-        become these: a share of what it makes of it now. Mutates: self"""
+        """Return the relative change of a block's output for part of the text when its weights are
+        replaced by these. Mutates: self"""
         before = self._part(number, slice(BATCH_WINDOWS))
         _assign(self._blocks[number], tensors)
         after = self._part(number, slice(BATCH_WINDOWS))
@@ -89,7 +89,7 @@ class Calibration:
         return torch.cat([self._part(number, slice(s, s + BATCH_WINDOWS)) for s in starts])
 
     def _part(self, number: int, part: slice) -> torch.Tensor:
-        """Return the same for some of the windows."""
+        """Return the output of a block for some of the windows."""
         count = len(self.hidden)
         call = {name: _cut(value, part, count) for name, value in self._calls[number].items()}
         found = self._blocks[number](self.hidden[part], **call)
@@ -103,7 +103,7 @@ class Calibration:
         return {names[stored]: tensor.float() for stored, tensor in found.items()}
 
     def _stored_names(self, number: int) -> dict[str, str]:
-        """Raises: ConfigError where the checkpoint lacks a parameter."""
+        """Raises: ConfigError if the checkpoint lacks a parameter"""
         stored_as = {}
         for own, _ in self._blocks[number].named_parameters():
             full = f"{self.names[number]}.{own}"
@@ -120,7 +120,7 @@ class Calibration:
 
 
 class Recorder:
-    """Sums over the inputs of linear layers; layers that get the same tensor share one."""
+    """Sums over the inputs of linear layers. Layers with the same input tensor share one sum."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
@@ -128,7 +128,7 @@ class Recorder:
 
     @contextmanager
     def watching(self, block: nn.Module) -> Iterator[None]:
-        """Look at all linear layers of a block inside a with block."""
+        """Record all linear layers of a block inside a with block."""
         hooks = [
             module.register_forward_pre_hook(self._hook(name))
             for name, module in block.named_modules()
@@ -150,16 +150,16 @@ class Recorder:
                 return
             sums = self._sums.setdefault(name, _Sums(x.shape[-1]))
             sums.add(x.reshape(-1, x.shape[-1]))
-            self._seen[id(x)] = (x, sums)  # while it is kept, nothing else has its id
+            self._seen[id(x)] = (x, sums)  # holding it ensures that no other tensor gets its id
 
         return see
 
     def _forget(self, *_: object) -> None:
-        """Let the inputs of a pass go. Mutates: self"""
+        """Release the inputs of a pass. Mutates: self"""
         self._seen.clear()
 
     def inputs(self) -> dict[str, Inputs]:
-        """Return layer -> its inputs; layers that share them share the object."""
+        """Return layer -> its inputs; layers with the same inputs share the object."""
         distinct = {id(sums): sums for sums in self._sums.values()}
         done = {key: sums.mean() for key, sums in distinct.items()}
         return {name: done[id(sums)] for name, sums in self._sums.items()}
@@ -178,7 +178,7 @@ class _Sums:
         self._count += len(x)
 
     def mean(self) -> Inputs:
-        """Return the means, in the memory of the sums: once. Mutates: self"""
+        """Return the means, computed in place; call it once. Mutates: self"""
         return Inputs(
             gram=self._gram.div_(self._count),
             magnitude=self._magnitude.div_(self._count),
@@ -187,7 +187,7 @@ class _Sums:
 
 
 class _Stub:
-    """Stands in for the forward of a block: keeps how it was called, returns what it got."""
+    """Replaces the forward of a block: records its arguments and returns its input."""
 
     def __init__(
         self, block: nn.Module, calls: list[dict[str, Any]], first: list[torch.Tensor]
@@ -202,14 +202,14 @@ class _Stub:
 
 
 def _built(model: ModelSpec) -> Any:
-    """Return transformers' causal model without weights. Raises: ConfigError with the reason."""
+    """Return transformers' causal model without weights. Raises: ConfigError with the reason"""
     import transformers
     from transformers.initialization import no_init_weights
 
     fields = {k: v for k, v in model.hf_config.items() if k not in ("model_type", "dtype")}
     try:
         config = transformers.AutoConfig.for_model(model.hf_config["model_type"], **fields)
-        with no_init_weights():  # what is allocated is never touched, and so takes no memory
+        with no_init_weights():  # allocated memory is never touched, so it takes no RAM
             causal = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="eager"
             )
@@ -239,7 +239,7 @@ def _first_states(
     source: Source,
     name_of: Names,
 ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
-    """Return the first block's hidden states, and what every block is called with beside them.
+    """Return the first block's hidden states, and the other arguments of every block.
 
     The model runs once with blocks that do nothing. Shapes: windows [S, L] -> [S, L, E]
     """
@@ -270,12 +270,12 @@ def _first_states(
 
 
 def _assign(block: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give a block its weights, without copying them. Mutates: block"""
+    """Assign a block its weights without copying. Mutates: block"""
     block.load_state_dict(dict(tensors), strict=False, assign=True)
 
 
 def _cut(value: Any, part: slice, count: int) -> Any:
-    """Return an argument for some of the windows: what has one entry a window is cut."""
+    """Return an argument for some of the windows; tensors with one entry per window are sliced."""
     if isinstance(value, tuple):
         return tuple(_cut(one, part, count) for one in value)
     is_per_window = isinstance(value, torch.Tensor) and value.dim() > 1 and len(value) == count

@@ -1,7 +1,7 @@
-"""Job: reads a checkpoint, has its matrices quantized one after the other, writes what comes back.
+"""Job: reads a checkpoint, quantizes its matrices one after another, and writes the results.
 
-At most one matrix is in memory beside what the writer holds; with a text, one block and the text's
-hidden states.
+At most one matrix is in memory in addition to what the writer holds; with a text, one block and the
+text's hidden states.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from dovetail_plugins.quantize.source import Source
 CONFIG = "config.json"
 STORED = "quantization_config"
 SAME = 1e-3
-"""Share by which float32 sums may move what a block computes."""
+"""The relative change of a block's output that float32 rounding may cause."""
 LEAST_TOKENS = 128
-"""Of a text, to tell what a layer's inputs are: experts that are picked less are rounded to
+"""The tokens of the text needed to judge a layer's inputs. Experts that get fewer are rounded to
 nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """The result of a job: bytes of weights, inputs per scale (None: no groups), errors per matrix,
-    and the matrices that stayed as they are, with the reasons. A calibrated method rounded layers
-    to nearest that fewer than `least_tokens` came to (0: no text was asked for)."""
+    and the plan with the unquantized matrices. A calibrated method rounded layers to nearest that
+    got fewer than `least_tokens` tokens (0: no text was needed)."""
 
     num_bytes: int
     group: int | None
@@ -53,7 +53,7 @@ class Done:
 
 
 class Job:
-    """One checkpoint on its way into one layout."""
+    """The conversion of one checkpoint to one layout."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Job:
         self._errors: list[LayerError] = []
 
     def write(self, out: Path) -> Done:
-        """Write the quantized checkpoint into a new folder.
+        """Write the quantized checkpoint to a new folder.
 
-        Raises: ConfigError when there is something already, or it cannot be written.
+        Raises: ConfigError if the folder is not empty or cannot be written.
         """
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(
@@ -110,7 +110,7 @@ class Job:
         return num_bytes
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of the new checkpoint, a bar over it on a terminal."""
+        """Yield the tensors of the new checkpoint, with a progress bar on a terminal."""
         total = len(self._plan.quantized)
         with tqdm(
             total=total, unit="matrix", desc="quantize", leave=False, disable=not self._is_shown
@@ -129,7 +129,7 @@ class Job:
             yield from self._through(name, tensor)
 
     def _block_by_block(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what lies outside of the blocks, then every block as the text arrives at it."""
+        """Yield the tensors outside the blocks, then each block's as the text reaches it."""
         assert self._windows is not None
         walk = Calibration(self._run.model, self._source, self._windows)
         types: dict[str, torch.dtype] = {}
@@ -147,7 +147,7 @@ class Job:
             walk.advance(number, block.tensors)
 
     def _smooth(self, walk: Calibration, number: int, block: Block) -> None:
-        """Let the quantizer prepare a block. Mutates: block. Raises: ConfigError"""
+        """Let the quantizer scale a block's inputs. Mutates: block. Raises: ConfigError"""
         before = dict(block.tensors)
         self._quantizer.smooth(block)
         if all(block.tensors[name] is tensor for name, tensor in before.items()):
@@ -166,8 +166,8 @@ class Job:
         types: Mapping[str, torch.dtype],
         rare: Mapping[str, Inputs],
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a block's tensors by the checkpoint's `names`; in it stays what they mean. `rare`
-        are inputs that are too few to go by. Mutates: block"""
+        """Yield a block's tensors under the checkpoint's `names`; `block` is left with their
+        dequantized values. `rare` are inputs with too few tokens to use. Mutates: block"""
         for own, tensor in block.tensors.items():
             name = names[own]
             layer = self._plan.layer_of(name)
@@ -186,7 +186,7 @@ class Job:
             yield from _tensors_of(layer, done)
 
     def _through(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a tensor as it is, or what it is quantized to without knowing its inputs."""
+        """Yield a tensor unchanged, or its quantized tensors without knowledge of its inputs."""
         layer = self._plan.layer_of(name)
         if layer is None:
             yield name, tensor
@@ -197,7 +197,7 @@ class Job:
         yield from _tensors_of(layer, done)
 
     def _copy_settings(self, out: Path) -> None:
-        """Copy all other files; config.json says what the weights became."""
+        """Copy all other files, and describe the quantized weights in config.json."""
         source = Path(self._run.model.path)
         files = {file for pattern in SETTINGS for file in source.glob(pattern) if file.is_file()}
         for file in files:
@@ -213,7 +213,7 @@ class Job:
 
 
 def finite(layer: str, weight: torch.Tensor) -> torch.Tensor:
-    """Return a layer's weight. Raises: ConfigError where it holds no numbers."""
+    """Return a layer's weight. Raises: ConfigError if it has non-finite values"""
     if not bool(weight.isfinite().all()):
         raise ConfigError(
             "it holds numbers that are not finite.",
@@ -229,7 +229,8 @@ def _tensors_of(layer: str, done: Quantized) -> list[tuple[str, torch.Tensor]]:
 
 
 def check_source(run: RunSpec) -> None:
-    """Raises: ConfigError for a checkpoint that is quantized, no folder, or has inputs first."""
+    """Raises: ConfigError for a checkpoint that is quantized, not a folder, or stores inputs
+    first"""
     model, folder = run.model, Path(run.model.path)
     if not folder.is_dir():
         raise ConfigError("only folders can be read, not single files.", where=str(folder),
@@ -249,8 +250,8 @@ def check_source(run: RunSpec) -> None:
 
 
 def check_head(run: RunSpec, source: Source) -> None:
-    """Raises: ConfigError for a head that is stored with other values than the token table that the
-    settings say it is."""
+    """Raises: ConfigError if the head differs from the token table although the settings tie
+    them"""
     tables = tuple(f".{name}{WEIGHT}" for name in TABLES)
     names = [name for name in source.shapes if f".{name}".endswith(tables)]
     if not run.model.hf_config.get("tie_word_embeddings") or len(names) < 2:

@@ -1,6 +1,6 @@
-"""Plan: which tensors of a checkpoint are matrices to be quantized, and in groups of how many.
+"""Plan: which tensors of a checkpoint are quantized, and the group size.
 
-Decided by names and shapes, before any weight is read.
+It is decided by names and shapes, before any weight is read.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ WEIGHT = ".weight"
 HEAD = "lm_head"
 EXPERTS = ".experts."
 ROUTERS = ("gate", "shared_expert_gate", "router")
-"""Last words of layers that choose experts: tiny, and their errors pick other experts."""
+"""Names of layers that choose experts. They are tiny, and errors in them select other experts."""
 TOKEN_TABLES = ("embed_tokens", "wte")
 TABLES = (*TOKEN_TABLES, HEAD)
 TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector")
 USUAL = "tables and heads stay"
 GROUPS = (128, 64, 32)
-"""Inputs per scale, best known first: what every reader of grouped layouts takes."""
+"""Inputs per scale, preferred first; every reader of grouped layouts supports them."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""The name of a tensor -> its shape."""
+"""Tensor name -> its shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`quantized` are layers' names; `whole` those of matrices that stay as they are -> why."""
+    """`quantized` are layer names; `whole` maps the matrices that stay unquantized to the
+    reasons."""
 
     quantized: frozenset[str]
     whole: Mapping[str, str]
 
     def layer_of(self, tensor: str) -> str | None:
-        """Return the layer whose matrix a tensor is, if it is to be quantized."""
+        """Return the layer of a tensor, if the tensor is its matrix and to be quantized."""
         name = tensor.removesuffix(WEIGHT)
         return name if name != tensor and name in self.quantized else None
 
 
 def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
-    """Return what happens to each matrix. Raises: ConfigError when nothing can be quantized."""
+    """Return what happens to each matrix. Raises: ConfigError if none can be quantized"""
     takes_tables = "tables" in quantizer.capabilities
     quantized, whole = [], {HEAD: USUAL}
     for tensor, shape in shapes.items():
@@ -75,7 +76,7 @@ def is_matrix(tensor: str, shape: tuple[int, ...]) -> bool:
 
 
 def why_kept(name: str, *, takes_tables: bool) -> str:
-    """Return why a matrix stays as it is whatever the layout; empty when it does not."""
+    """Return why a matrix stays unquantized in every layout; empty if it does not."""
     words = name.split(".")
     last = words[-1]
     if last in ROUTERS:
@@ -86,9 +87,9 @@ def why_kept(name: str, *, takes_tables: bool) -> str:
 
 
 def group_of(asked: int | None, shapes: Shapes) -> int:
-    """Return how many inputs share a scale: what was asked for, else the most that fits all.
+    """Return how many inputs share a scale: as requested, or the largest number that fits all.
 
-    Raises: ConfigError when it does not divide the inputs of some layer.
+    Raises: ConfigError if it does not divide the inputs of some layer.
     """
     wide = {
         name: shape[1]
@@ -113,12 +114,12 @@ def _unfit(sizes: Mapping[str, int], group: int) -> list[str]:
 
 
 def block_name(tensor: str) -> str:
-    """Return the name that a tensor is reported under: up to the first number, or its layer."""
+    """Return the name under which a tensor is reported: up to its first number, or its layer."""
     words = tensor.split(".")
     numbers = [place for place, word in enumerate(words) if word.isdecimal()]
     return ".".join(words[: numbers[0] + 1]) if numbers else tensor.removesuffix(WEIGHT)
 
 
 def blocks_of(names: Iterable[str]) -> list[str]:
-    """Return the blocks that some layers are in, in the order of their first layers."""
+    """Return the blocks of the layers, in order of first appearance."""
     return list(dict.fromkeys(map(block_name, names)))

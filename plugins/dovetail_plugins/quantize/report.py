@@ -14,9 +14,9 @@ from dovetail_plugins.quantize.plan import block_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerError:
-    """Errors as shares of what was there: root of the summed squares of differences over that of
-    the values. `outputs` is None where no token came; `tokens` are those of the text that did, None
-    without a text and for layers outside of blocks."""
+    """Relative errors: the root of the summed squared differences over that of the values.
+    `outputs` is None if the layer got no tokens. `tokens` is how many tokens of the text it got;
+    None without a text, and for layers outside the blocks."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ def _share(wrong: float, all_of_it: float) -> float:
 
 
 def lines(errors: Sequence[LayerError]) -> list[str]:
-    """Return the report as text: a line a block, with its worst matrix."""
+    """Return the report as text: a line per block, with its worst matrix."""
     blocks: dict[str, list[LayerError]] = {}
     for one in errors:
         blocks.setdefault(block_name(one.name), []).append(one)
@@ -74,7 +74,7 @@ def lines(errors: Sequence[LayerError]) -> list[str]:
 
 
 def by_reason(whole: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return a reason -> the matrices that stayed as they were for it."""
+    """Return reason -> the matrices that stayed unquantized for it."""
     found: dict[str, list[str]] = {}
     for name, reason in whole.items():
         found.setdefault(reason, []).append(name)
@@ -82,7 +82,7 @@ def by_reason(whole: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def rare(errors: Sequence[LayerError], least: int) -> list[str]:
-    """Return the experts that fewer tokens came to than `least`, with how many did."""
+    """Return the experts that got fewer tokens than `least`, with their counts."""
     found: dict[str, int] = {}
     for one in errors:
         if one.tokens is not None and one.tokens < least:

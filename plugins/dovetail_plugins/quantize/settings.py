@@ -1,4 +1,4 @@
-"""The flags of `dovetail quantize` beside the engine's."""
+"""The flags of `dovetail quantize`, in addition to the engine's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QuantizeFlags:
 
 
 def check_flags(flags: QuantizeFlags) -> None:
-    """Raise ConfigError for flags that are missing."""
+    """Raise ConfigError for missing flags."""
     for name, value in (("--method", flags.method), ("--out", flags.out)):
         if not value:
             fix = "dovetail quantize MODEL --method int8 --out DIR"
@@ -43,7 +43,7 @@ def check_flags(flags: QuantizeFlags) -> None:
 
 
 def check_text(flags: QuantizeFlags, capabilities: frozenset[str]) -> None:
-    """Raise ConfigError where the method needs a text and there is none."""
+    """Raise ConfigError if the method needs a text and there is none."""
     if "calibrated" in capabilities and not flags.calibration:
         raise ConfigError(
             f"{flags.method} needs a calibration text.",

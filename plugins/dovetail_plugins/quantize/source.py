@@ -1,6 +1,6 @@
-"""Source: the full-precision checkpoint, as often as it is asked for. Keeps no weight.
+"""Source: the full-precision checkpoint, which can be read repeatedly. It caches no weights.
 
-Every matrix is [O, I], also of the families that store theirs inputs first.
+Every matrix is [O, I], also for families that store inputs first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.runner.loader import reading
 
 
 class Source:
-    """The tensors of a checkpoint, read anew each time; lazy formats read only what is used."""
+    """The tensors of a checkpoint, read again each time; lazy formats read only what is used."""
 
     def __init__(self, run: RunSpec) -> None:
         self._run = msgspec.structs.replace(run, shows_progress=False)
@@ -34,8 +34,8 @@ class Source:
                 yield name, self.turned(name, tensor)
 
     def turned(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor as [O, I] that the family stores [I, O], or the other way; any other as
-        it is."""
+        """Return a tensor transposed, between [I, O] and [O, I], if the family stores it inputs
+        first; others unchanged."""
         is_turned = bool(self._turned) and name.endswith(self._turned)
         return tensor.t().contiguous() if is_turned else tensor
 

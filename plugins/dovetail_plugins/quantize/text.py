@@ -12,7 +12,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 WINDOW_TOKENS = 512
 LEAST_TOKENS = 32
 CHARACTERS_PER_TOKEN = 32
-"""More than any language needs: the rest of a long file is not read."""
+"""More than any language needs; the rest of a long file is not read."""
 
 
 def windows_of(
@@ -20,7 +20,7 @@ def windows_of(
 ) -> torch.Tensor:
     """Return the first tokens of a text file in windows of equal length. Shapes: -> [S, L] int64
 
-    Raises: ConfigError when the file cannot be read or is too short.
+    Raises: ConfigError if the file cannot be read or is too short.
     """
     token_ids = tokenizer.encode(_read(path, num_tokens * CHARACTERS_PER_TOKEN))[:num_tokens]
     if len(token_ids) < LEAST_TOKENS:
@@ -31,7 +31,7 @@ def windows_of(
         )
     length = min(WINDOW_TOKENS, longest_tokens, len(token_ids))
     count = len(token_ids) // length
-    if count == length:  # then no axis could be told from the other
+    if count == length:  # equal axes would be ambiguous
         count -= 1
     return torch.tensor(token_ids[: count * length]).view(count, length)
 

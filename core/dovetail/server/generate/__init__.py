@@ -1,1 +1,1 @@
-"""From a conversation or a prompt to a stream of steps. Knows no API."""
+"""From a conversation or a prompt to a stream of steps. Independent of the API dialects."""

@@ -1,8 +1,7 @@
 """The adapters that requests may name, as one API process knows them.
 
-Which are there only the engines know: another API process may have loaded or unloaded one. What
-they told is used for a moment; a name that was not among it is asked for again, then resolvers
-are.
+Only the engines know which are loaded: another API process may have loaded or unloaded one. Their
+answer is cached briefly. For an unknown name the engines are queried again, then the resolvers.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 FRESH_S = 1.0
-"""How long it is believed that an adapter is there; the engine refuses what is there no more."""
+"""How long the list of adapters is cached. The engine refuses requests for unloaded ones."""
 MAX_NAME_CHARS = 256
 MAX_SHOWN = 8
 
 
 class ServedAdapters:
-    """The adapters of an application's engines. Used within one event loop."""
+    """The adapters of an application's engines. For use within one event loop."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """Make the resolvers. Raises: ConfigError"""
+        """Create the resolvers. Raises: ConfigError"""
         spec, search = engine.spec, engine.spec.adapter_search
         self._engine = engine
         self._is_on = spec.run.adapters is not None
@@ -50,7 +49,7 @@ class ServedAdapters:
         self._finding: dict[str, asyncio.Task[AdapterSource | None]] = {}
 
     async def all(self) -> tuple[AdapterSource, ...]:
-        """Return the adapters that are there now. Raises: EngineDead"""
+        """Return the adapters that are loaded now. Raises: EngineDead"""
         if not self._is_on:
             return ()
         sources = await self._engine.adapters()
@@ -59,8 +58,8 @@ class ServedAdapters:
         return sources
 
     async def find(self, name: str) -> AdapterSource | None:
-        """Return the adapter of a name, which a resolver may find and the engines then load; None
-        where there is none. Raises: RequestError for one that cannot be loaded, EngineDead"""
+        """Return the adapter with a name, or None. A resolver may find it; then the engines load
+        it. Raises: RequestError if it cannot be loaded, EngineDead"""
         if not self._is_on:
             return None
         if name not in self._known or time.monotonic() - self._asked_s > FRESH_S:
@@ -74,19 +73,19 @@ class ServedAdapters:
         return await asyncio.shield(task)
 
     def _note_found(self, task: asyncio.Task[AdapterSource | None]) -> None:
-        """Forget a search that has ended, though nobody may wait for it any more. Mutates: self"""
+        """Remove a finished search, even if nobody waits for it any more. Mutates: self"""
         self._finding = {name: one for name, one in self._finding.items() if one is not task}
         if not task.cancelled():
             task.exception()
 
     def shown_names(self) -> list[str]:
-        """Return some of the adapters' names, for an error."""
+        """Return some of the adapters' names, for an error message."""
         return list(self._known)[:MAX_SHOWN]
 
     async def load(
         self, name: str, path: str, *, base: str = "", replaces: bool = False, owner: str = ""
     ) -> None:
-        """Have the engines read an adapter and serve it. Raises: RequestError, EngineDead"""
+        """Load an adapter in the engines and serve it. Raises: RequestError, EngineDead"""
         self._check_on()
         if replaces:
             await self._check_owner(name, owner)
@@ -107,7 +106,7 @@ class ServedAdapters:
         self._known[name] = source
 
     async def unload(self, name: str, owner: str = "") -> None:
-        """Have the engines take no more requests for an adapter. Raises: RequestError,
+        """Make the engines refuse further requests for an adapter. Raises: RequestError,
         EngineDead"""
         self._check_on()
         await self._check_owner(name, owner)
@@ -115,7 +114,7 @@ class ServedAdapters:
         await self._engine.unload_adapter(name)
 
     async def _check_owner(self, name: str, owner: str) -> None:
-        """Raise RequestError where the adapter of this name is another owner's."""
+        """Raise RequestError if the adapter with this name belongs to another owner."""
         found = next((source for source in await self.all() if source.name == name), None)
         if found is not None and found.owner != owner:
             raise of_another_key(name)
@@ -127,7 +126,7 @@ class ServedAdapters:
             )
 
     async def _resolved(self, name: str) -> AdapterSource | None:
-        """Return the adapter that the first resolver that knows it finds, loaded. Raises:
+        """Load the adapter from the first resolver that finds it and return it. Raises:
         RequestError"""
         for label, resolver in self._resolvers:
             source = await asyncio.to_thread(_asked, label, resolver, name)
@@ -141,7 +140,7 @@ class ServedAdapters:
             await self._engine.load_adapter(source)
         except RequestError:
             await self.all()
-            if source.name in self._known:  # another API process was quicker
+            if source.name in self._known:  # another API process was faster
                 return self._known[source.name]
             raise
         self._known[source.name] = source
@@ -149,7 +148,7 @@ class ServedAdapters:
 
 
 def _asked(label: str, resolver: AdapterResolver, name: str) -> AdapterSource | None:
-    """Return what a resolver finds; what it raises but RequestError is logged."""
+    """Return the adapter that a resolver finds. Exceptions other than RequestError are logged."""
     try:
         source = resolver.find(name)
     except RequestError:

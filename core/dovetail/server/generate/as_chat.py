@@ -1,6 +1,6 @@
-"""From another dialect's body to a ChatRequest: shared fields, and errors in the client's words.
+"""Conversion of other dialects' bodies to a ChatRequest, and errors in the client's field names.
 
-Knows no dialect: each says which of its fields became which of chat's.
+Independent of the dialects: each passes a mapping of its fields to chat's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dovetail.server.generate.chat_body import ChatRequest
 from dovetail.server.http.validation import fault_of
 
 MAX_DEPTH = 200
-"""What is told back stands within a response, and pydantic writes 255 levels."""
+"""Echoed values are nested inside a response, and pydantic serializes at most 255 levels."""
 
 
 def engine_names(names: Mapping[str, str]) -> dict[str, str]:
-    """Return a dialect's names of chat's fields, and of the prompt that its messages become.
+    """Return a dialect's names of chat's fields, and its name for the prompt.
 
-    The engine finds prompts too long or not Unicode, whatever they were made of.
+    The engine checks prompts for length and Unicode, regardless of the fields they came from.
     """
     return {PROMPT: names.get("messages", "messages"), **names}
 
@@ -51,7 +51,7 @@ def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
 
 
 def check_one(body: SamplingFields) -> None:
-    """Raise RequestError where several answers are asked of a dialect that has one."""
+    """Raise RequestError if several answers are requested in a dialect that supports one."""
     if (body.n or 1) > 1:
         raise RequestError(
             "only one answer per request is supported.", where="n", code="unsupported_field"
@@ -59,17 +59,17 @@ def check_one(body: SamplingFields) -> None:
 
 
 Content = str | list[Any]
-"""What a message of chat holds."""
+"""The content of a chat message."""
 
 
 def joined(parts: Sequence[str | Mapping[str, Any]]) -> Content:
-    """Return the content that texts and chat's parts make: one text, where there are only texts."""
+    """Return message content from texts and chat parts: a single text if there are only texts."""
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(parts) else list(parts)
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether lists and objects stand in each other deeper than an answer can tell."""
+    """Return whether lists and objects are nested too deep to be echoed in an answer."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
@@ -86,8 +86,8 @@ def is_deep(value: Any) -> bool:
 
 @contextlib.contextmanager
 def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Let request errors name the client's fields: `names` maps the inner names to the
-    dialect's, the longest that fits first. Raises: what the block raises"""
+    """Report request errors with the client's field names. `names` maps inner names to the
+    dialect's; the longest match wins. Raises: what the block raises"""
     try:
         yield
     except RequestError as error:

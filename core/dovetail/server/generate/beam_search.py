@@ -1,10 +1,8 @@
-"""Beam search: the most likely answers as wholes, found by asking for one token at a time.
+"""Beam search: finds the most likely whole answers by requesting one token at a time.
 
-`Beams` is the search and knows no engine. `beam_outputs` drives it: every live beam asks for its
-likeliest next tokens, side by side with all other requests; the prefix cache keeps what beams
-share.
-
-Source: the beam search of transformers (GenerationMixin), whose scores and ends these are.
+`Beams` is the search itself, without an engine. `beam_outputs` drives it: every live beam requests
+its most likely next tokens, concurrently with all other requests. The prefix cache holds what the
+beams share. Source: the beam search of transformers (GenerationMixin), with its scores and ends.
 """
 
 from __future__ import annotations
@@ -42,12 +40,13 @@ EXCLUDED = (
     "constraint",
     "thinking",
 )
-"""Sampling params that have no meaning for a search over whole answers, or none yet."""
+"""Sampling params that are meaningless, or not supported yet, in a search over whole answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSettings:
-    """`width` beams are kept, the `count` best returned; scores are sums by length ** penalty."""
+    """`width` beams are searched and the `count` best returned. Scores are sums / length **
+    penalty."""
 
     width: int
     count: int
@@ -57,20 +56,20 @@ class BeamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beam:
-    """A beginning of an answer, or a whole one: its tokens and the sum of their logprobs."""
+    """A partial or complete answer: its tokens and the sum of their logprobs."""
 
     tokens: tuple[int, ...] = ()
     total: float = 0.0
     finish_reason: str | None = None
 
     def score(self, penalty: float) -> float:
-        """Return the sum per length; tokens that end an answer count."""
+        """Return the length-normalized sum. The length includes end tokens."""
         return self.total / float(max(len(self.tokens), 1) ** penalty)
 
 
 @dataclass(slots=True, kw_only=True)
 class Beams:
-    """One search. `live` can still grow; `finished` are the best whole answers so far."""
+    """One search. `live` beams still grow; `finished` holds the best complete answers so far."""
 
     settings: BeamSettings
     end_ids: frozenset[int]
@@ -80,11 +79,12 @@ class Beams:
 
     @property
     def num_wanted(self) -> int:
-        """Return how many next tokens each beam needs: enough to go on if some of them end it."""
+        """Return how many next tokens each beam needs, so that enough remain if some of them end
+        it."""
         return max(2, 1 + len(self.end_ids)) * self.settings.width
 
     def grow(self, told: Sequence[TokenLogprobs]) -> None:
-        """Let every live beam grow by its likeliest tokens. `told` pairs up with `live`.
+        """Extend every live beam by its most likely tokens. `told[i]` belongs to `live[i]`.
 
         Mutates: self
         """
@@ -109,7 +109,7 @@ class Beams:
             self.live = []
 
     def best(self) -> list[Beam]:
-        """Return the best whole answers, the best first."""
+        """Return the best complete answers, best first."""
         return self.finished[: self.settings.count]
 
     def _finish(self, beam: Beam) -> None:
@@ -119,7 +119,7 @@ class Beams:
         del self.finished[self.settings.width :]
 
     def _is_settled(self, grown: Sequence[Beam]) -> bool:
-        """Return whether nothing that grows on can be better than the worst that is finished."""
+        """Return whether no live beam can beat the worst finished one."""
         if not grown:
             return True
         if len(self.finished) < self.settings.width:
@@ -142,7 +142,7 @@ def beam_settings(body: SamplingFields) -> BeamSettings:
 def check_beams(
     settings: BeamSettings, params: SamplingParams, engine: AsyncEngine, vocabulary: Vocabulary
 ) -> None:
-    """Raise RequestError for what beam search cannot be combined with on this server."""
+    """Raise RequestError for params or settings of this server that rule out beam search."""
     plain = SamplingParams()
     for name in EXCLUDED:
         if getattr(params, name) != getattr(plain, name):
@@ -185,7 +185,7 @@ async def beam_outputs(
     cache_salt: str,
     adapter: str = "",
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Yield the best answers at once, when all are found. Closing it aborts what still runs.
+    """Yield the best answers in one output, once all are found. Closing it aborts what runs.
 
     Raises: as AsyncEngine.generate
     """
@@ -223,7 +223,7 @@ async def _next_tokens(
     request_id: str,
     how: Mapping[str, Any],
 ) -> TokenLogprobs:
-    """Return the likeliest tokens after these. `how`: what else `generate` takes."""
+    """Return the most likely next tokens. `how` has further arguments of `generate`."""
     outputs = engine.generate(ids, params, request_id, **how)
     told: TokenLogprobs | None = None
     try:

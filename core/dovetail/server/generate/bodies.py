@@ -1,4 +1,4 @@
-"""What all bodies share: the sampling fields with their bounds, usage, ignored fields.
+"""The parts shared by all bodies: sampling fields with their bounds, usage, ignored fields.
 
 Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 """
@@ -31,13 +31,13 @@ Metadata = Annotated[
     ],
     Field(max_length=MAX_METADATA),
 ]
-"""Labels that a client gives what is kept for it, bounded as OpenAI has it."""
+"""The client's labels of a stored object, with OpenAI's limits."""
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class Body(BaseModel):
-    """A request body or a part of one. Unknown fields are kept, so that they can be reported. Null
-    in a field that has a default stands for it, as OpenAI's schema has it."""
+    """A request body or a part of one. Unknown fields are stored, so that they can be reported.
+    Null in a field with a default means the default, as in OpenAI's schema."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
@@ -52,7 +52,7 @@ class Body(BaseModel):
 
 @cache
 def _defaulted(body: type[BaseModel]) -> frozenset[str]:
-    """Return the names of a body's fields, as clients send them, that have a default and take no
+    """Return the names (as clients send them) of the fields that have a default and do not take
     null."""
     return frozenset(
         field.alias or name
@@ -85,10 +85,10 @@ class StructuredOutputs(Body):
 
 
 class SamplingFields(Body):
-    """Sampling fields of completions and chat alike. None: the model's or server's default."""
+    """The sampling fields of completions and chat. None: the model's or server's default."""
 
     takes_claimed_fields: ClassVar[bool] = False
-    """Whether fields that logits processors claim reach them from this body."""
+    """Whether this body passes on fields that logits processors claim."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -124,7 +124,7 @@ class SamplingFields(Body):
     @field_validator("logits_processors", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
-        """Take a list as older clients send it: names, or a qualname with its kwargs."""
+        """Accept the list of older clients: names, or a qualname with its kwargs."""
         return _processors(given) if isinstance(given, list) else given
 
     priority: Annotated[int, Field(ge=-(1 << 31), le=INT31)] = 0
@@ -170,7 +170,7 @@ class StreamOptions(Body):
 
 
 class PromptTokensDetails(Reply):
-    """Where prompt tokens came from."""
+    """The sources of the prompt tokens."""
 
     cached_tokens: int = 0
 
@@ -182,7 +182,7 @@ class CompletionTokensDetails(Reply):
 
 
 class Usage(Reply):
-    """Tokens counted."""
+    """Token counts."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -193,7 +193,8 @@ class Usage(Reply):
 
 class Timings(Reply):
     """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
-    `time_to_first_token_ms` from there to the first token, `generation_time_ms` to the last."""
+    `time_to_first_token_ms` from there to the first token, `generation_time_ms` from there to the
+    last."""
 
     time_to_first_token_ms: float | None = None
     generation_time_ms: float | None = None

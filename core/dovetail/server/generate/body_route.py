@@ -1,8 +1,8 @@
-"""BodyRoute: how a request's body is read, and how long its answer is worked on.
+"""BodyRoute: how a request's body is parsed, and when its work is cancelled.
 
-Large bodies are parsed outside this process. What the body becomes is the same; texts that cannot
-fit into the context are refused there, so that they are never in this process's way. Small bodies,
-and all where there is no such process, are FastAPI's.
+Large bodies are parsed in another process, with the same result. Texts too long for the context are
+refused there, so that they never block this process. FastAPI handles small bodies, and all bodies
+if there is no such process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class BodyRoute(APIRoute):
-    """A route as `build_app` makes it. `app.state` names the endpoints whose texts are bounded by
-    the context, those whose work ends when the client leaves before the response starts, and those
-    whose bodies are JSON whatever their type says."""
+    """A route as `build_app` makes it. `app.state` has three sets of endpoints: those with texts
+    bounded by the context, those that are cancelled if the client leaves before the response
+    starts, and those that take a body as JSON whatever its content type."""
 
     def get_route_handler(self) -> Handler:
         """Return the handler of a request."""
@@ -44,15 +44,16 @@ class BodyRoute(APIRoute):
                     request._json = await cancel_on_disconnect(request, work)
             if self.endpoint not in state.watched_endpoints:
                 return await answer(request)
-            await request.body()  # before the connection is watched, which would take it
+            await request.body()  # read first: watching the connection would consume the body
             return await cancel_on_disconnect(request, answer(request))
 
         return read_and_answer
 
 
 def _as_json(request: Request) -> Request:
-    """Return the request with the type of JSON. One that a web page sends to another origin, which
-    needs nobody's leave unless its type is JSON's, stays as it is."""
+    """Return the request with JSON's content type. A browser may send a cross-origin request
+    without a preflight unless it is JSON, so requests with an Origin header are returned
+    unchanged."""
     if _is_json(request) or "origin" in request.headers:
         return request
     others = [(k, v) for k, v in request.scope["headers"] if k != b"content-type"]

@@ -1,4 +1,4 @@
-"""ChatRequest: the body of a conversation, which every family of endpoints turns its own into.
+"""ChatRequest: the body of a conversation. Every endpoint family converts its own body to it.
 
 Source: the OpenAI API reference, chat.
 """
@@ -28,8 +28,8 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 def check_name(name: str) -> str:
-    """Return the name of a tool that is offered. Syntaxes of calls take blanks for its end. Raises:
-    ValueError for a name with blanks"""
+    """Return the name of an offered tool. Some tool-call syntaxes end a name at white space.
+    Raises: ValueError for a name with white space"""
     if name.split() != [name]:
         raise ValueError("must be a name without blanks")
     return name
@@ -54,11 +54,11 @@ TOOLS: Words = {
         "web_search_preview",
     ),
 }
-"""What the types of a chat's tools mean. Others are left out too, unless they hold a function."""
+"""What chat's tool types mean here. Unknown types are left out too, unless they have a function."""
 
 
 class ContentPart(Body):
-    """One piece of a message: text, or a medium, whose fields are those of `multimodal.parts`."""
+    """One part of a message: text, or media with the fields of `multimodal.parts`."""
 
     type: str = "text"
     text: str | None = None
@@ -66,8 +66,8 @@ class ContentPart(Body):
 
 
 class FunctionCall(Body):
-    """The function call of an earlier answer; `arguments` is JSON text or already an object. Other
-    values are what some clients make of an answer that was cut, and say nothing."""
+    """The function call of an earlier answer. `arguments` is JSON text or an object. Other values
+    come from clients that parsed a truncated answer, and are read as ""."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
@@ -79,7 +79,7 @@ class FunctionCall(Body):
 
 
 class MessageToolCall(Body):
-    """One call of an earlier answer. That of a custom tool is one of its function."""
+    """One tool call of an earlier answer. A custom tool's call is converted to a function call."""
 
     id: str = ""
     type: Literal["function", "custom"] = "function"
@@ -96,7 +96,7 @@ class MessageToolCall(Body):
 
 
 class Message(Body):
-    """One turn. Both names of the reasoning field are read, and a call in its older form."""
+    """One turn. Both names of the reasoning field are accepted, and the older `function_call`."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | Annotated[list[ContentPart | str], Field(max_length=MAX_PARTS)] | None = None
@@ -118,7 +118,7 @@ class Message(Body):
 
 
 class FunctionTool(Body):
-    """A function the client offers."""
+    """A function that the client offers."""
 
     name: NewName
     description: str | None = None
@@ -127,15 +127,15 @@ class FunctionTool(Body):
 
 
 class ToolBody(Body):
-    """One entry of `tools`. A custom tool has the function that the model sees, one that is left
-    out nothing but its type, which counts as a field that has no effect."""
+    """One entry of `tools`. A custom tool is converted to the function that the model sees. For a
+    tool that is left out only the type is stored, as a field without effect."""
 
     type: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] = "function"
     function: FunctionTool
 
     @property
     def is_left_out(self) -> bool:
-        """Return whether the request is answered without it."""
+        """Return whether the tool is ignored."""
         return self.type not in ("function", "custom")
 
     @model_validator(mode="before")
@@ -155,7 +155,7 @@ class ToolBody(Body):
 
 
 class ResponseFormat(Body):
-    """The wanted shape of the answer."""
+    """The required format of the answer."""
 
     type: str
     json_schema: dict[str, Any] | None = None
@@ -166,13 +166,13 @@ class ResponseFormat(Body):
 
 
 class ThinkingSwitch(Body):
-    """Whether the model thinks, in the words of other servers' chat."""
+    """Whether the model should think, as other servers' chat APIs spell it."""
 
     type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
 class ChatRequest(SamplingFields):
-    """A chat completion is asked for."""
+    """The body of a chat completion request."""
 
     takes_claimed_fields = True
 

@@ -1,7 +1,6 @@
-"""A conversation on its way to the engine, whichever dialect it came in: checks, prompt,
-constraint.
+"""The steps from a ChatRequest to the engine, for every dialect: checks, prompt, constraint.
 
-Every dialect turns its body into a ChatRequest first; from there on they are one.
+Every dialect first converts its body to a ChatRequest; from there the path is the same.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ async def prepare(
     ignored: Sequence[str] = (),
     others: Sequence[Switch] = (),
 ) -> Generation:
-    """Return the request ready for the engine. Raises: RequestError in the dialect's names
+    """Return the request ready for the engine. Raises: RequestError in the dialect's field names
 
-    `ignored` are names that the dialect has reported itself, `others` its words on thinking.
+    `ignored` are fields that the dialect has reported itself; `others` are its thinking switches.
     """
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
@@ -64,8 +63,8 @@ async def prepare(
 async def count_prompt_tokens(
     server: ServerState, body: ChatRequest, switches: Sequence[Switch] = ()
 ) -> tuple[int, Sequence[str]]:
-    """Return how many tokens a conversation's prompt has, whatever the context holds, and the names
-    of fields that had no effect. Raises: RequestError, also for tools that no answer could use"""
+    """Return the number of prompt tokens of a conversation, even above the context length, and the
+    ignored fields. Raises: RequestError, also for tools that cannot be used"""
     body = with_offered_tools(body, server.frontend)
     parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
     prompt = await server.render(body, switches)
@@ -77,7 +76,7 @@ async def count_prompt_tokens(
 
 
 def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
-    """Return the sampling fields that chat spells in its own way. Raises: RequestError"""
+    """Return the sampling fields that chat spells differently. Raises: RequestError"""
     if (body.best_of or 1) > (body.n or 1) and not body.use_beam_search:
         raise RequestError("needs use_beam_search in a conversation.", where="best_of")
     fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Custom tools: tools whose input is text. The model sees a function with one argument, the text.
+"""Custom tools, which take text. The model sees them as functions with a single text argument.
 
 Source: the OpenAI API reference, function calling: custom tools.
 """
@@ -13,14 +13,14 @@ ARGUMENT = "input"
 
 
 def has_grammar(tool: Mapping[str, Any]) -> bool:
-    """Return whether the input of a custom tool is to follow a grammar."""
+    """Return whether a custom tool's input must follow a grammar."""
     form = tool.get("format")
     return isinstance(form, Mapping) and form.get("type", "text") != "text"
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a custom tool as the function that the model sees. A regular expression becomes a
-    pattern of its argument; a grammar is told in the description."""
+    """Return a custom tool as the function that the model sees. A regular expression becomes the
+    argument's pattern; a grammar goes into the description."""
     form = tool.get("format")
     form = form if isinstance(form, Mapping) else {}
     form = {**form, **form["grammar"]} if isinstance(form.get("grammar"), Mapping) else dict(form)
@@ -43,6 +43,6 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_of(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an earlier call of a custom tool as the call of its function."""
+    """Return a custom tool's earlier call as a call of that function."""
     text = call.get(ARGUMENT)
     return {"name": call.get("name"), "arguments": {ARGUMENT: "" if text is None else text}}

@@ -1,4 +1,4 @@
-"""How an endpoint reaches what it needs: the application's ServerState, and its family's state."""
+"""FastAPI dependencies of endpoints: the application's ServerState, and the family's state."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ State = TypeVar("State")
 
 
 def server_of(request: Request) -> ServerState:
-    """Return the ServerState of the application that got this request."""
+    """Return the ServerState of the application that received this request."""
     server: ServerState = request.app.state.server
     return server
 
 
 def state_of(kind: type[State]) -> Callable[[Request], Awaitable[State]]:
-    """Return a dependency: what the family keeps whose `Api.state` gives this type."""
+    """Return a dependency that yields the family state of this type, made by `Api.state`."""
 
     async def found(request: Request) -> State:
         state: State = request.app.state.api_states[kind]

@@ -1,4 +1,4 @@
-"""Dialect: the words in which one family of endpoints speaks of a generation."""
+"""Dialect: the finish reasons and field names of one endpoint family."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerEnd:
-    """Why an answer ended: the engine's cause, "stop" or "length", and what the answer held.
+    """How an answer ended: the engine's cause ("stop" or "length"), and the content of the answer.
 
-    `is_forced_call`: the request named the function. `is_stop_text`: a stop text of the client's
-    ended it. `is_unfinished`: the arguments of a call are not whole, so it cannot be made. Aborts
-    and errors never come here: they end a request without a reason.
+    `is_forced_call`: the request named the function. `is_stop_text`: one of the client's stop
+    strings ended it. `is_unfinished`: a call's arguments are incomplete, so it cannot be executed.
+    Aborts and errors are not represented: such requests have no finish reason.
     """
 
     cause: str
@@ -24,8 +24,8 @@ class AnswerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """`finish_reason` is the family's word for an end; `field_names` are its names of chat's
-    fields, by which errors of the engine name what the client sent."""
+    """`finish_reason` maps an end to the family's word for it. `field_names` maps chat's field
+    names to the family's, for errors from the engine."""
 
     finish_reason: Callable[[AnswerEnd], str]
     field_names: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What chat and completions share on the way to the engine and back: checks, params, steps.
+"""The path to the engine and back that chat and completions share: checks, params, steps.
 
 Routes stay thin: they turn bodies into a Generation and steps into their own bodies.
 """
@@ -55,8 +55,8 @@ CLAMPED_HEADER = "x-dovetail-max-tokens"
 
 @dataclass(slots=True, kw_only=True)
 class ResponseMeta:
-    """The facts of an answer before its first token: ids, names, headers. `adapter` is the one that
-    the request uses ("": none)."""
+    """What is known of an answer before its first token: ids, names, headers. `adapter` is the one
+    that the request uses ("": none)."""
 
     request_id: str
     model: str
@@ -68,7 +68,7 @@ class ResponseMeta:
     clamped_tokens: int | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers: ignored fields, and max_tokens where it was lowered."""
+        """Return the response headers: ignored fields, and max_tokens if it was lowered."""
         found = {}
         if self.ignored:
             found[HEADER] = header_value(self.ignored)
@@ -79,9 +79,9 @@ class ResponseMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One prompt on its way: everything the engine and the session need.
+    """One prompt with everything that the engine and the session need.
 
-    `request_id` is the engine's: of several prompts of one request each has its own.
+    `request_id` is the engine's: each of several prompts of one request has its own.
     """
 
     meta: ResponseMeta
@@ -98,7 +98,7 @@ class Generation:
     beams: BeamSettings | None = None
 
     def steps(self, server: ServerState, *, is_whole: bool = False) -> AsyncGenerator[Step, None]:
-        """Return the steps of the answer, where it `is_whole` one for each completion; closing them
+        """Return the steps of the answer; with `is_whole`, one step per completion. Closing them
         aborts the request."""
         plan = self.plan
         outputs = self._outputs(server, is_whole=is_whole)
@@ -149,8 +149,8 @@ def response_meta(
     model: str,
     ignored: Sequence[str],
 ) -> ResponseMeta:
-    """Return the facts of the answer before its first token; its id is the body's, or the header's,
-    or a new one. `ignored` are the fields that changed nothing."""
+    """Return the metadata of an answer. Its id is the body's, the header's, or a new one. `ignored`
+    are the fields without effect."""
     writes_ids = body.return_tokens_as_token_ids
     if writes_ids is None:
         writes_ids = server.frontend.return_tokens_as_token_ids
@@ -218,7 +218,7 @@ def generation_for(
 
 
 async def json_response(meta: ResponseMeta, body: Coroutine[Any, Any, BaseModel]) -> Response:
-    """Return a whole answer as one JSON body. Raises: what `body` raises"""
+    """Return a complete answer as one JSON body. Raises: what `body` raises"""
     answer = await body
     return Response(
         answer.model_dump_json(),
@@ -235,14 +235,13 @@ async def event_stream_response(
     run: Callable[[AsyncIterator[Item]], AsyncGenerator[bytes, None]],
     framing: Framing | None = None,
 ) -> EventStream:
-    """Return a stream of `run(steps)`; its status waits until the first step has come, or until
-    it is time for a comment that keeps the connection open.
+    """Return a stream of `run(steps)`, begun by the first step or the first keep-alive comment.
 
-    Mutates: owned (the stream takes over what it holds)
+    Mutates: owned (the stream takes over its contents)
     """
     keep_alive_s = request.app.state.server.frontend.sse_keep_alive_interval
     first = await begun_within(steps, keep_alive_s)
-    owned.push_async_callback(ended, first)  # a stream that is never sent never waits for it
+    owned.push_async_callback(ended, first)  # a stream that is never sent never awaits it
     head = StreamHead(
         headers=meta.headers(),
         request_id=meta.request_id,

@@ -1,7 +1,7 @@
-"""Fields that a request sent and nothing here honours: reported, counted, or refused.
+"""Request fields without effect: they are reported, counted, or refused.
 
-A known field that would change the answer is refused (`undeclared_fields`). Every ignored one is
-named in a response header; unknown ones are warned of once per name, and are an error with
+A known field that would change the answer is refused (`undeclared_fields`). A response header lists
+every ignored one. Unknown ones are logged once per name, and are an error with
 --strict-request-fields.
 """
 
@@ -29,10 +29,10 @@ logger = logging.getLogger("dovetail.server")
 
 
 class FieldReporter:
-    """Keeps which names were warned of, within a bound."""
+    """Remembers for which names a warning was logged, up to a limit."""
 
     def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
-        """`claimed` are fields that logits processors read."""
+        """`claimed` are the fields that logits processors read."""
         self._is_strict = is_strict
         self._claimed = claimed | {XARGS}
         self._warned: set[str] = set()
@@ -40,10 +40,10 @@ class FieldReporter:
     def check(
         self, body: BaseModel, *, known: Iterable[str] = (), is_answered: bool = True
     ) -> list[str]:
-        """Return the names to report for a body; `known` are dotted prefixes to pass over. Where
-        the model does not answer (`is_answered`), no field can change its answer.
+        """Return the names to report for a body. `known` are dotted prefixes to skip.
 
-        Raises: RequestError for refused fields, and for unknown ones when strict.
+        If the model gives no answer (`is_answered` false), no field can change it. Raises:
+        RequestError for refused fields, and for unknown ones when strict.
         """
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
@@ -53,12 +53,12 @@ class FieldReporter:
             fault = fault_of(name, (body.model_extra or {}).get(name))
             if fault is not None:
                 raise RequestError(fault, where=name, code="unsupported_field")
-        names = [name for name in names if name not in REFUSED]  # what is left asks for nothing
+        names = [name for name in names if name not in REFUSED]  # the rest have neutral values
         self.report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
         return names
 
     def report(self, names: Iterable[str]) -> list[str]:
-        """Return the names of ignored fields, counted and warned of. Raises: RequestError when
+        """Count ignored fields, log them and return their names. Raises: RequestError when
         strict."""
         names = list(names)
         if names and self._is_strict:
@@ -83,7 +83,7 @@ class FieldReporter:
 
 
 def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of fields that no model declares; list positions are left out."""
+    """Yield the dotted names of undeclared fields, without list positions."""
     for name in body.model_extra or {}:
         yield prefix + name
     for name in type(body).model_fields:
@@ -94,7 +94,7 @@ def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
 
 
 def json_reply(reply: BaseModel, ignored: Iterable[str]) -> Response:
-    """Return a body as a response whose header names the ignored fields; what is absent is null."""
+    """Return a body as a response with the ignored fields in a header. Absent values are null."""
     names = list(ignored)
     return Response(
         reply.model_dump_json(),
@@ -104,7 +104,7 @@ def json_reply(reply: BaseModel, ignored: Iterable[str]) -> Response:
 
 
 def header_name(name: str) -> str:
-    """Return a field name as it may stand in a header, a log line or a label."""
+    """Return a field name made safe for a header, a log line or a label."""
     return re.sub(r"[^\w.\[\]-]", "?", name, flags=re.ASCII)[:MAX_NAME_CHARS]
 
 

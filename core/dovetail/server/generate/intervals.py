@@ -1,4 +1,4 @@
-"""--stream-interval: steps of a few tokens joined to steps of many, so that less is written."""
+"""--stream-interval: joins small steps into larger ones, to write less."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dovetail.server.generate.streaming import Step
 async def in_intervals(
     steps: AsyncGenerator[Step, None], num_tokens: int
 ) -> AsyncGenerator[Step, None]:
-    """Yield steps of at least that many tokens; the first and the last of an answer may be shorter.
+    """Yield steps of at least `num_tokens` tokens; an answer's first and last may be shorter.
 
-    Closing it closes `steps`. What is held is sent before an error is.
+    Closing it closes `steps`. Held steps are sent before an error.
     """
     held: dict[int, Step] = {}
     begun: set[int] = set()
@@ -43,7 +43,7 @@ async def in_intervals(
 
 
 def joined(first: Step, second: Step) -> Step:
-    """Return two steps of one answer as one."""
+    """Return two steps of one answer merged."""
     return replace(
         second,
         text=first.text + second.text,
@@ -61,7 +61,7 @@ def _both(
 
 
 def _merged(events: Sequence[Event]) -> list[Event]:
-    """Return the events with neighbours of one kind joined."""
+    """Return the events, with adjacent ones of the same kind joined."""
     found: list[Event] = []
     for event in events:
         match found[-1] if found else None, event:

@@ -1,6 +1,6 @@
-"""Logprobs of a prompt, those of tokens in the shape of OpenAI's chat, and how tokens are written.
+"""Logprobs of prompts, logprobs in the format of OpenAI's chat, and the text forms of tokens.
 
-Numbers are finite always.
+All numbers are finite.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class TopLogprob(Reply):
 
 
 class TokenLogprob(TopLogprob):
-    """The token drawn, with the most likely ones beside it."""
+    """The sampled token and the most likely candidates."""
 
     top_logprobs: list[TopLogprob] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenNames:
-    """How tokens are written: as their text, or as "token_id:N"."""
+    """How tokens are written: as text, or as "token_id:N"."""
 
     tokenizer: Tokenizer
     writes_ids: bool = False
@@ -46,7 +46,7 @@ class TokenNames:
         return self.tokenizer.tokens(token_ids)
 
     def bytes_of(self, token_ids: Sequence[int]) -> list[list[int]]:
-        """Return the bytes that each id writes; of a piece of a character its own."""
+        """Return the bytes of each token, also of one that is part of a character."""
         texts = self.tokenizer.tokens(token_ids)
         pieces = [i for i, text in zip(token_ids, texts, strict=True) if BROKEN in text]
         written = dict(zip(pieces, self.tokenizer.bytes_of(pieces), strict=True)) if pieces else {}
@@ -57,7 +57,7 @@ class TokenNames:
 
 
 def check_named_logprobs(*, is_on: bool) -> None:
-    """Raise RequestError where tokens are named (logprob_token_ids) without logprobs."""
+    """Raise RequestError if logprob_token_ids is given without logprobs."""
     if not is_on:
         raise RequestError("needs logprobs to be on.", where="logprob_token_ids")
 
@@ -65,7 +65,7 @@ def check_named_logprobs(*, is_on: bool) -> None:
 def prompt_logprobs(
     positions: Sequence[TokenLogprobs], names: TokenNames
 ) -> list[dict[str, Any] | None]:
-    """Return one dict per prompt token, the first of which has none."""
+    """Return one dict per prompt token; None for the first one."""
     return [None, *(_prompt_entry(position, names) for position in positions)]
 
 
@@ -85,8 +85,8 @@ def _prompt_entry(position: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
 def chat_logprobs(
     positions: Sequence[TokenLogprobs], num_top: int, names: TokenNames, *, is_named: bool = False
 ) -> list[TokenLogprob]:
-    """Return OpenAI's chat logprobs, one entry per token. With `is_named` the request has named the
-    tokens beside the drawn one, which then is among them."""
+    """Return OpenAI's chat logprobs, one entry per token. With `is_named` the request named the
+    candidates, and the sampled token is added to them."""
     return [_chat_entry(position, num_top, names, is_named) for position in positions]
 
 

@@ -1,6 +1,6 @@
-"""Parsers that a request names: only registered ones, each made once.
+"""Parsers named in requests: only registered ones, each created once.
 
-A path to a file or an object in a module is for flags; here it is an unknown name.
+Paths to files and objects in modules work in flags only; here they count as unknown names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
 
 NOTHING = "none"
-"""The name that asks for no parser."""
+"""The name for no parser."""
 
 
 def named_parser(kind: str, name: str, tokenizer: Tokenizer) -> Any:

@@ -1,6 +1,6 @@
-"""Which tool and reasoning parser this model needs: named by a flag, or found in its template.
+"""Choice of the model's tool and reasoning parsers: by a flag, or by the chat template.
 
-Choosing happens once, in the parent; other API processes get the Selections.
+It happens once, in the parent; other API processes receive the Selections.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dovetail.server.generate.server_state import Parsers
 logger = logging.getLogger("dovetail.server")
 AUTO = (None, "", "auto")
 MIN_MARKER_CHARS = 3
-"""Shorter markers ("{", "[") stand in any template."""
+"""Shorter markers ("{", "[") occur in any template."""
 MAX_TEXTS_SAID = 4
 
 
@@ -38,7 +38,7 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_parsers(config: Config, template: str) -> ParserChoice:
-    """Return the parsers for a chat template. Raises: PluginError for one named in vain."""
+    """Return the parsers for a chat template. Raises: PluginError for an unknown name"""
     return ParserChoice(
         tool=_choose(config, "tool_parser", config.frontend.tool_call_parser, template),
         reasoning=_choose(config, "reasoning_parser", config.frontend.reasoning_parser, template),
@@ -66,22 +66,23 @@ def _choose(config: Config, kind: str, asked: str | None, template: str) -> Sele
 
 
 def _preference(kind: str, name: str, spec: str, texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return the sort key of fitting parsers, the best first: of equal rank, the one of whose texts
-    the template mentions most; of several names of one, that of its file or the one it says."""
+    """Return the sort key of fitting parsers, best first. Among equal ranks the parser with the
+    most text in the template wins. Among several names of one parser, `auto_name` or its module's
+    name wins."""
     plugin = _load(kind, spec)
     own = getattr(plugin, "auto_name", "") or plugin.__module__.rpartition(".")[2]
     return -plugin.auto_rank, -sum(map(len, texts)), name != own, name
 
 
 def _reason(kind: str, name: str, texts: Sequence[str], others: Sequence[str]) -> str:
-    """Return one line: what was chosen, which markers decided, what else would have fitted."""
+    """Return one log line: the chosen parser, the deciding markers, and the alternatives."""
     by = ", ".join(texts[:MAX_TEXTS_SAID]) or "what it says of calls"
     line = f"{kind} auto: {name}, by {by} in the chat template"
     return f"{line} (also fit: {', '.join(others)})" if others else line
 
 
 def _mentioned(plugin: type[Plugin], template: str) -> list[str]:
-    """Return the texts of a parser's syntax that stand in the template, the longest first."""
+    """Return the texts of a parser's syntax that occur in the template, longest first."""
     texts: set[str] = set()
     if issubclass(plugin, ToolParser):
         texts = {text for m in plugin.markers for text in (m.start, m.end)}
@@ -97,7 +98,7 @@ def _texts(layout: Layout) -> list[str]:
 
 
 def _fits(kind: str, spec: str, template: str) -> bool:
-    """Return whether a parser's markers stand in the template; a broken parser fits nothing."""
+    """Return whether a parser fits the template. A broken parser never fits."""
     try:
         plugin = _load(kind, spec)
     except PluginError as error:
@@ -117,7 +118,7 @@ def _load(kind: str, spec: str) -> type[Plugin]:
 
 
 def build_parsers(choice: ParserChoice, tokenizer: Tokenizer) -> Parsers:
-    """Return the chosen parsers, made for this tokenizer. Raises: ConfigError"""
+    """Return the chosen parsers, created for this tokenizer. Raises: ConfigError"""
     return Parsers(
         tool=_build(choice.tool, tokenizer),
         reasoning=_build(choice.reasoning, tokenizer),

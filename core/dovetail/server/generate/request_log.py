@@ -1,4 +1,4 @@
-"""A line in the log as a request comes, and one as it ends: --enable-log-requests and its like."""
+"""The log lines at the start and end of each request: --enable-log-requests and related flags."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail.server")
 PARAM_CHARS = 200
-"""Most characters of one sampling parameter in the log: a schema may be a page long."""
+"""Maximum characters of one sampling parameter in the log: a schema may be a page long."""
 
 
 async def with_request_log(
     server: ServerState, generation: Generation, steps: AsyncGenerator[Step, None]
 ) -> AsyncGenerator[Step, None]:
-    """Yield the steps; log the request as it comes, and how and why it ended, in a line each."""
+    """Yield the steps, and log a line when the request arrives and one when it ends."""
     _log_arrival(server, generation)
     start_s = time.monotonic()
     first_s: float | None = None
@@ -63,7 +63,7 @@ async def with_request_log(
 
 
 def _log_arrival(server: ServerState, generation: Generation) -> None:
-    """Log the numbers of a request; its text only at level debug."""
+    """Log the numbers of a request, and its text at level debug only."""
     ids = generation.prompt_ids
     logger.info(
         "request %s: %d prompt tokens%s%s",
@@ -78,7 +78,7 @@ def _log_arrival(server: ServerState, generation: Generation) -> None:
 
 
 def _set_fields(params: SamplingParams) -> str:
-    """Return the fields that are not as they are without asking, in a length that fits a line."""
+    """Return the fields that differ from their defaults, short enough for one line."""
     fields = msgspec.to_builtins(params, str_keys=False)  # leaves defaults out
     shown = (f", {name}={shortened(repr(value), PARAM_CHARS)}" for name, value in fields.items())
     return "".join(shown)
@@ -88,18 +88,18 @@ def _beginning(tokenizer: Tokenizer, ids: Sequence[int], limit: int | None) -> s
     """Return the prompt's text, cut after `limit` characters."""
     if limit is None:
         return tokenizer.decode(ids, skip_special_tokens=False)
-    # No more is decoded than can be shown: how much is left out stands in tokens, a line above.
+    # Decode no more than is shown; the line above has the number of tokens.
     text = tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _log_delta(server: ServerState, generation: Generation, step: Step) -> None:
-    """Log a piece of an answer as it comes."""
+    """Log a piece of an answer as it is generated."""
     shown = shortened(step.text, server.frontend.max_log_len)
     logger.info("request %s: answer %d piece %r", generation.request_id, step.index, shown)
 
 
 def _log_answer(server: ServerState, generation: Generation, index: int, text: str) -> None:
-    """Log one answer as the model wrote it, whole, also where it was streamed."""
+    """Log one whole answer as the model wrote it, even if it was streamed."""
     shown = shortened(text, server.frontend.max_log_len)
     logger.info("request %s: answer %d %r", generation.request_id, index, shown)

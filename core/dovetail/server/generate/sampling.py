@@ -1,6 +1,6 @@
-"""From a body's sampling fields to SamplingParams, with the room that the context leaves.
+"""Conversion of a body's sampling fields to SamplingParams, with max_tokens that fit the context.
 
-Knows no prompt text and no tokenizer; the engine checks the same bounds again.
+It uses no prompt text and no tokenizer; the engine checks the same bounds again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TUPLES = ("stop_token_ids", "logprob_token_ids", "allowed_token_ids", "bad_word
 
 
 class ParamsMaker(Protocol):
-    """The engine, as far as defaults go."""
+    """The part of the engine that provides default params."""
 
     spec: EngineSpec
 
@@ -53,7 +53,7 @@ class ParamsMaker(Protocol):
 
 
 def sampling_fields(body: SamplingFields) -> dict[str, Any]:
-    """Return the fields that the request set, as SamplingParams takes them."""
+    """Return the fields set in the request, in the form of SamplingParams."""
     fields = {n: getattr(body, n) for n in _COPIED if getattr(body, n) is not None}
     fields |= {n: getattr(body, n) for n in _FLAGS if n in body.model_fields_set}
     fields |= {n: tuple(getattr(body, n)) for n in _TUPLES if getattr(body, n) is not None}
@@ -69,8 +69,8 @@ def sampling_fields(body: SamplingFields) -> dict[str, Any]:
 def build_sampling(
     engine: ParamsMaker, body: SamplingFields, fields: Mapping[str, Any], num_prompt_tokens: int
 ) -> tuple[SamplingParams, int | None]:
-    """Return checked params, and the max_tokens given where the request asked for more than the
-    context leaves. `fields` win over the body's. Raises: RequestError"""
+    """Return (checked params, the lowered max_tokens or None). It is lowered if it does not fit the
+    context. `fields` override the body's. Raises: RequestError"""
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise RequestError(f"must be at least n, which is {body.n or 1}.", where="best_of")
     claimed = claimed_fields(engine.spec.run.logits_processors)
@@ -89,7 +89,7 @@ def _token_biases(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _token_id(key: str) -> int:
-    """Return a key of logit_bias as the token id it is. Raises: RequestError"""
+    """Return a key of logit_bias as a token id. Raises: RequestError"""
     if not re.fullmatch(r"[0-9]{1,10}", key):
         raise RequestError(
             f"{json.dumps(shortened(key, MAX_KEY_CHARS))} is not a token id.",

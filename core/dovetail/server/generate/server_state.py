@@ -1,4 +1,4 @@
-"""ServerState: what every route of one application reads. Built once; holds no request."""
+"""ServerState: what every route of one application uses. Built once; contains no request."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
 
 SHORT_TEXT_CHARS = 4096
-"""Work on texts up to this size is done in the event loop; a thread would cost more."""
+"""Texts up to this size are processed in the event loop, where a thread would cost more."""
 
 MAX_TEXT_SETS = 64
-"""How many parsers' texts are kept looked up among the special tokens."""
+"""How many results of looking up parsers' texts among the special tokens are cached."""
 
 MIN_TOKEN_CHARS = 3
-"""Added tokens that are shorter, of blanks say, stand in prose too."""
+"""Shorter added tokens, of blanks for example, also occur in ordinary text."""
 
 LONG_WORK = SHORT_TEXT_CHARS + 1
-"""The size of work that is done in a thread whatever its text."""
+"""A size that always makes `run` use a thread."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsers:
-    """The parsers chosen for this model; None where there is none. `special_texts` are the texts
-    that are one token of the vocabulary wherever they stand."""
+    """The parsers chosen for this model, or None. `special_texts` are the texts that are always one
+    token of the vocabulary."""
 
     tool: ToolParser | None = None
     reasoning: ReasoningParser | None = None
     special_texts: frozenset[str] = frozenset()
     special_starts: frozenset[str] = field(init=False)
-    """The markers of calls that begin with such a token: they are never prose."""
+    """The call markers that begin with such a token. They never occur in ordinary text."""
 
     def __post_init__(self) -> None:
         words = tuple(text for text in self.special_texts if len(text) >= MIN_TOKEN_CHARS)
@@ -86,16 +86,15 @@ class Parsers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """One application's parts. Close it within the event loop that used it.
+    """The parts of one application. Close it in the event loop that used it.
 
-    `structured_output_spec` says how answers are constrained; None where no backend is installed.
-    `special_ids` returns the special tokens in which texts are written: where a parser looks for
-    those, they must be seen. `in_force` is what is known of the settings and whence they came; None
-    where nobody told this process. `media` loads those of prompts; None where the model takes none.
-    `io_processor` makes prompts of other data (None: nothing does).
-
-    All but `engine` and what belongs to the application is for prompts and answers of the model
-    itself; `for_model` gives the same for an adapter with a vocabulary of its own.
+    `structured_output_spec` says how answers are constrained; None: no backend is installed.
+    `special_ids` returns the special tokens of the given texts, which must stay visible to the
+    parser that looks for them. `in_force` has the settings and their sources; None if this process
+    did not receive them. `media` loads the media of prompts; None: the model takes none.
+    `io_processor` makes prompts from other data; None: there is none. All fields except `engine`
+    and the application's own are for the model itself. `for_model` returns the same for an adapter
+    with its own vocabulary.
     """
 
     engine: AsyncEngine
@@ -137,24 +136,24 @@ class ServerState:
         )
 
     async def aclose(self) -> None:
-        """End the processes that are its own, which decode media. The engine goes on."""
+        """End this server's own processes, which decode media. The engine keeps running."""
         if self.media is not None:
             await self.media.close()
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Return the tasks that the model can do: it generates, writes what it hears, or pools."""
+        """Return the tasks that the model supports: generate, transcribe, or the pooling tasks."""
         pooling, encoder = self.engine.spec.run.pooling, self.engine.spec.run.model.encoder
         if encoder is not None and encoder.kind == "audio":
             return frozenset((TRANSCRIBE,))
         return frozenset((GENERATE,) if pooling is None else pooling.tasks)
 
     async def for_model(self, requested: str | None) -> tuple[ServerState, str]:
-        """Return this server as it reads and writes for a model, or an adapter, which may have
-        tokens, a tokenizer and a template of its own; and the name to answer with.
+        """Return (the server for a model or adapter, the name to answer with).
 
-        Raises: NotFound; RequestError for an adapter that is found and cannot be loaded, or whose
-        tokenizer is gone. Mutates: self.others
+        An adapter may have its own tokens, tokenizer and template. Raises: NotFound; RequestError
+        for an adapter that was found but cannot be loaded, or has lost its tokenizer. Mutates:
+        self.others
         """
         names = self.engine.spec.model_names
         if not requested or requested in names:
@@ -170,11 +169,12 @@ class ServerState:
         return known, requested
 
     async def model_name(self, requested: str | None) -> str:
-        """Return the name to answer with, the model's or an adapter's. Raises: as `for_model`"""
+        """Return the name to answer with: a model's or an adapter's. Raises: as `for_model`"""
         return (await self.for_model(requested))[1]
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
-        """Return the server's parsers, with those that a request names. Raises: RequestError"""
+        """Return the server's parsers, replaced by those that a request names. Raises:
+        RequestError"""
         tokenizer, chosen = self.vocabulary.tokenizer, self.parsers
         if tool is not None:
             chosen = replace(chosen, tool=named_parser("tool_parser", tool, tokenizer))
@@ -184,12 +184,12 @@ class ServerState:
         return chosen
 
     def check_text(self, where: str) -> None:
-        """Raise RequestError where there is no tokenizer for the text of a field."""
+        """Raise RequestError if there is no tokenizer for the text of a field."""
         if not self.engine.spec.has_tokenizer:
             raise text_refused(where)
 
     def check_template_allowed(self) -> None:
-        """Raise RequestError where this server trusts no templates of requests."""
+        """Raise RequestError if this server does not accept templates in requests."""
         if not self.frontend.trust_request_chat_template:
             raise RequestError(
                 "this server does not accept chat templates in requests.",
@@ -199,7 +199,7 @@ class ServerState:
             )
 
     def check_structured_output(self, where: str) -> None:
-        """Raise RequestError where nothing can constrain an answer."""
+        """Raise RequestError if answers cannot be constrained."""
         if not self.engine.spec.has_tokenizer:
             raise text_refused(where)
         if self.engine.constraint_compiler is None:
@@ -210,7 +210,7 @@ class ServerState:
     ) -> CompiledConstraint:
         """Return the compiled constraint of an answer. `tail` is the end of the rendered prompt.
 
-        The constraint counts from behind the reasoning, if there is any. Raises: RequestError
+        The constraint applies after the reasoning, if any. Raises: RequestError
         """
         self.check_structured_output(request.where)
         if plan.reasoning is None and plan.can_reason:
@@ -246,7 +246,7 @@ class ServerState:
         )
 
     async def render(self, body: ChatRequest, switches: Sequence[Switch] = ()) -> RenderedPrompt:
-        """Return the conversation as the model will read it. Raises: RequestError"""
+        """Return the rendered conversation. Raises: RequestError"""
         self.check_text("messages")
         if body.chat_template is not None:
             self.check_template_allowed()
@@ -268,7 +268,7 @@ class ServerState:
     async def read_media(
         self, prompt: RenderedPrompt, body: ChatRequest, ids: Sequence[int]
     ) -> PlacedPrompt:
-        """Return a conversation's prompt with its media in it. Raises: RequestError"""
+        """Return a conversation's prompt with its media placed. Raises: RequestError"""
         assert self.media is not None, "the renderer refuses media that a model does not take"
         if body.truncate_prompt_tokens is not None:
             raise RequestError(
@@ -283,7 +283,7 @@ class ServerState:
         return await self.engine.read(given, self.adapter)
 
     async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
-        """Return call(), run in a thread when the text it works on is long."""
+        """Return call(), run in a thread if its text is long."""
         if num_chars <= SHORT_TEXT_CHARS:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
@@ -300,9 +300,9 @@ class ServerState:
     ) -> Sequence[int]:
         """Return the token ids of a prompt, or only those that truncate_prompt_tokens may keep.
 
-        `keeps_start`: those of its start. The control words at `plain` are ordinary text.
-        Raises: RequestError for text that is not Unicode, or (unless it `takes_any_length`) that
-        is long and does not fit into the context
+        `keeps_start`: keep the start instead of the end. Control words at `plain` are ordinary
+        text. Raises: RequestError for text that is not Unicode, or (unless `takes_any_length`) for
+        long text that does not fit the context
         """
         verify_text(PROMPT, text)
         run = self.engine.spec.run
@@ -322,7 +322,8 @@ class ServerState:
 
 
 def text_size(body: ChatRequest) -> int:
-    """Return roughly how many characters the messages and tools hold; a template is long work."""
+    """Return the approximate size of messages and tools in characters; a template counts as long
+    work."""
     tools = 256 * len(body.tools or ())
     template = LONG_WORK if body.chat_template is not None else 0
     sizes = (len(m.content) if isinstance(m.content, str) else 1024 for m in body.messages)
@@ -366,7 +367,7 @@ def build_server(
 
 
 def _special_ids_of(tokenizer: Tokenizer) -> Callable[[frozenset[str]], tuple[int, ...]]:
-    """Return what finds the special tokens of a tokenizer in which texts are written."""
+    """Return a function that looks up the special tokens of texts."""
     return lru_cache(MAX_TEXT_SETS)(partial(_special_ids, tokenizer.facts().special_texts))
 
 
@@ -376,7 +377,7 @@ def _special_ids(special: Mapping[int, str], texts: frozenset[str]) -> tuple[int
 
 
 def _fingerprint(engine: AsyncEngine) -> str:
-    """Return a name for the configuration that decides which tokens come out."""
+    """Return a fingerprint of the configuration that determines the generated tokens."""
     run = engine.spec.run
     cache = (run.kv_dtype, run.kv_scales, run.kv_steps)
     facts = msgspec.json.encode((run.model, run.device, cache, run.quantization.name))

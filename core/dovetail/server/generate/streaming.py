@@ -1,7 +1,7 @@
-"""From engine outputs to events, and from events to a server-sent stream.
+"""Conversion of engine outputs to events, and of events to a server-sent stream.
 
-`event_steps` is the one path of every answer: a stream sends its steps as they come, a plain answer
-joins them.
+`event_steps` is the one path of every answer: a stream sends its steps as they arrive, a plain
+answer joins them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dovetail.uninterrupted import ended, uninterrupted
 
 logger = logging.getLogger("dovetail.server")
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which clients of server-sent events pass over."""
+"""A comment, which clients of server-sent events ignore."""
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -44,9 +44,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """News of one of a request's answers. `text` is what the events were made of.
+    """New output of one answer. `text` is what the events were made from.
 
-    The counts are of the whole request so far; `finish_reason` is set exactly once per answer, in
+    The counts cover the whole request so far. `finish_reason` is set exactly once per answer, in
     the words of the request's dialect.
     """
 
@@ -73,8 +73,8 @@ async def event_steps(
 ) -> AsyncGenerator[Step, None]:
     """Yield a step per delta of the engine. Closing it closes `outputs`, which aborts.
 
-    Raises: RequestFault when the engine ended an answer with an error or an abort, RequestError in
-    the dialect's names of fields.
+    Raises: RequestFault if the engine ended an answer with an error or an abort; RequestError in
+    the dialect's field names
     """
     sessions: dict[int, CountedSession] = {}
     num_generated = 0
@@ -98,7 +98,7 @@ def _step(
     num_generated: int,
     sessions: Iterable[CountedSession],
 ) -> Step:
-    """Return the news that a delta brings. Mutates: session. Raises: RequestFault"""
+    """Return the step for a delta. Mutates: session. Raises: RequestFault"""
     events = session.feed(delta.text, delta.token_ids, delta.num_chars)
     if delta.finish_reason is not None:
         _check_end(delta.finish_reason, output.request_id)
@@ -143,8 +143,8 @@ def _check_end(cause: str, request_id: str) -> None:
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
     """Return the result of `work`, which is cancelled when the client leaves.
 
-    A stream that `work` has made and that nobody sends is closed.
-    Raises: ClientDisconnected, what `work` raises
+    An unsent stream that `work` has created is closed. Raises: ClientDisconnected, what `work`
+    raises
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_gone(request.receive))
@@ -161,7 +161,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answe
 
 
 async def _given_up(task: asyncio.Future[Any]) -> None:
-    """End a task whose result nobody takes any more, and close a stream that it has made."""
+    """End a task with an unused result. If the result is a stream, close it."""
     await ended(task)
     if not task.cancelled() and task.exception() is None:
         answer = task.result()
@@ -177,7 +177,7 @@ async def _gone(receive: Receive) -> None:
 async def continued(
     first: asyncio.Future[Item], rest: AsyncIterator[Item]
 ) -> AsyncGenerator[Item, None]:
-    """Yield `first` once it has come, then the rest."""
+    """Yield `first` when it arrives, then the rest."""
     try:
         yield await first
         async for item in rest:
@@ -189,7 +189,7 @@ async def continued(
 async def kept_alive(
     items: AsyncIterator[Item], interval_s: float
 ) -> AsyncGenerator[Item | None, None]:
-    """Yield the items, and None whenever none has come for so long."""
+    """Yield the items, and None whenever none has arrived for `interval_s`."""
     coming: asyncio.Future[Item] | None = None
     try:
         while True:
@@ -210,9 +210,9 @@ async def kept_alive(
 
 
 async def begun_within(items: AsyncIterator[Item], limit_s: float) -> asyncio.Future[Item]:
-    """Return the first item, or what will be it where none has come in time (0: it is awaited).
+    """Return the first item as a future, done or still pending after the time limit (0: no limit).
 
-    Raises: what the items raise in time
+    Raises: what the items raise within the limit
     """
     first = asyncio.ensure_future(anext(items))
     try:
@@ -229,26 +229,26 @@ _LINE_ENDS = {c.encode(): f"\\u{ord(c):04x}".encode() for c in "\u0085\u2028\u20
 
 
 def one_line(data: bytes) -> bytes:
-    """Return JSON in which no character ends a line for readers that know Unicode's line ends."""
+    """Return JSON with Unicode line ends escaped, for readers that split lines at them."""
     for char, escape in _LINE_ENDS.items():
         data = data.replace(char, escape)
     return data
 
 
 def data_frame(data: bytes) -> bytes:
-    """Return an event without a name."""
+    """Return an unnamed event."""
     return b"data: " + one_line(data) + b"\n\n"
 
 
 def named_frame(name: str, data: bytes) -> bytes:
-    """Return an event with a name."""
+    """Return a named event."""
     return b"event: " + name.encode() + b"\n" + data_frame(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
-    """How a dialect writes its stream: what its chunks become, what says that all is well at the
-    end, what an error becomes, and what is sent to keep the connection open."""
+    """How a dialect writes its stream: the frames of chunks, the frame that marks success at the
+    end, the frame of an error, and what keeps the connection open."""
 
     frame: Callable[[bytes], bytes] = data_frame
     end: bytes = data_frame(b"[DONE]")
@@ -259,10 +259,10 @@ class Framing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHead:
-    """The facts of a stream before its first chunk.
+    """The settings of a stream before its first chunk.
 
-    The framing's `keep_alive` is sent whenever nothing has come for `keep_alive_s` (0: never).
-    `logs_stack`: the traceback of every error is logged, not only of unexpected ones.
+    The framing's `keep_alive` is sent whenever no chunk has come for `keep_alive_s` (0: never).
+    `logs_stack`: log the traceback of every error, not only of unexpected ones.
     """
 
     headers: dict[str, str]
@@ -273,11 +273,11 @@ class StreamHead:
 
 
 class EventStream(StreamingResponse):
-    """A response that grows, of server-sent events or what the dialect frames; `owned` is closed at
-    its end.
+    """A streamed response of the dialect's frames. `owned` is closed at its end.
 
-    An error after the first chunk becomes an error event, and then the stream just ends: without
-    its end no client takes it for a success. A client that leaves stops the chunks at once.
+    An error after the first chunk becomes an error event, after which the stream ends without its
+    end frame, so that no client takes it for a success. If the client leaves, the chunks stop
+    immediately.
     """
 
     def __init__(
@@ -311,8 +311,7 @@ class EventStream(StreamingResponse):
             pump.result()
 
     async def aclose(self) -> None:
-        """Close the chunks and what is owned, whether they were sent or not. May be called
-        twice."""
+        """Close the chunks and `owned`, whether they were sent or not. May be called twice."""
         await uninterrupted(self._close())
 
     async def _close(self, *tasks: asyncio.Future[None]) -> None:
@@ -335,14 +334,14 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _to_send(self) -> AsyncGenerator[bytes | None, None]:
-        """Return the chunks, with None where a comment is to keep the connection open."""
+        """Return the chunks, with None whenever a keep-alive comment is due."""
         if self._keep_alive_s:
             return kept_alive(self._chunks, self._keep_alive_s)
         return self._chunks
 
     async def _send_error(self, send: Send, error: Exception) -> None:
         if isinstance(error, OSError):
-            return  # the connection broke: there is nobody to tell
+            return  # the connection is broken, so the error cannot be sent
         has_stack = not isinstance(error, DovetailError) or self._logs_stack
         problem = problem_of(error)
         metrics.REFUSED_REQUESTS.labels(problem.info.type, str(problem.status)).inc()
@@ -363,7 +362,7 @@ async def _send_frame(send: Send, frame: bytes) -> None:
 async def merged(
     streams: Sequence[AsyncGenerator[Step, None]],
 ) -> AsyncGenerator[tuple[int, Step], None]:
-    """Yield (which stream, step) as the steps come. Closing it closes every stream.
+    """Yield (stream index, step) as the steps arrive. Closing it closes every stream.
 
     Raises: what the first failing stream raises; the others are closed then.
     """
@@ -386,7 +385,7 @@ async def merged(
 async def _closed(
     tasks: Sequence[asyncio.Future[None]], streams: Sequence[AsyncGenerator[Step, None]]
 ) -> None:
-    """End the tasks, then close every stream, also those after one whose end fails."""
+    """End the tasks, then close every stream, even if closing one of them fails."""
     await ended(*tasks)
     async with AsyncExitStack() as stack:
         for stream in streams:

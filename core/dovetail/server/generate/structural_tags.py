@@ -1,7 +1,7 @@
-"""Structural tags: text with tags whose contents are constrained, as a constraint.
+"""Structural tags as constraints: text with tags that have constrained contents.
 
-Both spellings are read: `structures` with `triggers`, and a tree of formats (`format`), each with a
-`type`. Formats by token ids are refused. Source: the structural tags of xgrammar
+Both spellings are supported: `structures` with `triggers`, and a tree of formats (`format`), each
+with a `type`. Formats by token ids are refused. Source: the structural tags of xgrammar
 (https://xgrammar.mlc.ai/docs/), which `vllm serve` takes.
 """
 
@@ -32,15 +32,15 @@ from dovetail.interfaces.tool_parser import ToolParser
 
 MAX_TIMES = 5000
 AsJson = Callable[[Any, str], Constraint]
-"""A schema and the field it stands in -> JSON by it. Raises: RequestError"""
+"""(schema, its field) -> JSON constrained by it. Raises: RequestError"""
 XML_PARSER = "qwen3_coder"
-"""The tool parser whose arguments the style "qwen_xml" is."""
+"""The tool parser that defines the argument style "qwen_xml"."""
 _BY_TOKEN = ("token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedText:
-    """Free text with tags: `tags` are triggers and the constraint that follows each of them."""
+    """Free text with tags. `tags` are triggers and the constraint that follows each of them."""
 
     tags: tuple[tuple[str, Constraint], ...]
     excludes: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class TaggedText:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether text is free but behind the triggers."""
+        """Return whether only the text after triggers is constrained."""
         return not (self.excludes or self.at_least_one or self.stops_after_first)
 
     def constraint(self) -> Constraint:
@@ -81,7 +81,7 @@ def read_structures(content: Mapping[str, Any], as_json: AsJson, where: str) -> 
 
 
 def read_format(given: Any, as_json: AsJson, where: str) -> Constraint | TaggedText:
-    """Return the meaning of a format: tagged text where the whole format is that. Raises:
+    """Return the constraint of a format: TaggedText if the whole format is tagged text. Raises:
     RequestError"""
     reader = _Reader(as_json)
     if isinstance(given, Mapping) and given.get("type") == "triggered_tags":
@@ -91,13 +91,13 @@ def read_format(given: Any, as_json: AsJson, where: str) -> Constraint | TaggedT
 
 @dataclass(slots=True)
 class _Tags:
-    """Tags by the trigger with which each begins; without triggers by their beginnings."""
+    """Tags grouped by the trigger that each begins with; without triggers by their `begin`."""
 
     triggers: Any
     found: dict[str, list[Constraint]] = field(default_factory=dict)
 
     def add(self, begin: str, rest: Constraint, where: str) -> None:
-        """Add a tag. Raises: RequestError for one that begins with no trigger. Mutates: self"""
+        """Add a tag. Raises: RequestError if it begins with no trigger. Mutates: self"""
         trigger = begin
         if self.triggers is not None:
             fits = [t for t in self.triggers if isinstance(t, str) and t and begin.startswith(t)]
@@ -108,12 +108,12 @@ class _Tags:
         self.found.setdefault(trigger, []).append(concat(begin[len(trigger) :], *parts))
 
     def tags(self) -> tuple[tuple[str, Constraint], ...]:
-        """Return triggers and what follows each."""
+        """Return the triggers, each with the constraint that follows it."""
         return tuple((trigger, choice_of(rests)) for trigger, rests in self.found.items())
 
 
 class _Reader:
-    """Reads formats; one method for each group of types."""
+    """Reads formats; one method per group of types."""
 
     def __init__(self, as_json: AsJson) -> None:
         self._as_json = as_json
@@ -181,7 +181,7 @@ class _Reader:
         return self._as_json(given.get("json_schema", {}), f"{where}.json_schema")
 
     def _qwen_xml(self, given: Mapping[str, Any], where: str) -> Constraint:
-        """Return a tag for each member of an object; a line end may stand between them."""
+        """Return a tag for each member of an object, optionally separated by line ends."""
         schema: Any = given.get("json_schema")
         self._as_json(schema, f"{where}.json_schema")
         parser: ToolParser = registry.make(registry.choose("tool_parser", XML_PARSER))
@@ -205,7 +205,7 @@ class _Reader:
         return Repeat(inner, least, None if most == -1 else most)
 
     def _tag(self, given: Any, where: str) -> tuple[str, Constraint]:
-        """Return how a tag begins, and the rest of it."""
+        """Return (the begin of a tag, the rest of it)."""
         begin = _text(given, "begin", where)
         content = self.constraint(given.get("content"), f"{where}.content")
         end = given.get("end")
@@ -218,7 +218,7 @@ class _Reader:
         return begin, choice_of(_in_order([content, Literal(text)]) for text in ends)
 
     def triggered(self, given: Mapping[str, Any], where: str) -> TaggedText:
-        """Return free text with tags behind triggers. Raises: RequestError"""
+        """Return free text with tags after triggers. Raises: RequestError"""
         tags = _Tags(_list(given, "triggers", where))
         for number, tag in enumerate(_list(given, "tags", where)):
             at = f"{where}.tags[{number}]"
@@ -255,7 +255,7 @@ class _Reader:
 
 
 def _in_order(parts: Iterable[Constraint]) -> Constraint:
-    """Return the parts one after the other; free text before a text ends where that text begins."""
+    """Return the parts in sequence. Free text before a literal ends where the literal begins."""
     made: list[Constraint] = []
     for part in parts:
         for one in part.parts if isinstance(part, Concat) else (part,):
@@ -267,7 +267,7 @@ def _in_order(parts: Iterable[Constraint]) -> Constraint:
 
 
 def _up_to(word: str, others: Iterable[str]) -> FreeText:
-    """Return free text up to a word, without any of the others."""
+    """Return free text up to a word that contains none of the others."""
     return FreeText((word, *(other for other in others if other != word)))
 
 
@@ -309,5 +309,5 @@ def _text(given: Any, key: str, where: str, *, may_be_empty: bool = False) -> st
     if isinstance(value, str) and (value or may_be_empty):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("token"), str) and value["token"]:
-        return str(value["token"])  # a special token by its text
+        return str(value["token"])  # a special token, given as text
     raise RequestError("must be text.", where=f"{where}.{key}")

@@ -1,8 +1,7 @@
-"""What a request says its answer must look like, as a constraint; and a constraint with reasoning
-before it.
+"""Reads the constraint of an answer from a request, and adds reasoning before a constraint.
 
-Reads response_format, structured_outputs and the older guided_* fields: one of them, once. Source:
-the OpenAI API reference (response_format), the structured output fields of `vllm serve`.
+It reads response_format, structured_outputs and the older guided_* fields; only one may be given.
+Source: the OpenAI API reference (response_format), the structured output fields of `vllm serve`.
 """
 
 from __future__ import annotations
@@ -50,30 +49,30 @@ FIELDS = frozenset(
         "structural_tag",
     }
 )
-"""The fields of a body that say something of its answer's constraint, beside response_format."""
+"""The body fields about the answer's constraint, besides response_format."""
 KEYS_OF_FORMATS: Mapping[str, Sequence[str]] = {
     "text": (),
     "json_object": ("schema", "json_schema"),
     "json_schema": ("schema", "json_schema"),
     "structural_tag": ("structures", "triggers", "format"),
 }
-"""Type of a response_format -> its other fields. Fields of other types are refused."""
+"""Type of a response_format -> its fields. Fields of other types are refused."""
 MAX_JSON_DEPTH = 256
 BACKEND_WORDS = {
     "no-fallback": "disable_fallback",
     "disable-any-whitespace": "disable_any_whitespace",
     "no-additional-properties": "disable_additional_properties",
 }
-"""What may follow a backend's name after a colon -> the field that says the same."""
+"""Options after a backend's name and a colon -> the equivalent field."""
 _NO_BLANKS = outside(ranges(" \n\r\t"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
-    """A constraint that an answer is to have, the field that asks for it, and the backend it names.
+    """The constraint of an answer, the field that requests it, and the backend that it names.
 
-    `closes`: near max_tokens the answer is led to its end. `tags` are texts and the constraint that
-    follows each of them in free text; then `constraint` is None.
+    `closes`: near max_tokens the answer is forced to its end. `tags` are texts in free text and the
+    constraint that follows each of them; `constraint` is None then.
     """
 
     where: str
@@ -107,8 +106,8 @@ def requested_constraint(
 def constraint_of_params(
     given: Mapping[str, Any], spec: StructuredOutputSpec | None
 ) -> ConstraintRequest:
-    """Return the constraint of fields that a program gives, which are those of a body's
-    `structured_outputs`. Raises: RequestError"""
+    """Return the constraint from a program's fields, named as in a body's `structured_outputs`.
+    Raises: RequestError"""
     try:
         body = SamplingFields.model_validate({"structured_outputs": given})
     except ValidationError as error:
@@ -121,7 +120,7 @@ def constraint_of_params(
 
 
 class _JsonStyle:
-    """How JSON is written and which backend is wished: the same for every way of asking."""
+    """The JSON style and the requested backend, the same for all fields that set a constraint."""
 
     def __init__(self, body: SamplingFields, spec: StructuredOutputSpec | None) -> None:
         outputs = body.structured_outputs or StructuredOutputs.model_construct()
@@ -143,7 +142,8 @@ class _JsonStyle:
         self.closes = outputs.disable_additional_properties or bool(spec and spec.closes_objects)
 
     def json(self, schema: Any, where: str) -> JsonSchema:
-        """Return JSON by a schema, given as an object or as text. Raises: RequestError"""
+        """Return the JSON constraint of a schema, given as an object or as text. Raises:
+        RequestError"""
         if isinstance(schema, str):
             schema = _read_json(schema, where)
         if schema is True:
@@ -154,7 +154,7 @@ class _JsonStyle:
         return JsonSchema(closed(schema) if self.closes else schema, self.whitespace)
 
     def request(self, where: str, constraint: Constraint) -> ConstraintRequest:
-        """Return the constraint that a field asks for."""
+        """Return the constraint request of a field."""
         return ConstraintRequest(
             where=where, constraint=constraint, backend=self.backend, closes=self.closes_early
         )
@@ -163,8 +163,8 @@ class _JsonStyle:
 def _named_backend(
     outputs: StructuredOutputs, body: SamplingFields, spec: StructuredOutputSpec | None
 ) -> tuple[str | None, Mapping[str, bool]]:
-    """Return the backend that the request names, and what it says behind a colon. Raises:
-    RequestError for one that is not loaded, and for words that are not known"""
+    """Return the backend that the request names, and its options after a colon. Raises:
+    RequestError for a backend that is not loaded, and for unknown options"""
     given, where = outputs.backend, "structured_outputs.backend"
     if not given:
         given, where = body.guided_decoding_backend, "guided_decoding_backend"
@@ -176,14 +176,14 @@ def _named_backend(
             raise RequestError(f'"{word[:64]}" is not an option.', where=where, fix=fix)
     if name and spec is not None and spec.backends:
         check_backend(spec, name, where)
-    # "auto" with an option is the server's choice.
+    # "auto" with options means the server's choice of backend.
     return (None if name in ("", "auto") and words else name or None), {
         BACKEND_WORDS[word]: True for word in words
     }
 
 
 def _whitespace(pattern: str, where: str) -> str:
-    """Return the pattern of the white space of JSON that this one takes. Raises: RequestError"""
+    """Return the JSON white space that matches this pattern, as a pattern. Raises: RequestError"""
     try:
         return written(without(whole(pattern), _NO_BLANKS))
     except InvalidConstraint as error:
@@ -232,10 +232,10 @@ def _unknown_format(name: str, where: str) -> NoReturn:
 
 
 def _schema_of(given: ResponseFormat, where: str) -> tuple[Any, str]:
-    """Return the schema of a response_format, and the field that holds it. Raises: RequestError
+    """Return the schema of a response_format, and the name of its field. Raises: RequestError
 
-    A schema may also come with the type json_object, as clients of llama.cpp send it; where it
-    names no type itself, the answer is an object.
+    A schema may also come with the type json_object, as clients of llama.cpp send it. If it has no
+    type, the answer is an object.
     """
     wrapped = (given.json_schema or {}).get("schema")
     schema, field = given.schema_, f"{where}.schema"
@@ -315,7 +315,7 @@ def _constraints(
 
 
 def language_of(grammar: str) -> str:
-    """Return the language a grammar is written in: rules by "::=" are EBNF, others Lark."""
+    """Return the language of a grammar: EBNF if its rules use "::=", otherwise Lark."""
     return "ebnf" if "::=" in grammar else "lark"
 
 
@@ -343,7 +343,7 @@ def _object(given: str | dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_json(text: str, where: str) -> Any:
-    """Return the value of a JSON text. Raises: RequestError, also for what is nested too deep"""
+    """Return the value of a JSON text. Raises: RequestError, also if it is nested too deep"""
     try:
         return json_value(text)
     except TooDeep as error:
@@ -353,7 +353,7 @@ def _read_json(text: str, where: str) -> Any:
 
 
 def _check_depth(value: Any, where: str) -> None:
-    """Raise RequestError for a value that is nested so deep that reading it would not end well."""
+    """Raise RequestError for a value nested so deep that processing it would fail."""
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
         level = [v for one in level for v in _inner(one) if isinstance(v, dict | list)]
@@ -376,7 +376,6 @@ def _too_deep(where: str) -> RequestError:
 
 
 def after_reasoning(constraint: Constraint, markers: Markers) -> Constraint:
-    """Return the constraint with blanks before it, and perhaps a whole reasoning region before
-    those."""
+    """Return the constraint after blanks, optionally preceded by a whole reasoning region."""
     thinking = concat(markers.start, FreeText((markers.end,)), markers.end, BLANKS, constraint)
     return Choice((constraint, thinking))

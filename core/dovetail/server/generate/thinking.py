@@ -1,4 +1,4 @@
-"""The limit of a request's reasoning in tokens, which the engine keeps
+"""The limit of a request's reasoning tokens, which the engine enforces
 (`structured_output.thinking`)."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dovetail.server.generate.events import SessionPlan
 
 
 def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
-    """Return the budget by which the engine ends the thinking after that many tokens. Raises:
-    RequestError where it is not known how this model ends it."""
+    """Return the budget with which the engine ends the thinking after `num_tokens`. Raises:
+    RequestError if this model's end of thinking is unknown."""
     if plan.reasoning is None:
         raise RequestError(
             "no reasoning parser is known for this model, so its reasoning cannot be limited.",

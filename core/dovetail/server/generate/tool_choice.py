@@ -1,5 +1,5 @@
-"""What a chat request's tools mean: how its answer is read, and the constraint of it. Pure
-decisions."""
+"""How a chat request's tools affect its answer: the session plan and the constraint. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ from dovetail.server.generate.template.messages import tool_values
 from dovetail.server.generate.words import is_left_out
 
 AUTO = (None, "auto", "none")
-"""The values of tool_choice that leave it to the model whether it calls, or forbid it."""
+"""The values of tool_choice that let the model decide, or forbid calls."""
 
 
 def session_plan(
     body: ChatRequest, parsers: Parsers, frontend: FrontendConfig, tail: str
 ) -> SessionPlan:
-    """Return how the text of an answer is read. `tail` is the end of the rendered prompt.
+    """Return how the text of an answer is parsed. `tail` is the end of the rendered prompt.
 
-    Without a parser no call of the tools is read. Raises: RequestError for choices that cannot be
-    kept.
+    Without a parser, tool calls are not parsed. Raises: RequestError for impossible choices.
     """
     parser = _parser_in_use(body, parsers.tool, may_decide=frontend.enable_auto_tool_choice)
     is_named = body.tool_choice not in (*AUTO, "required")
@@ -68,8 +67,8 @@ def session_plan(
 def _parser_in_use(
     body: ChatRequest, parser: ToolParser | None, *, may_decide: bool
 ) -> ToolParser | None:
-    """Return the parser of calls; None where no call is read. Without `may_decide` the model itself
-    is not asked whether to call. Raises: RequestError"""
+    """Return the parser of calls; None if calls are not parsed. Without `may_decide` the model may
+    not decide itself whether to call. Raises: RequestError"""
     if body.tool_choice in AUTO:
         if not body.tools or body.tool_choice == "none":
             return None
@@ -82,7 +81,7 @@ def _parser_in_use(
 
 
 def chosen_tools(body: ChatRequest) -> list[ToolBody]:
-    """Return the tools that the answer must call. Raises: RequestError where there is none"""
+    """Return the tools that the answer must call. Raises: RequestError if there is none"""
     if not body.tools:
         raise RequestError("is given without tools.", where="tool_choice")
     choice = body.tool_choice
@@ -97,8 +96,8 @@ def answer_constraint(
 ) -> ConstraintRequest | None:
     """Return the constraint of the whole answer. Raises: RequestError
 
-    A request's own constraint holds for the answer's text: a call that must be made follows its
-    tool alone, and one that may be made is another way to answer.
+    A request's own constraint applies to the answer's text. A required call is constrained only by
+    its tool; an optional call is an alternative to the text.
     """
     calls = tool_constraint(body, plan.tool_parser) if plan.tool_parser else None
     words = requested_constraint(body, body.response_format, spec)
@@ -113,8 +112,8 @@ def answer_constraint(
 
 
 def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return the constraint of the answer by its tools: of a call that must be made, or of calls
-    that may be made of strict tools. Raises: RequestError"""
+    """Return the constraint from the tools: of required calls, or of optional calls of strict
+    tools. Raises: RequestError"""
     if body.tool_choice in AUTO:
         return _strict(body, parser)
     is_one = body.tool_choice != "required" or body.parallel_tool_calls is False
@@ -126,7 +125,7 @@ def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest 
 def _with_strict_calls(
     words: ConstraintRequest, calls: ConstraintRequest | None
 ) -> ConstraintRequest:
-    """Return tags in free text, those of strict tools' calls among them. Raises: RequestError"""
+    """Return the tags in free text, including the calls of strict tools. Raises: RequestError"""
     if calls is None:
         return words
     if calls.constraint is not None:
@@ -141,7 +140,7 @@ def _with_strict_calls(
 
 
 def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint | None:
-    """Return the text of calls that the model may make; None where the syntax has no constraint."""
+    """Return the constraint of optional calls; None if the syntax cannot be constrained."""
     if parser is None:
         return None
     constraints = []
@@ -157,9 +156,9 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
 
 
 def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatRequest:
-    """Return a request with the tools that the model is to see. Raises: RequestError
+    """Return a request with only the tools that the model may see. Raises: RequestError
 
-    Where tool_choice lists what may be called, it becomes the list's mode.
+    A list of allowed tools in tool_choice is replaced by its mode.
     """
     if any(tool.is_left_out for tool in body.tools or ()):
         tools = [tool for tool in body.tools or () if not tool.is_left_out]
@@ -188,8 +187,8 @@ def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatReque
 
 
 def _named(tool: Any, where: str) -> tuple[str, str]:
-    """Return the type and the name in {"type": "function", "function": {"name"}}, or beside the
-    type; of custom tools likewise. Raises: RequestError"""
+    """Return (type, name) of {"type": "function", "function": {"name"}}, or with the name next to
+    the type; custom tools alike. Raises: RequestError"""
     kind = tool.get("type", "function") if isinstance(tool, dict) else None
     inner = tool.get(kind, tool) if kind in ("function", "custom") else None
     name = inner.get("name") if isinstance(inner, dict) else None
@@ -203,7 +202,7 @@ def _named(tool: Any, where: str) -> tuple[str, str]:
 
 
 def _is_left(tool: Any) -> bool:
-    """Return whether a list of what may be called names a tool that is left out."""
+    """Return whether an entry of allowed_tools names a tool type that is left out."""
     return isinstance(tool, dict) and is_left_out(TOOLS, str(tool.get("type")))
 
 
@@ -229,7 +228,7 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
 def calls_constraint(
     parser: ToolParser, tools: Sequence[Tool], most: int | None, *, where: str
 ) -> Constraint:
-    """Return the text of one call or more of these tools. Raises: RequestError"""
+    """Return the constraint of one or more calls of these tools. Raises: RequestError"""
     constraints = [_call_constraint(parser, tool, where) for tool in tools]
     return parser.calls_constraint(choice_of(constraints), most)
 
@@ -247,7 +246,7 @@ def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
 
 
 def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return the constraint of calls that the model may make, where there are strict tools."""
+    """Return the constraint of optional calls, if there are strict tools."""
     assert body.tools is not None
     if not any(tool.function.strict for tool in body.tools):
         return None
@@ -274,7 +273,7 @@ def _escaped(character: str) -> str:
 
 
 def _without_start(constraint: Constraint, start: str) -> Constraint:
-    """Return the constraint of what follows the opening marker of a call."""
+    """Return the constraint without the opening marker of a call."""
     match constraint:
         case Literal(text) if text.startswith(start):
             return Literal(text[len(start) :])
@@ -305,14 +304,14 @@ def _needed(parser: ToolParser | None) -> ToolParser:
 
 
 def known_markers(reasoning: ReasoningParser | None, tail: str) -> Markers | None:
-    """Return the markers of the reasoning behind a prompt, or None where there are none, or they
-    are not known."""
+    """Return the markers of the reasoning after a prompt; None if there is none or they are
+    unknown."""
     markers = reasoning.markers_in(tail) if reasoning else None
     return markers if markers and markers.end else None
 
 
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> Layout:
-    """Return the texts and tags that are never content, the longest first."""
+    """Return the texts and tags that are never content, longest first."""
     return longest_first(
         (*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ()))
     )
@@ -321,8 +320,8 @@ def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) 
 def kept_special_ids(
     plan: SessionPlan, ids_of: Callable[[frozenset[str]], tuple[int, ...]], tokenizer: Tokenizer
 ) -> tuple[int, ...]:
-    """Return the special tokens whose text must be seen: those that the parsers look for, found by
-    `ids_of`, or all where a parser that reads the answer itself says so."""
+    """Return the special tokens that must stay visible: those that the parsers look for, found by
+    `ids_of`, or all of them if a parser that reads the answer itself requires it."""
     readings = (plan.reasoning_reading, plan.tool_reading)
     if any(reading and reading.shows_special_tokens for reading in readings):
         return tuple(sorted(tokenizer.facts().special_ids))
@@ -330,7 +329,7 @@ def kept_special_ids(
 
 
 def texts_in_use(plan: SessionPlan) -> frozenset[str]:
-    """Return every text that the session or the tool parser looks for, or takes for layout."""
+    """Return every text that the session or the tool parser looks for or treats as layout."""
     parser, regions = plan.tool_parser, [plan.reasoning] if plan.reasoning else []
     if parser is not None:
         regions += parser.markers

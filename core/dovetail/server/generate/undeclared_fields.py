@@ -1,10 +1,9 @@
-"""Fields that a body does not declare and that are known all the same: what to say of each.
+"""Known fields that a body does not declare, and the error for each.
 
-Three tables: fields of missing features, fields that are said in other words here (those of other
-servers' APIs among them), and fields that change nothing. A field that would change the answer is
-refused unless its value asks for nothing, because many clients write defaults out.
-
-Source: the API references of OpenAI, Anthropic, Mistral, llama.cpp, Ollama, SGLang, TGI and vLLM.
+Three tables: fields of missing features, fields that have another name here (or come from other
+servers' APIs), and fields without effect. A field that would change the answer is refused, unless
+its value is neutral: many clients send defaults explicitly. Source: the API references of OpenAI,
+Anthropic, Mistral, llama.cpp, Ollama, SGLang, TGI and vLLM.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ WITHOUT_EFFECT = frozenset(
         "xtc_threshold",
     }
 )
-"""Fields that may be sent anywhere, change nothing here, and are reported without a warning. Hints,
-such as `prediction` and `verbosity`, are among them: they ask for speed or style, not for sense."""
+"""Fields that are accepted everywhere, change nothing, and are reported without a warning. They
+include hints such as `prediction` and `verbosity`, which affect speed or style only."""
 
 UNSUPPORTED_FIELDS = {
     "modalities": "media_answers",
@@ -84,7 +83,7 @@ UNSUPPORTED_FIELDS = {
     ),
     **dict.fromkeys(("sampler_order", "samplers"), "sampler_order"),
 }
-"""Fields that ask for a feature of `dovetail.unsupported`, by its name."""
+"""Fields of missing features -> the feature's name in `dovetail.unsupported`."""
 
 _THINKING = "use reasoning_effort, or chat_template_kwargs.enable_thinking"
 _LENGTH = (
@@ -161,16 +160,16 @@ MISPLACED_FIELDS = {
         "structured_outputs (all of them)",
     ),
 }
-"""Fields that say here what is said elsewhere: refused rather than dropped, where a dialect does
-not declare them."""
+"""Fields with another name here -> what to use. They are refused if a dialect does not declare
+them."""
 
 REFUSED = frozenset({*UNSUPPORTED_FIELDS, *MISPLACED_FIELDS})
 
 _NOTHING: tuple[object, ...] = (None, False, [], {}, "none", "auto", "")
-"""Values that ask for nothing, whatever the field."""
+"""Neutral values of any field."""
 
 _SWITCHES = frozenset({"do_sample", "enable_thinking", "think", "web_search_options"})
-"""Fields of which false, or no options, asks for something."""
+"""Fields for which false, or no options, is not neutral."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "do_sample": (True,),
@@ -193,11 +192,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n_predict": (-1,),
     "num_predict": (-1, -2),
 }
-"""Field -> further values of it that ask for nothing."""
+"""Field -> further neutral values."""
 
 
 def fault_of(name: str, value: Any) -> str | None:
-    """Return why a field that is not declared cannot be honoured; None where it may be ignored."""
+    """Return why an undeclared field cannot be honoured; None if it may be ignored."""
     asks_nothing = value is None or (value in _NOTHING and name not in _SWITCHES)
     if asks_nothing or _is_neutral(name, value):
         return None
@@ -207,7 +206,7 @@ def fault_of(name: str, value: Any) -> str | None:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a value is one of the field's own that ask for nothing; True is not 1."""
+    """Return whether a value is one of the field's own neutral values; True is not 1."""
     is_switch = isinstance(value, bool)
     return any(
         value == one and is_switch == isinstance(one, bool) for one in _NEUTRAL.get(name, ())

@@ -1,4 +1,4 @@
-"""Tokens counted, in OpenAI's usage object, and when a stream tells them."""
+"""Token counts in OpenAI's usage object, and when a stream sends them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step
 
 StreamUsage = Literal["never", "at_end", "always"]
-"""When the chunks of a stream tell the usage."""
+"""When the chunks of a stream contain the usage."""
 
 
 @dataclass(slots=True, kw_only=True)
 class UsageCounter:
-    """Tokens of an answer so far, prompts of several generations added up; `transfer` are the
-    kv_transfer_params that the answer tells."""
+    """The token counts of an answer so far, added up over several generations. `transfer` are the
+    kv_transfer_params to return."""
 
     shows_cached: bool = False
     shows_reasoning: bool = False
@@ -47,7 +47,7 @@ class UsageCounter:
         self.is_several |= step.index > 0
 
     def timings(self) -> Timings | None:
-        """Return how long the answer took; None where several answers share the numbers."""
+        """Return how long the answer took; None if several answers share the numbers."""
         if self.metrics is None or self.is_several or len(self.generated_tokens) != 1:
             return None
         (num_tokens,) = self.generated_tokens.values()
@@ -74,7 +74,7 @@ class UsageCounter:
 
 
 def _timings(metrics: RequestMetrics, num_tokens: int) -> Timings:
-    """Return the times between the engine's marks; null where one was not reached."""
+    """Return the durations between the engine's timestamps; null if one is missing."""
     scheduled_s, first_s = metrics.first_scheduled_s, metrics.first_token_s
     if not scheduled_s or not first_s:
         return Timings()
@@ -91,7 +91,7 @@ def _timings(metrics: RequestMetrics, num_tokens: int) -> Timings:
 def stream_usage(
     server: ServerState, is_stream: bool, options: StreamOptions | None
 ) -> StreamUsage:
-    """Return when a stream tells the usage. Raises: RequestError for options without a stream"""
+    """Return when a stream sends the usage. Raises: RequestError for options without a stream"""
     if options is not None and not is_stream:
         raise RequestError("is only allowed when stream is true.", where="stream_options")
     if server.frontend.enable_force_include_usage:

@@ -1,7 +1,7 @@
-"""Word: what a tool, an item or a block of a client's request means here.
+"""Word: what a tool, item or block type in a client's request means here.
 
-Every dialect has its tables of them, by the client's own name of the type;
-`docs/how_to/use_the_apis.md` tells them.
+Every dialect has such tables, keyed by the client's type names. `docs/how_to/use_the_apis.md`
+prints them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Meaning = Literal["honoured", "mapped", "left out", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """How a word is taken, in words for readers, and how it is read where a dialect has several
-    ways."""
+    """How a type is handled, a description for readers, and the way to read it if a dialect has
+    several."""
 
     how: Meaning
     what: str = ""
@@ -28,7 +28,7 @@ Words = Mapping[str, Word]
 
 
 def words_of(how: Meaning, what: str, *names: str, read_as: str = "") -> dict[str, Word]:
-    """Return words that all mean the same."""
+    """Return entries that all have the same meaning."""
     return dict.fromkeys(names, Word(how=how, what=what, read_as=read_as))
 
 

@@ -1,1 +1,1 @@
-"""What surrounds every route: middleware, errors, limits, admission. Knows no route."""
+"""What surrounds every route: middleware, errors, limits, admission. Independent of the routes."""

@@ -1,4 +1,4 @@
-"""What the access log leaves out: --disable-access-log-for-endpoints, and keys in queries."""
+"""Filters of the access log: --disable-access-log-for-endpoints, and keys in queries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ LOGGER = "uvicorn.access"
 
 
 class SilentPaths(logging.Filter):
-    """Drops uvicorn's lines for some paths. Source of their arguments: uvicorn's access log."""
+    """Drops uvicorn's lines for some paths. Source of the record's arguments: uvicorn's access
+    log."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         super().__init__()
         self._paths = paths
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written."""
+        """Return whether a line is logged."""
         args = record.args
         if not isinstance(args, tuple) or len(args) < 3:
             return True
@@ -29,11 +30,11 @@ class SilentPaths(logging.Filter):
 
 
 class NoSecrets(logging.Filter):
-    """Writes *** in place of the keys that clients put into their queries, where no server reads
-    them: browsers and old clients send them so."""
+    """Writes *** instead of keys in query strings. The server does not read keys there, but
+    browsers and old clients send them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True; the line's query is masked. Mutates: record"""
+        """Return True; secrets in the line's query are masked. Mutates: record"""
         args = record.args
         if isinstance(args, tuple) and len(args) >= 3:
             record.args = (*args[:2], masked(str(args[2])), *args[3:])
@@ -46,8 +47,7 @@ _SECRET_NAME = re.compile(
 
 
 def masked(path: str) -> str:
-    """Return a path with the values of its query's secrets masked, however their names are
-    written."""
+    """Return a path with the secrets in its query masked, even if a name is percent-encoded."""
     place, mark, query = path.partition("?")
     if not mark:
         return path
@@ -61,7 +61,7 @@ def _masked_part(part: str) -> str:
 
 
 def silent_paths(frontend: FrontendConfig) -> frozenset[str]:
-    """Return the paths. Raises: ConfigError for what is not a path"""
+    """Return the paths. Raises: ConfigError for an entry that is not a path"""
     given = (frontend.disable_access_log_for_endpoints or "").split(",")
     paths = frozenset(path.strip() for path in given if path.strip())
     for path in sorted(paths):
@@ -71,8 +71,8 @@ def silent_paths(frontend: FrontendConfig) -> frozenset[str]:
 
 
 def silence(frontend: FrontendConfig) -> None:
-    """Let the access log leave these paths out, in place of those of before, and mask keys.
-    Mutates: uvicorn's logger"""
+    """Make the access log skip these paths (replacing earlier ones) and mask keys. Mutates:
+    uvicorn's logger"""
     logger = logging.getLogger(LOGGER)
     for one in [found for found in logger.filters if isinstance(found, SilentPaths | NoSecrets)]:
         logger.removeFilter(one)

@@ -1,4 +1,4 @@
-"""Which addresses mean this machine. Imports no web framework."""
+"""Which addresses refer to this machine. Imports no web framework."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANY = "*"
 
 
 def is_address(name: str) -> bool:
-    """Return whether a host is an IP address, not a name."""
+    """Return whether a host is an IP address instead of a name."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
@@ -20,14 +20,14 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a host is this machine alone."""
+    """Return whether a host refers to this machine only."""
     if name == "localhost":
         return True
     return is_address(name) and ipaddress.ip_address(name.partition("%")[0]).is_loopback
 
 
 def is_local_only(frontend: FrontendConfig) -> bool:
-    """Return whether only programs of this machine are meant to reach the server, without a key."""
+    """Return whether the server is meant only for programs on this machine, without a key."""
     if frontend.api_key or frontend.uds is not None or ANY in frontend.allowed_hosts:
         return False
     return is_loopback(frontend.host or DEFAULT_HOST)

@@ -1,6 +1,6 @@
-"""Admission: how many requests may be inside at once, decided before any work is done on one.
+"""Admission: the limit on requests inside the server, checked before any work is done on one.
 
-A full queue refuses in microseconds. Counts sequences (prompts times n), not HTTP requests.
+A full queue refuses in microseconds. Sequences (prompts times n) are counted, not HTTP requests.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ RETRY_AFTER_S = 1.0
 
 
 class EngineLoad(Protocol):
-    """The engine, as far as admission reads it."""
+    """The part of the engine that admission reads."""
 
     @property
     def death_reason(self) -> str | None:
-        """Return why nothing can be generated any more."""
+        """Return why generation is no longer possible."""
 
     @property
     def is_alive(self) -> bool:
-        """Return whether anything can be generated."""
+        """Return whether generation is possible."""
 
     def load(self) -> tuple[int, int]:
         """Return (running, waiting)."""
 
 
 class Ticket:
-    """The right of one request to be inside: entered at once, by `with` or an exit stack, which
-    closes it. `close` may be called twice."""
+    """The permission of one request to be inside, released by `close`. Enter it immediately, with
+    `with` or an exit stack, which closes it. `close` may be called twice."""
 
     __slots__ = ("_admission", "_size")
 
@@ -38,7 +38,7 @@ class Ticket:
         self._size = size
 
     def __enter__(self) -> Ticket:
-        """Return itself."""
+        """Return self."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -52,7 +52,7 @@ class Ticket:
 
 
 class Admission:
-    """Counts what is inside. `max_queued` None is unbounded, `max_running` the engine's rows."""
+    """Counts admitted sequences. `max_queued` None: no limit; `max_running`: the engine's rows."""
 
     def __init__(self, engine: EngineLoad, *, max_running: int, max_queued: int | None) -> None:
         self.num_inside = 0

@@ -1,9 +1,9 @@
-"""BodyLimitMiddleware: how large a body may be, how long it may take, and how fast it is read.
+"""BodyLimitMiddleware: limits how large a body may be, how long it may take, how fast it is read.
 
-A refusal reaches its client: closing a connection with unread bytes would throw the answer away, so
-what still comes is read and dropped for a while first. While anything is being generated, what is
-not read yet stays with its sender (TCP's back-pressure), who sleeps: senders and readers at full
-speed would take the processors from the streams.
+Closing a connection with unread bytes would discard the answer. So that a refusal reaches its
+client, the rest of the body is first read and dropped for a while. During generation, unread bytes
+stay with the sleeping sender (TCP back-pressure): senders and readers at full speed would take the
+processors from the streams.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dovetail.server.http.errors import Problem, problem
 logger = logging.getLogger("dovetail.server")
 
 BODY_LIMIT_S = 60.0
-"""How long a body may take, beside what its bytes take at the least rate."""
+"""How long a body may take, plus the time for its bytes at the minimum rate."""
 
 LEAST_BYTES_PER_S = 64 * 1024
 SMALL_BYTES = 1 << 17
 BYTES_PER_S = 4 * 2**20
-"""How fast the parts of all large bodies together are read while anything is being generated, for
-each core; a part holds the event loop for less than a millisecond."""
+"""The rate per core at which all large bodies together are read during generation. One part holds
+the event loop for less than a millisecond."""
 MOST_BYTES_PER_S = 64 * 2**20
-"""However many cores there are: one event loop reads them all."""
+"""The limit for any number of cores: one event loop reads all bodies."""
 
 LINGER_S = 30.0
 LINGER_BYTES = 256 * 2**20
@@ -37,18 +37,18 @@ LINGER_BYTES = 256 * 2**20
 
 
 def bytes_per_s(num_cores: int, num_servers: int) -> float:
-    """Return how fast each of the processes that serve HTTP reads large bodies beside streams."""
+    """Return how fast each HTTP process reads large bodies during generation."""
     return min(BYTES_PER_S * num_cores / num_servers, MOST_BYTES_PER_S)
 
 
 class _BodyRefused(Exception):
-    """Too many bytes came, or too slowly."""
+    """The body is too large or too slow."""
 
 
 class BodyLimitMiddleware:
-    """Reads no more of a body than `max_bytes`, whatever its headers say, and does not wait for one
-    that trickles in. While the server `is_busy`, large ones, and what is dropped, are read at
-    `bytes_per_s` together. `max_bytes_of` has the paths that take other sizes."""
+    """Reads at most `max_bytes` of a body, whatever its headers say, and stops waiting for a slow
+    one. While the server `is_busy`, large bodies and dropped bytes are read at `bytes_per_s` in
+    total. `max_bytes_of` has the limits of paths with another one."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class BodyLimitMiddleware:
         await self._limited(most, scope, receive, send)
 
     async def _limited(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; when its body is refused, its own answer gives way to the refusal."""
+        """Run the app; if its body is refused, the refusal replaces the app's own answer."""
         body = _Body(receive, most, self._pace)
         has_started = False
 
@@ -97,7 +97,7 @@ class BodyLimitMiddleware:
             await self._refuse(found, scope, receive, send)
 
     async def _refuse(self, found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and end the answer when the client has sent what it was about to send."""
+        """Answer, and end the answer only after the client has sent the rest of its body."""
         response = found.response(scope)
 
         async def hold_open(message: Message) -> None:
@@ -121,7 +121,7 @@ def _too_large(most: int) -> Problem:
 
 
 class _Pace:
-    """The rate of all large bodies together."""
+    """The shared rate limit of all large bodies."""
 
     def __init__(self, bytes_per_s: float, is_busy: Callable[[], bool]) -> None:
         self._bytes_per_s = bytes_per_s
@@ -129,7 +129,7 @@ class _Pace:
         self._next_s = 0.0
 
     async def rest(self, num_bytes: int) -> None:
-        """Return when others have had their turn after so many bytes."""
+        """Wait as long as the rate requires after `num_bytes`."""
         now_s = asyncio.get_running_loop().time()
         at_s = max(now_s, self._next_s)
         if self._is_busy():
@@ -138,7 +138,7 @@ class _Pace:
 
 
 class _Body:
-    """One request's body on its way in, counted and timed."""
+    """The body of one request while it arrives, counted and timed."""
 
     def __init__(self, receive: Receive, max_bytes: int, pace: _Pace) -> None:
         self.num_bytes = 0
@@ -151,7 +151,7 @@ class _Body:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether no more of it is read."""
+        """Return whether reading has stopped."""
         return self.is_too_large or self.is_too_slow
 
     async def receive(self) -> Message:
@@ -179,7 +179,7 @@ class _Body:
 
 
 async def _drop_rest(receive: Receive, pace: _Pace) -> None:
-    """Read what still comes, within the limits, and forget it."""
+    """Read and discard the rest of a body, within the limits."""
     num_bytes = 0
     try:
         async with asyncio.timeout(LINGER_S):

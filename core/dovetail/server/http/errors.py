@@ -1,6 +1,6 @@
-"""Errors as HTTP: status, error object, headers. The only place that knows this map.
+"""Errors as HTTP: status, error object, headers. The only module with this mapping.
 
-The body is OpenAI's, but on the paths of families that have their own.
+The body has OpenAI's format, except on the paths of families with their own.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ class ClientDisconnected(Exception):
 
 
 ErrorBody = Callable[[int, ApiError, str | None], bytes]
-"""Makes a family's error body of status, error and the request's id."""
+"""Makes a family's error body from the status, the error and the request's id."""
 
 
 class ErrorBodies:
-    """Paths with their own error body, each with all paths below it."""
+    """Paths with their own error body; each also covers all paths below it."""
 
     def __init__(self, by_path: Mapping[str, ErrorBody]) -> None:
         self._by_path = dict(by_path)
 
     def body_of(self, path: str) -> ErrorBody | None:
-        """Return the function that writes the error bodies of a path; None where they are
-        OpenAI's."""
+        """Return the function that writes a path's error bodies; None for OpenAI's format."""
         for root, body in self._by_path.items():
             if path == root or path.startswith(f"{root}/"):
                 return body
@@ -63,7 +62,7 @@ class Problem:
         return openai_error(self.info)
 
     def response(self, scope: Scope | None = None) -> Response:
-        """Return the HTTP response, with the body that errors have on the request's path."""
+        """Return the HTTP response, in the error format of the request's path."""
         return Response(
             self.body() if scope is None else self._body_for(scope),
             status_code=self.status,
@@ -90,7 +89,7 @@ def problem(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Problem:
-    """Return a Problem; `kind` defaults to the one usual for the status."""
+    """Return a Problem; `kind` defaults to the usual one for the status."""
     default = "internal_error" if status >= 500 else "invalid_request_error"
     info = ApiError(
         message=_encodable(message),
@@ -102,13 +101,13 @@ def problem(
 
 
 def _encodable(text: str) -> str:
-    """Return the text without halves of surrogate pairs, which a quoted name may hold."""
+    """Return the text without lone surrogates, which a quoted name may contain."""
     return text.encode("utf-8", "replace").decode()
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the problem that the client is told of for an exception; of unexpected ones only their
-    kind."""
+    """Return the problem to report for an exception; an unexpected one is reported by its class
+    only."""
     match error:
         case Overloaded():
             wait = {"Retry-After": str(math.ceil(error.retry_after_s))}
@@ -130,7 +129,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    """Return the first thing wrong with a body."""
+    """Return the first fault in a body."""
     fault = fault_of(error)
     if fault is None:
         return problem(400, "the request body is not valid.")
@@ -143,7 +142,7 @@ def _of_validation(error: RequestValidationError) -> Problem:
 
 
 def _of_json(error: RequestValidationError) -> str:
-    """Return what is wrong with a body that is not JSON, and where."""
+    """Return why a body is not valid JSON, and at which position."""
     found = error.errors()[0]
     place, why = found["loc"][-1], str(found.get("ctx", {}).get("error", ""))
     if not isinstance(place, int) or not why:

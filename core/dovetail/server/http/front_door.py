@@ -1,8 +1,7 @@
-"""The front door: what surrounds every route of a server, a gateway and `dovetail route` alike.
+"""The front door: the layers around every route, for servers, gateways and `dovetail route`.
 
-A request passes its layers whatever answers it: an id and counts, exceptions that become answers,
-the rules for other origins, keys, the size and the pace of bodies.
-Routes and engine are the caller's.
+Every request passes through them: request id and counts, exceptions turned into answers, CORS, API
+keys, and the size and rate of bodies. The caller provides routes and engine.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ def add_front_door(
     is_busy: Callable[[], bool],
     shown_headers: Sequence[str] = (),
 ) -> None:
-    """Put the front door before an application, whose `state` has `open_requests`,
-    `open_endpoints`, `flags_by_path` and a `server` with the frontend.
+    """Add the front door to an application.
 
-    `apis` are the families that the application answers for: their paths have their own errors and
-    sizes. Other origins may read `shown_headers`. Mutates: app
+    Its `state` must have `open_requests`, `open_endpoints`, `flags_by_path` and a `server` with the
+    frontend. `apis` are the served families: their paths have their own error formats and sizes.
+    Pages of other origins may read `shown_headers`. Mutates: app
     """
     _add_handlers(app)
     _add_layers(
@@ -64,7 +63,7 @@ def add_front_door(
 
 
 def roomy_paths(apis: Iterable[Api], frontend: FrontendConfig) -> dict[str, int]:
-    """Return the paths whose bodies may be larger than others, where nobody set a limit."""
+    """Return the paths with a higher body limit; none if the user set a limit."""
     if frontend.max_body_bytes != FrontendConfig().max_body_bytes:
         return {}
     return {
@@ -83,13 +82,13 @@ def error_bodies_of(apis: Iterable[Api]) -> ErrorBodies:
             for api in apis
             if type(api).error_body is not Api.error_body
             for route in api.routes
-            if route.path != "/"  # which several families share
+            if route.path != "/"  # several families share it
         }
     )
 
 
 def _add_handlers(app: FastAPI) -> None:
-    """Let exceptions become answers. Mutates: app"""
+    """Turn exceptions into answers. Mutates: app"""
     for kind in (DovetailError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_error)
     for left in (ClientDisconnected, ClientDisconnect):
@@ -97,7 +96,7 @@ def _add_handlers(app: FastAPI) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    if isinstance(error.__cause__, ClientDisconnect):  # FastAPI calls that a faulty body
+    if isinstance(error.__cause__, ClientDisconnect):  # FastAPI reports this as an invalid body
         return await _answer_gone(request, error)
     if isinstance(error, HTTPException):
         found = not_found(error, request.scope, request.app.state.flags_by_path)
@@ -131,7 +130,7 @@ def _add_layers(
     max_bytes_of: Mapping[str, int],
     shown_headers: Sequence[str],
 ) -> None:
-    """Add what surrounds every route, innermost first. Mutates: app"""
+    """Add the layers around every route, innermost first. Mutates: app"""
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=frontend.max_body_bytes,

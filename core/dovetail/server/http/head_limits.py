@@ -1,10 +1,9 @@
-"""LimitedHttpProtocol: uvicorn's HTTP protocol with bounds on a head: bytes, headers, time.
+"""LimitedHttpProtocol: uvicorn's HTTP protocol with limits on a head: bytes, headers, time.
 
-It also dates the answers, which uvicorn leaves to a timer of its server (`launch.http_server`).
-
-uvicorn on httptools collects headers without end, and takes what follows a body (trailers) for
-headers of it. Bodies are bounded by `middleware.BodyLimitMiddleware`.
-Source of the status: RFC 6585, section 5 (431).
+It also sets the Date header, which uvicorn leaves to its server's timer (`launch.http_server`).
+uvicorn on httptools collects headers without limit, and treats trailers, which follow a body, as
+headers. `middleware.BodyLimitMiddleware` limits bodies. Source of the status: RFC 6585, section 5
+(431).
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ HEAD_LIMIT_S = 30.0
 
 
 class _HeadTooLarge(Exception):
-    """Ends the parsing of a request whose head is over a limit."""
+    """Stops the parser when a request's head exceeds a limit."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. What is refused here never reaches the application."""
+    """One connection. A request refused here never reaches the application."""
 
     max_head_bytes = 4 * 2**20
     max_headers = 256
@@ -39,7 +38,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request."""
+        """Start waiting for a request."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(HEAD_LIMIT_S, self._end_slow_head)
 
@@ -49,7 +48,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless too much has come that is neither a whole head nor a body."""
+        """Parse the data, unless too much arrived that is neither a complete head nor a body."""
         if self._is_refused:
             return
         self._moves = False
@@ -59,14 +58,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(self._too_large())
 
     def on_message_begin(self) -> None:
-        """Begin a request's head."""
+        """Start a request's head."""
         super().on_message_begin()
         self._is_in_head, self._num_headers = True, 0
         if self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_LIMIT_S, self._end_slow_head)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; one that follows the body is counted and left out."""
+        """Add a header; one that follows the body is counted but ignored."""
         self._num_headers += 1
         if self._num_headers > self.max_headers:
             self._end_parsing(self._too_many())
@@ -84,17 +83,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Handle a piece of the body."""
         self._moves = True
         super().on_body(body)
 
     def _end_parsing(self, found: Problem) -> NoReturn:
-        """Refuse. Raises: _HeadTooLarge, at which the parser stops"""
+        """Refuse. Raises: _HeadTooLarge, which stops the parser"""
         self._refuse(found)
         raise _HeadTooLarge
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, in the shape of every other error."""
+        """Refuse input that is not HTTP, in the same format as every other error."""
         self._refuse(problem(400, "this is not a valid HTTP request.", code="invalid_http"))
 
     def _end_slow_head(self) -> None:
@@ -108,7 +107,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, found: Problem) -> None:
-        """Answer and close; the first refusal of a connection is its last word."""
+        """Answer and close; later refusals of the connection are ignored."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -128,7 +127,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def limited_http_protocol(*, max_head_bytes: int, max_headers: int) -> type[LimitedHttpProtocol]:
-    """Return the protocol with these limits, as a class: uvicorn makes the objects."""
+    """Return the protocol with these limits as a class, which uvicorn instantiates."""
     limits = {"max_head_bytes": max_head_bytes, "max_headers": max_headers}
     return type("LimitedHttp", (LimitedHttpProtocol,), limits)
 

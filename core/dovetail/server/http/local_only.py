@@ -1,8 +1,8 @@
-"""LocalOnly: a server without a key on a loopback address answers this machine's programs alone.
+"""LocalOnly: a server without a key on a loopback address answers only this machine's programs.
 
-A web page elsewhere can send requests to 127.0.0.1 from the browser of whoever reads it: as calls
-from another origin, or under a name that it lets point to 127.0.0.1 (DNS rebinding). The browser
-says so in Origin and Host. An address in Host is safe: a page needs a name to rebind.
+A foreign web page can send requests to 127.0.0.1 from a visitor's browser: as cross-origin calls,
+or under a host name that it makes resolve to 127.0.0.1 (DNS rebinding). The browser reveals this in
+Origin and Host. An IP address in Host is safe: rebinding needs a name.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dovetail.server.http.addresses import ANY, is_address, is_loopback
 from dovetail.server.http.errors import Problem, problem
 
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
-"""Schemes of programs that show pages of their own."""
+"""URL schemes of programs that show their own pages."""
 
 
 class LocalOnly:
-    """Refuses what a web page elsewhere sends. `hosts` and `origins` are allowed beside."""
+    """Refuses requests from foreign web pages. `hosts` and `origins` are allowed in addition."""
 
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str]) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class LocalOnly:
         return None
 
     def _is_own(self, name: str | None) -> bool:
-        """Return whether a host is an address or one of this machine's names; an empty one is."""
+        """Return whether a host is an address or a name of this machine. An empty one counts."""
         if name is None:
             return False
         return (
@@ -74,13 +74,13 @@ class LocalOnly:
             return True
         name = _host_of(origin)
         if not name:
-            return False  # "null", of pages that hide where they come from
+            return False  # "null", sent by pages that hide their origin
         is_machine = name == "localhost" or name.endswith(".localhost") or name in self._hosts
         return is_machine or is_loopback(name)
 
 
 def _host_of(url: str) -> str | None:
-    """Return the host of a URL in lower case, without port and brackets; None if there is none."""
+    """Return a URL's host in lower case, without port and brackets; None if the URL is invalid."""
     try:
         parts = urlsplit(url)
         return (parts.hostname or "") if parts.port is None or parts.port >= 0 else None

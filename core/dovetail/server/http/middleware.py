@@ -1,9 +1,9 @@
-"""What happens around every route: id, counting, errors, the key.
+"""The middleware around every route: request id, counting, errors, API key.
 
 Plain ASGI, outermost first: RequestIdMiddleware (id, counts), HeadMiddleware, ExceptionMiddleware,
-what --middleware names (`user_middleware`), the rules for other origins, ExceptionMiddleware again,
-ApiKeyMiddleware, BodyLimitMiddleware (`body_limits`). Knows no route; which routes are open is a
-set of endpoints, and everything else is closed.
+the --middleware plugins (`user_middleware`), CORS, ExceptionMiddleware again, ApiKeyMiddleware,
+BodyLimitMiddleware (`body_limits`). It is independent of the routes: open routes are a set of
+endpoints, and all others need a key.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _GOOD_ID = re.compile(rf"[\w.:-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 
 @dataclass(slots=True, kw_only=True)
 class OpenRequests:
-    """POST requests being answered now: those that bring work."""
+    """The number of POST requests being answered, which are those that cause work."""
 
     count: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class _Sent:
-    """The messages sent on one connection so far."""
+    """What has been sent in answer to one request so far."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
 
 
 class RequestIdMiddleware:
-    """Gives every request an id, and counts.
+    """Gives every request an id, and counts requests.
 
-    `root_path` is what a proxy has before every path, whether it takes that off or not;
-    `error_bodies` is handed to whatever answers with an error.
+    `root_path` is the prefix that a proxy adds to every path, stripped or not. `error_bodies` is
+    passed to whatever answers with an error.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RequestIdMiddleware:
 
 
 def request_id_of(scope: Scope) -> str:
-    """Return the client's own id when it is harmless, else a random one."""
+    """Return the client's own id if it is harmless, else a random one."""
     given = Headers(scope=scope).get(REQUEST_ID, "")
     return given if _GOOD_ID.fullmatch(given) else secrets.token_hex(16)
 
@@ -122,8 +122,8 @@ def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
 class ExceptionMiddleware:
     """Turns unexpected exceptions into answers.
 
-    It stands twice: within the rules for other origins, without whose headers a browser would tell
-    its page nothing of the fault, and around other people's middleware.
+    It is added twice: inside CORS, without whose headers a browser would hide the error from its
+    page, and around the user's middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -148,8 +148,7 @@ class ExceptionMiddleware:
 
 
 def client_left(request_id: str) -> Problem:
-    """Note that the client of a request hung up before its answer; return what nobody reads, whose
-    status the metrics count."""
+    """Record that a client hung up before its answer; return a response for the metrics only."""
     metrics.DISCONNECTS.inc()
     logger.info("request %s ended: the client left", request_id)
     return problem(499, "the client closed the request.")
@@ -176,7 +175,7 @@ class HeadMiddleware:
 
 
 class ApiKeyMiddleware:
-    """Asks for a key unless the matched route is open. Decided on the route, never on the URL."""
+    """Requires a key unless the matched route is open. It decides by route, never by URL."""
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class ApiKeyMiddleware:
 
     def _has_key(self, headers: Headers) -> bool:
         digest = _digest(key_of(headers))
-        # Every key is compared, so that the time says nothing of which one came near.
+        # Every key is compared, so that the timing does not reveal which one is close.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(matches)
 
@@ -218,7 +217,7 @@ class ApiKeyMiddleware:
 
 
 def key_of(headers: Headers) -> str:
-    """Return the key that a request brings, in either of its headers; empty when in none."""
+    """Return the key in a request's headers (either of the two); empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 

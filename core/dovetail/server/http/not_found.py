@@ -1,6 +1,6 @@
-"""What is not here: why a path has no route, in a sentence.
+"""The 404 and 405 answers: why a path has no route, in one sentence.
 
-Source of the paths: the HTTP API of `vllm serve`, whose clients may ask for them.
+Source of the paths: the HTTP API of `vllm serve`, whose clients may request them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ UNSUPPORTED_ROUTES = {
     "/scale_elastic_ep": "elastic_engines",
     "/is_scaling_elastic_ep": "elastic_engines",
 }
-"""Path -> the feature it waits for."""
+"""Path -> the missing feature that it needs."""
 
 
 def unsupported_route(path: str) -> str | None:
-    """Return the sentence for a path whose feature is not supported yet, else None."""
+    """Return the sentence for a path that needs an unsupported feature, else None."""
     feature = UNSUPPORTED_ROUTES.get(path.rstrip("/"))
     return None if feature is None else f"{path}: {sentence(feature)}"
 
 
 def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> Problem:
-    """Return the problem of a path or a method that no route takes.
+    """Return the problem for a path or a method that no route handles.
 
-    `flags` says how a server is started that has a path which is not always there. What a route of
-    a plugin says for itself is kept.
+    `flags` maps paths to the flags that add them to a server. An error from a plugin's own route is
+    returned unchanged.
     """
     found = problem_of(error)
     path = str(scope["path"])[:MAX_PATH_CHARS]
@@ -58,8 +58,7 @@ def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> P
 
 
 def _nearest(path: str, scope: Scope) -> str | None:
-    """Return the path that was probably meant: one with another beginning, or a few other
-    letters."""
+    """Return the path that was probably meant: another prefix, or a few different letters."""
     routes = scope["app"].router.routes if "app" in scope else ()
     known = [route.path for route in routes if isinstance(route, Route)]
     bare = "/" + "/".join(part for part in path.split("/") if part)

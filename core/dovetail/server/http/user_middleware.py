@@ -1,7 +1,7 @@
-"""--middleware: ASGI middleware of other people's code, by import path.
+"""--middleware: the user's ASGI middleware, by import path.
 
-A class is called with the application, an async function with a request and what comes next. Found
-and checked at start, before the engine loads.
+A class is called with the application, an async function with a request and `call_next`. Both are
+imported and checked at start, before the engine loads.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FIX = "name an ASGI class, or an async function of request and call_next: packa
 
 
 def load_middleware(frontend: FrontendConfig) -> list[Any]:
-    """Return the middleware that --middleware names, in its order. Raises: ConfigError"""
+    """Return the middleware of --middleware, in order. Raises: ConfigError"""
     return [_checked(path, _find(path)) for path in frontend.middleware]
 
 
 def add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
-    """Put the named middleware round the application, the last one outermost. Mutates: app"""
+    """Wrap the application in the named middleware, the last one outermost. Mutates: app"""
     for found in load_middleware(frontend):
         if inspect.iscoroutinefunction(found):
             app.add_middleware(BaseHTTPMiddleware, dispatch=found)
@@ -48,7 +48,7 @@ def _find(path: str) -> Any:
 
 
 def _checked(path: str, found: Any) -> Any:
-    """Return the object if it can be called as middleware is. Raises: ConfigError"""
+    """Return the object if it can be called as middleware. Raises: ConfigError"""
     args: tuple[str, ...]
     if inspect.isclass(found):
         needs, args = "a class must take the application alone", ("app",)

@@ -1,6 +1,6 @@
-"""What is wrong with a body, in one sentence: pydantic lists an error for each branch of a union.
+"""The fault in a body as one sentence; pydantic reports an error for each branch of a union.
 
-The places it names mix keys of the body with names of branches; the body itself tells them apart.
+Its locations mix keys of the body with names of branches; only the body can distinguish them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _VALID = f"{_SHOULD}a valid "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The first thing that is wrong: `param` is the field with its place, empty for the whole
-    body; `code` is pydantic's type of the error."""
+    """The first fault in a body. `param` is the path of the field, empty for the whole body. `code`
+    is pydantic's error type."""
 
     param: str
     what: str
@@ -29,14 +29,13 @@ class Fault:
 
     @property
     def message(self) -> str:
-        """Return the sentence with the field before it."""
+        """Return the sentence, prefixed with the field."""
         return f"{self.param}: {self.what}" if self.param else self.what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """One of pydantic's errors: where in the body, and the place and the branch of the union it is
-    of."""
+    """One pydantic error: its place in the body, and the union and branch that it comes from."""
 
     path: tuple[Part, ...]
     union: tuple[Part, ...] | None
@@ -46,21 +45,21 @@ class _Found:
 
     @property
     def weight(self) -> tuple[int, int, int]:
-        """Return how much it says: a branch of another type says less than one that almost fits,
-        and of those the one that got furthest says most."""
+        """Return how informative it is. A branch of another type is less informative than one that
+        almost fits. Among the latter the one that got furthest is best."""
         step = 0 if self.kind.endswith("_type") else 1 if self.kind.endswith("_parsing") else 2
         last = self.path[-1] if self.path else 0
         return step, len(self.path), last if isinstance(last, int) else 0
 
     @property
     def is_of_another_kind(self) -> bool:
-        """Return whether the branch is for other values: of another type or with another name."""
+        """Return whether the branch is for other values: another type or another literal."""
         is_type = self.kind.endswith("_type") and self.path == self.union
         return is_type or self.kind == _NAMED
 
 
 def fault_of(error: RequestValidationError) -> Fault | None:
-    """Return the first fault of a body; None where pydantic names none."""
+    """Return the first fault of a body; None if pydantic reports none."""
     faults = [_found(one, error.body) for one in error.errors()]
     if not faults:
         return None
@@ -77,7 +76,7 @@ def fault_of(error: RequestValidationError) -> Fault | None:
 
 
 def _fitting(branches: Sequence[_Found]) -> Sequence[_Found]:
-    """Return the errors of branches that are for values of this kind; all if there are none."""
+    """Return the errors of branches meant for this kind of value; all errors if there are none."""
     others = {one.branch for one in branches if one.is_of_another_kind}
     return [one for one in branches if one.branch not in others] or branches
 
@@ -107,14 +106,14 @@ def _is_within(value: Any, part: Part) -> bool:
 
 
 def _common(found: Sequence[_Found]) -> str:
-    """Return how the texts of errors begin that each name what one branch wants; else nothing."""
+    """Return the common start of errors that each name what one branch expects; else ""."""
     if all(one.kind.endswith("_type") and one.text.startswith(_VALID) for one in found):
         return _VALID
     return _SHOULD if all(one.kind == _NAMED for one in found) else ""
 
 
 def _one_of(texts: Sequence[str], common: str) -> str:
-    """Return what several branches want as one text."""
+    """Return the expectations of several branches as one text."""
     return common + " or ".join(dict.fromkeys(text.removeprefix(common) for text in texts))
 
 

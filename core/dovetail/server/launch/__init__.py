@@ -1,1 +1,1 @@
-"""From the flags to a server that listens, and to its end. Knows no route's shapes."""
+"""The life of a server, from flags to shutdown. Independent of the routes."""

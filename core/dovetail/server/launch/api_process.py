@@ -1,6 +1,6 @@
 """One API process of several, started by `api_processes`.
 
-Takes its ChildBoot message and serves on the socket named there. Starts no engine.
+It reads its ChildBoot message and serves on the socket given there. It starts no engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("dovetail.server")
 
 
 def main() -> int:
-    """Serve by the boot message; return the exit status."""
+    """Serve as the boot message says; return the exit status."""
     boot = process.read_boot(ChildBoot)
     log_setup.configure(
         boot.spec.log_level,

@@ -1,7 +1,7 @@
 """Several API processes on one socket and one engine: the parent's side.
 
-The parent owns the engine and the socket and answers nothing itself; a child that ends on its own
-ends the whole, so that a supervisor sees one clear exit.
+The parent owns the engine and the socket but answers no request. If a child exits on its own, the
+parent stops everything, so that a supervisor sees one clear exit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dovetail.server.launch.startup_timer import StartupTimer
 
 logger = logging.getLogger("dovetail.server")
 LOOK_PERIOD_S = 1.0
-"""How often the parent reads its children's beats. Signals and ends of children wake it at once."""
+"""How often the parent reads its children's beats. Signals and child exits wake it immediately."""
 GRACE_S = 5.0
 START_LIMIT_S = 120.0
 
@@ -66,10 +66,10 @@ async def run(
     sock: socket.socket,
     timer: StartupTimer,
 ) -> int:
-    """Run engine and children until a signal says to stop; return the exit status."""
+    """Run the engine and the children until a signal arrives; return the exit status."""
     async with starting_engine(config, spec, timer) as starting:
         async with opened_apis(build_apis(apis), config.frontend):
-            pass  # what is wrong with a state is told here, once, not by every child
+            pass  # a bad state is reported here, once, instead of by every child
         engine = await starting
         children: list[Child] = []
         watchers: list[threading.Thread] = []
@@ -124,7 +124,7 @@ def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
     return spawn(
         "dovetail.server.launch.api_process",
         boot,
-        stdout=None,  # where a log configuration may send lines to
+        stdout=None,  # a log configuration may send lines there
         pass_fds=[sock.fileno(), *(number for number in inherited if number is not None)],
         leftovers=[metrics] if metrics else [],
         has_channel=True,
@@ -133,7 +133,7 @@ def _spawn(boot: ChildBoot, sock: socket.socket) -> Child:
 
 
 async def _wait_started(children: list[Child]) -> None:
-    """Wait until every child says that it listens. Raises: DovetailError"""
+    """Wait until every child reports that it listens. Raises: DovetailError"""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(START_LIMIT_S):
         for child in children:
@@ -148,7 +148,7 @@ async def _wait_started(children: list[Child]) -> None:
 
 
 async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> bytes:
-    """Return the first byte, none when the other side has closed or was reset."""
+    """Return the first byte; empty if the other side closed or reset the connection."""
     try:
         return await loop.sock_recv(channel, 1)
     except ConnectionError:
@@ -156,12 +156,12 @@ async def _received(loop: asyncio.AbstractEventLoop, channel: socket.socket) -> 
 
 
 _News = asyncio.Queue[int]
-"""What wakes the parent: the number of a signal, or NO_SIGNAL when a child has ended."""
+"""What wakes the parent: a signal number, or NO_SIGNAL when a child has exited."""
 NO_SIGNAL = 0
 
 
 def _signals() -> _News:
-    """Return a queue that gets every SIGTERM and SIGINT."""
+    """Return a queue that receives every SIGTERM and SIGINT."""
     news: _News = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, news.put_nowait, number)
@@ -169,7 +169,7 @@ def _signals() -> _News:
 
 
 def _teller(news: _News) -> Callable[[int], None]:
-    """Return what a thread calls when a child has ended."""
+    """Return the callback for the watcher threads: it reports that a child has exited."""
     loop = asyncio.get_running_loop()
 
     def tell(_: int) -> None:
@@ -179,7 +179,7 @@ def _teller(news: _News) -> Callable[[int], None]:
 
 
 async def _next(news: _News) -> int:
-    """Return the next signal, NO_SIGNAL when there is something else to look at."""
+    """Return the next signal, or NO_SIGNAL if a child exited or LOOK_PERIOD_S passed."""
     try:
         async with asyncio.timeout(LOOK_PERIOD_S):
             return await news.get()
@@ -194,7 +194,7 @@ async def _watch(
     beats: Beats,
     timeout_s: float,
 ) -> int:
-    """Wait for the end: all children gone after a signal (0), or something that broke (1)."""
+    """Wait for the end: 0 if all children exited after a signal, 1 after a failure."""
     loop = asyncio.get_running_loop()
     deadline_s: float | None = None
     while True:
@@ -223,7 +223,7 @@ def _signal(children: list[Child], number: int) -> None:
 
 
 def _end(children: list[Child]) -> None:
-    """Close every parent pipe, which ends the children at once."""
+    """Close every parent pipe, which makes the children exit, and wait for them."""
     for child in children:
         child.close_parent_pipe()
     for child in children:

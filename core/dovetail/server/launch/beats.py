@@ -1,9 +1,9 @@
-"""Beats: what an API process tells the one that started it, every second once it listens.
+"""Beats: the message an API process sends to its parent every second once it listens.
 
-A beat names the engines that the API process has given up, and why. The parent gives them up too,
-which ends what is left of them: it answers no requests, so it cannot tell an engine that hangs from
-one that has nothing to do. A beat is a line of JSON between two line ends, so that one of which
-only a part could be sent spoils no other; the next says the same again.
+A beat lists the engines that the API process has given up, and why. The parent then gives them up
+too, which ends their remaining processes. The parent answers no requests, so it cannot tell a
+hanging engine from an idle one. A beat is a line of JSON between two line ends: a beat that was
+sent only in part cannot corrupt another, and the next one repeats its content.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from dovetail.process import Child
 PERIOD_S = 1.0
 """How often a child sends a beat."""
 SILENCE_S = 10.0
-"""A child may be silent for so long, or for --engine-step-timeout if that is longer; without that
-flag, for ever."""
+"""A child may be silent for this long, or for --engine-step-timeout if that is longer. Without that
+flag there is no limit."""
 _MOST_BYTES = 65536
 
 GivenUp = dict[int, str]
-"""Why engines were given up, by their numbers."""
+"""Why engines were given up, by engine number."""
 
 
 def beat(given_up: Mapping[int, str]) -> bytes:
-    """Return a beat as it is sent."""
+    """Return an encoded beat."""
     return b"\n%b\n" % msgspec.json.encode(given_up)
 
 
 async def send_beats(channel: socket.socket, given_up: Callable[[], Mapping[int, str]]) -> None:
-    """Tell the parent that this process listens, and then that it still does."""
+    """Report to the parent that this process listens, then repeat it every PERIOD_S."""
     channel.setblocking(False)
     while True:
-        with contextlib.suppress(OSError):  # a parent that is stopped has enough to read
+        with contextlib.suppress(OSError):  # a full buffer means that the parent is stopped
             channel.send(beat(given_up()))
         await asyncio.sleep(PERIOD_S)
 
 
 class Beats:
-    """What the children say, and when each was last heard. One that hangs would let its clients
-    wait for ever."""
+    """The beats of the children, and when each was last heard. A hanging child would keep its
+    clients waiting forever."""
 
     def __init__(self, children: Sequence[Child], step_timeout_s: float | None) -> None:
         self._channels = [child.channel for child in children]
@@ -56,9 +56,9 @@ class Beats:
         self._begun = [b""] * len(children)
 
     def read(self) -> GivenUp:
-        """Return the engines that children have given up by now. Mutates: self"""
+        """Return the engines that children have given up so far. Mutates: self"""
         now_s = time.monotonic()
-        if now_s - self._looked_s > 2 * PERIOD_S:  # this process was stopped itself
+        if now_s - self._looked_s > 2 * PERIOD_S:  # this process itself was stopped
             self._heard_s = [now_s] * len(self._heard_s)
         self._looked_s = now_s
         found: GivenUp = {}
@@ -73,7 +73,7 @@ class Beats:
         return found
 
     def silence(self) -> str | None:
-        """Return which child had been silent for too long when beats were last read."""
+        """Return which child had been silent for too long at the last `read`."""
         for number, heard_s in enumerate(self._heard_s):
             silent_s = self._looked_s - heard_s
             if self._limit_s is not None and silent_s > self._limit_s:
@@ -82,7 +82,7 @@ class Beats:
 
 
 def _received(channel: socket.socket) -> bytes:
-    """Return what a child has sent since it was last asked."""
+    """Return the bytes that a child has sent since the last call."""
     try:
         return channel.recv(_MOST_BYTES)
     except (BlockingIOError, ConnectionError):
@@ -90,7 +90,7 @@ def _received(channel: socket.socket) -> bytes:
 
 
 def _read(line: bytes) -> GivenUp:
-    """Return what a beat says; nothing where a part of it is missing."""
+    """Return the content of a beat; empty if part of it is missing."""
     try:
         return json_struct(line, GivenUp)
     except InvalidJson:

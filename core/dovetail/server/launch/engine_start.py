@@ -1,7 +1,7 @@
-"""The steps of a start that one server process and several share.
+"""The start-up steps shared by one API process and several.
 
-Imports the engine and the metrics only when they are needed: how prometheus_client keeps numbers is
-decided when it is first imported.
+Imports the engine and the metrics only when needed: prometheus_client decides how it stores numbers
+at its first import.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dovetail.server")
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""The folder in which the metrics of several API processes meet."""
+"""The folder that several API processes share for their metrics."""
 
 
 def max_queued(config: Config, spec: EngineSpec) -> int:
-    """Return how many requests may wait: four times the engines' rows if no flag says."""
+    """Return how many requests may wait: by default four times the engines' rows."""
     return config.scheduler.max_num_queued_reqs or 4 * spec.total_rows
 
 
@@ -40,9 +40,8 @@ def max_queued(config: Config, spec: EngineSpec) -> int:
 async def starting_engine(
     config: Config, spec: EngineSpec, timer: StartupTimer
 ) -> AsyncIterator[asyncio.Task[AsyncEngine]]:
-    """Give the engine's start, under way while the block prepares what the engine is not needed
-    for. The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start
-    """
+    """Yield the engine's start as a task, so that the block can prepare everything else meanwhile.
+    The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start"""
     check_serves(config)
     with contextlib.ExitStack() as stack:
         elsewhere = _elsewhere(config, spec)
@@ -61,7 +60,7 @@ async def starting_engine(
 
 
 def _elsewhere(config: Config, spec: EngineSpec) -> Elsewhere | None:
-    """Return the engines of other machines, if there are to be any. Raises: ConfigError"""
+    """Return the engines on other machines, if any are configured. Raises: ConfigError"""
     if not spec.elsewhere:
         return None
     from dovetail.joining.elsewhere import Elsewhere
@@ -73,7 +72,7 @@ def _elsewhere(config: Config, spec: EngineSpec) -> Elsewhere | None:
 async def _start_engine(
     config: Config, spec: EngineSpec, timer: StartupTimer, others: Elsewhere | None
 ) -> AsyncEngine:
-    """Return the started engine with its phases noted. Raises: as AsyncEngine.start"""
+    """Return the started engine; its phases are recorded. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
 
     elsewhere: list[RemoteEngine] = []
@@ -82,7 +81,8 @@ async def _start_engine(
             elsewhere = await asyncio.get_running_loop().run_in_executor(None, others.wait)
 
     in_process = config.frontend.disable_frontend_multiprocessing
-    # Of several API processes each has its own compiler; who wants one process gets it when needed.
+    # With several API processes each has its own compiler. With a single process it is built on
+    # demand.
     prepares = not in_process and config.frontend.api_server_count == 1
     with timer.time("engine"):
         engine = await AsyncEngine.start(
@@ -93,8 +93,8 @@ async def _start_engine(
 
 
 def tell_ready(config: Config, spec: EngineSpec, sock: socket.socket, timer: StartupTimer) -> None:
-    """Log the one line that says where the server answers, export the phases, and leave a record
-    for `dovetail ps`."""
+    """Log the line with the server's address, export the phases, and write a record for `dovetail
+    ps`."""
     from dovetail.observability import metrics
 
     for name, duration_s in timer.durations_s.items():

@@ -1,4 +1,4 @@
-"""run_loop: a process's main coroutine on uvloop, ended in order by a signal."""
+"""run_loop: run a process's main coroutine on uvloop and end it cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def run_loop(main: Coroutine[Any, Any, int], stopped: Callable[[signal.Signals], int]) -> int:
-    """Run `main` and return its status, or what `stopped` makes of the signal that ended it.
+    """Run `main` and return its status, or `stopped(signal)` if a signal ended it.
 
-    SIGTERM and SIGINT cancel it, until it watches them itself.
+    SIGTERM and SIGINT cancel it until it installs its own handlers.
     """
     import uvloop
 

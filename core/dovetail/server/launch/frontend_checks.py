@@ -1,7 +1,7 @@
-"""check_frontend: every fault of the HTTP flags that can be found before an engine is there.
+"""check_frontend: all checks of the HTTP flags that need no engine.
 
-Imports no engine and no torch, and no metrics: several processes share theirs only where a folder
-is named before prometheus_client is imported.
+Imports no engine, no torch and no metrics: processes can share metrics only if a folder is set
+before prometheus_client is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger("dovetail.server")
 
 
 def check_frontend(frontend: FrontendConfig) -> None:
-    """Raise ConfigError for HTTP flags that cannot be kept, each with its fix."""
+    """Raise ConfigError for invalid HTTP flags, each with a fix."""
     _check_logs(frontend)
     _check_processes(frontend)
     _check_root_path(frontend.root_path)

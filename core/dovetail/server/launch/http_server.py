@@ -1,8 +1,7 @@
-"""HttpServer: uvicorn without its timer, which wakes an idle process ten times a second, and
-without its own signal handling.
+"""HttpServer: uvicorn without its timer and without its own signal handling.
 
-What the timer does is done elsewhere: `LimitedHttpProtocol` dates each answer, and whoever ends the
-server says so by an event.
+The timer would wake an idle process ten times a second. `LimitedHttpProtocol` sets the Date header
+instead, and an event says that the server is to end.
 """
 
 from __future__ import annotations
@@ -45,27 +44,27 @@ class HttpServer(uvicorn.Server):
             self._is_ending.clear()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start listening."""
         await super().startup(sockets)
         self.has_started.set()
 
     async def main_loop(self) -> None:
-        """Return once the server is to end."""
+        """Wait until the server is to end."""
         await self._is_ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
     def end_on_signals(self) -> None:
-        """End on SIGTERM and SIGINT; a second SIGINT waits for no request."""
+        """End on SIGTERM and SIGINT; a second SIGINT ends without waiting for requests."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
 
 
 def uvicorn_config(app: ASGIApp, frontend: FrontendConfig, tls: Tls | None) -> uvicorn.Config:
-    """Return uvicorn's settings. Its loggers' levels are set by `observability.logging`."""
+    """Return uvicorn's settings. `observability.logging` sets the levels of its loggers."""
     protocol = limited_http_protocol(
         max_head_bytes=frontend.h11_max_incomplete_event_size,
         max_headers=frontend.h11_max_header_count,

@@ -1,4 +1,4 @@
-"""One API process's life: serve on a socket, watch the engine, drain on the first signal."""
+"""The life of one API process: serve on a socket, watch the engine, drain on the first signal."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from dovetail.server.launch.tls import REFRESH_PERIOD_S, Tls, tls_of
 logger = logging.getLogger("dovetail.server")
 
 DRAIN_PERIOD_S = 0.05
-"""How often a server that is to end looks whether anything still runs."""
+"""How often a draining server checks whether requests are still running."""
 DEATH_NOTICE_S = 2.0
-"""How long a server whose engine died still answers 503, so that a balancer can see it."""
+"""How long a server with a dead engine still answers 503, so that a load balancer notices."""
 
 EXIT_ENGINE_DEAD = 1
 
 
 class Served(Protocol):
-    """What answers the requests: an engine, or several models."""
+    """What answers the requests: one engine, or several models."""
 
     @property
     def is_alive(self) -> bool:
-        """Return whether anything can be answered any more."""
+        """Return whether any request can still be answered."""
 
     @property
     def death_reason(self) -> str | None:
-        """Return why not."""
+        """Return why no request can be answered."""
 
     async def wait_end(self) -> None:
-        """Return once nothing can be answered any more."""
+        """Return once no request can be answered any more."""
 
     async def shutdown(self) -> None:
-        """End it, with all that is running."""
+        """End it, and everything that is running."""
 
 
 class Doors(Protocol):
-    """Who is let in: an `Admission`, or what else counts requests."""
+    """The counter of admitted requests: an `Admission` or similar."""
 
     num_inside: int
     is_draining: bool
 
 
 class ServerLifecycle:
-    """From listening to the end. `run` returns the exit status."""
+    """An API process from listening to its end. `run` returns the exit status."""
 
     def __init__(self, app: FastAPI, engine: Served, frontend: FrontendConfig) -> None:
         self._engine = engine
@@ -67,8 +67,7 @@ class ServerLifecycle:
         self._status = 0
 
     async def run(self, sock: socket.socket, on_ready: Callable[[], None]) -> int:
-        """Serve until a signal says to stop. Raises: ConfigError when the port was taken
-        meanwhile."""
+        """Serve until a signal arrives. Raises: ConfigError if another process took the port"""
         self._watch_signals()
         tasks = [
             supervised("start", partial(self._tell_ready, on_ready)),
@@ -86,7 +85,7 @@ class ServerLifecycle:
         return self._status
 
     def stop(self) -> None:
-        """Begin to drain; called again, end now."""
+        """Start draining; a second call ends immediately."""
         if self._drain is None:
             self._drain = supervised("drain", self._drain_then_exit)
             return
@@ -100,7 +99,8 @@ class ServerLifecycle:
 
     async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
         await self._server.has_started.wait()
-        # What start-up made lives for ever: later collections, each a pause, need not look at it.
+        # Objects made during start-up live forever. Exclude them from later collections, which
+        # pause us.
         gc.collect()
         gc.freeze()
         on_ready()

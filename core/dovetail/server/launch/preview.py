@@ -1,6 +1,7 @@
-"""What a server would choose for this model, found out without an engine and without weights.
+"""What a server would choose for this model, determined without an engine or weights.
 
-The tokenizer is loaded, as its facts hold the chat template, and the template decides parsers.
+The tokenizer is loaded: its facts include the chat template, and the template determines the
+parsers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dovetail.server.launch.engine_start import max_queued
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """`template` is the source of the chat template, empty where there is none."""
+    """`template` is the source of the chat template, empty if there is none."""
 
     facts: TokenizerFacts
     template: str
@@ -32,12 +33,12 @@ class Preview:
 
     @property
     def vocab_size(self) -> int:
-        """Return how many tokens the tokenizer has."""
+        """Return the size of the tokenizer's vocabulary."""
         return self.facts.vocab_size
 
 
 def look_ahead(config: Config, spec: EngineSpec) -> Preview:
-    """Return the choices. Raises: ConfigError for a tokenizer, template or parser at fault."""
+    """Return the choices. Raises: ConfigError for an invalid tokenizer, template or parser"""
     tokenizer = load_tokenizer(spec)
     facts = tokenizer.facts()
     renderer = ChatRenderer(
@@ -51,8 +52,8 @@ def look_ahead(config: Config, spec: EngineSpec) -> Preview:
 
 
 def make_parts(spec: EngineSpec) -> None:
-    """Make the plugins that look at their options only when they are made, and need no weights:
-    what finds adapters, and what carries KV blocks. Raises: ConfigError"""
+    """Create the plugins that check their options only when created and need no weights. These are
+    the adapter resolvers and the KV connector. Raises: ConfigError"""
     search = spec.adapter_search
     facts = ResolverFacts(base_names=search.base_names, model_path=spec.run.model.path)
     for resolver in search.resolvers:
@@ -62,7 +63,7 @@ def make_parts(spec: EngineSpec) -> None:
 
 
 def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:
-    """Return the flags of the HTTP server that leave something open: value, and who decided."""
+    """Return the HTTP flags that may be left open: (value, who decided it)."""
     by_model = "the model's" if ahead.template else None
     template = config.frontend.chat_template or by_model
     return {

@@ -1,7 +1,7 @@
-"""Which servers run here: a small file for each, in a folder of the user's.
+"""The servers that run on this machine: one small file each, in a folder of the user.
 
-A server writes its file when it is ready and removes it at its end. What a killed one left behind
-is known by its process: the number and the moment of its start must both be right.
+A server writes its file when ready and removes it at its end. The file of a killed server is
+recognized by its process: both the pid and the start time must match.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dovetail.own_folder import is_own, own_folder
 
 logger = logging.getLogger("dovetail.server")
 CLOCK_ERROR_S = 2.0
-"""How far two readings of a process's start may lie apart: boot time is not read exactly."""
+"""How much two readings of a process's start time may differ: boot time is not read exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """A server: its process, where it answers, and the names of what it serves."""
+    """A server: its process, its address, and the names of its models."""
 
     pid: int
     started_s: float
@@ -37,7 +37,7 @@ class ServerRecord:
 
 
 def records_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the user's folder of records; it need not exist."""
+    """Return the user's folder of records, which may not exist yet."""
     environ = os.environ if environ is None else environ
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
@@ -46,7 +46,7 @@ def records_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def write_record(url: str, names: Sequence[str], path: str) -> None:
-    """Note this process as a server. Where that cannot be, the log says so and the server runs."""
+    """Write a record of this process. If that fails, log it and let the server run."""
     own = psutil.Process()
     record = ServerRecord(
         pid=own.pid, started_s=own.create_time(), url=url, names=tuple(names), path=path
@@ -61,13 +61,13 @@ def write_record(url: str, names: Sequence[str], path: str) -> None:
 
 
 def remove_record() -> None:
-    """Remove this process's record, if there is one."""
-    with contextlib.suppress(OSError):  # a folder that cannot be written has no record of ours
+    """Remove this process's record, if any."""
+    with contextlib.suppress(OSError):  # an unwritable folder has no record of ours
         (records_folder() / f"{os.getpid()}.json").unlink(missing_ok=True)
 
 
 def running_servers() -> list[ServerRecord]:
-    """Return the servers that run, the oldest first; records of others are removed."""
+    """Return the running servers, oldest first. Records of ended servers are removed."""
     found = []
     folder = records_folder()
     if not is_own(folder):
@@ -82,7 +82,7 @@ def running_servers() -> list[ServerRecord]:
 
 
 def process_of(record: ServerRecord) -> psutil.Process | None:
-    """Return the server's process, None where it has ended, whoever has its number now."""
+    """Return the server's process; None if it has ended, even if its pid was used again."""
     try:
         process = psutil.Process(record.pid)
         is_same = abs(process.create_time() - record.started_s) < CLOCK_ERROR_S
@@ -92,7 +92,7 @@ def process_of(record: ServerRecord) -> psutil.Process | None:
 
 
 def _read(file: Path) -> ServerRecord | None:
-    """Return a record, None for a file that is none."""
+    """Return a record; None for a file that is not one."""
     try:
         content = json_value(file.read_bytes())
         return ServerRecord(
@@ -108,7 +108,7 @@ def _read(file: Path) -> ServerRecord | None:
 
 @contextlib.contextmanager
 def record_removed() -> Iterator[None]:
-    """Remove this process's record, should it be written, at the end of the block."""
+    """Remove this process's record, if one was written, at the end of the block."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """run(config): bind, resolve, start the engine and the HTTP servers, and return the exit status.
 
-With one API process everything but the engine lives here; `api_processes` starts several.
+A single API process lives here, without the engine; `api_processes` starts several.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXIT_STOPPED = 143
 
 
 def run(config: Config) -> int:
-    """Serve until a signal says to stop. Raises: ConfigError for what cannot be started."""
+    """Serve until a signal arrives. Raises: ConfigError if the server cannot be started"""
     if config.frontend.api_server_count == 1:
         return _run(config)
     with _shared_metrics():
@@ -49,10 +49,10 @@ def run(config: Config) -> int:
 
 @contextlib.contextmanager
 def _shared_metrics() -> Iterator[None]:
-    """Let the metrics of several API processes meet in a private folder, removed at the end.
+    """Collect the metrics of several API processes in a private folder, removed at the end.
 
-    prometheus_client decides at its import how it keeps numbers, and whatever is configured may
-    import it: the parent's own numbers, which are the engine's, would have no file.
+    prometheus_client decides at its import how it stores numbers, and any configured plugin may
+    import it. Set too late, the parent's numbers (the engine's) would have no file.
     """
     folder = tempfile.mkdtemp(prefix="dovetail-metrics-")
     os.environ[METRICS_VARIABLE] = folder
@@ -81,22 +81,23 @@ def _run(config: Config) -> int:
 
 
 def set_process_up(config: Config) -> None:
-    """Set up what a process has only one of: its loggers and its variables. Raises: ConfigError"""
+    """Set up what exists once per process: loggers and environment variables. Raises:
+    ConfigError"""
     set_log_up(config, has_uvicorn=True)
-    # Texts are tokenized one at a time, and a pool of threads would not survive a fork.
+    # Texts are tokenized one at a time, and a thread pool would not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def with_checked_frontend(config: Config) -> Config:
-    """Return the config with the hosts that its origins mean. Raises: ConfigError"""
+    """Return the config with the hosts implied by its origins. Raises: ConfigError"""
     check_frontend(config.frontend)
     if config.is_given("allowed_origins") and ANY in config.frontend.allowed_origins:
-        return config.with_fields({"allowed_hosts": [ANY]})  # the default does not mean it
+        return config.with_fields({"allowed_hosts": [ANY]})  # the default "*" does not imply this
     return config
 
 
 def stopped_while_starting(by: signal.Signals) -> int:
-    """Log a signal that came before the server listened; return the exit status."""
+    """Log a signal that arrived before the server listened; return the exit status."""
     logger.warning("stopped while starting, by %s", by.name)
     return EXIT_STOPPED
 
@@ -109,7 +110,8 @@ async def _run_one(
     timer: StartupTimer,
 ) -> int:
     async with starting_engine(config, spec, timer) as starting:
-        # The application's imports take a second in which the engine process does its own.
+        # Importing the application takes a second; the engine process does its own imports
+        # meanwhile.
         await asyncio.get_running_loop().run_in_executor(None, _import_application)
         from dovetail.server.app import build_app
         from dovetail.server.families import build_apis, opened_apis

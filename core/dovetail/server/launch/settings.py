@@ -1,4 +1,4 @@
-"""The settings in force, as known to the process that resolved the configuration."""
+"""The settings in force, built by the process that resolved the configuration."""
 
 from __future__ import annotations
 

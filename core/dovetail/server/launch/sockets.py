@@ -1,4 +1,4 @@
-"""The listening socket: bound before anything heavy starts, so a taken port is reported at once."""
+"""The listening socket, bound before anything heavy starts: a taken port is reported early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("dovetail.server")
 
 @contextlib.contextmanager
 def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
-    """Give the bound socket that the flags ask for: --uds, or else host and port.
+    """Yield a bound socket as the flags say: --uds, or else host and port.
 
     Raises: ConfigError
     """
@@ -36,7 +36,7 @@ def listening(frontend: FrontendConfig) -> Iterator[socket.socket]:
 
 
 def bind(host: str | None, port: int) -> socket.socket:
-    """Return a bound socket that inherits to children. Raises: ConfigError"""
+    """Return a bound socket that child processes inherit. Raises: ConfigError"""
     family, address = _address(host or DEFAULT_HOST, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,7 +78,7 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def port_taken(sock: socket.socket, error: OSError) -> ConfigError:
-    """Return the error for a socket that another process began to listen on meanwhile."""
+    """Return the error for a port on which another process has started to listen."""
     if sock.family == socket.AF_UNIX:
         return ConfigError(f"cannot listen: {error.strerror}.", where="--uds")
     host, port = sock.getsockname()[:2]
@@ -86,7 +86,7 @@ def port_taken(sock: socket.socket, error: OSError) -> ConfigError:
 
 
 def url_of(sock: socket.socket, *, has_tls: bool = False) -> str:
-    """Return the address to show: a URL, or unix: and the path of a socket."""
+    """Return the address to show: a URL, or "unix:" and the path of the socket."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}" + (" (https)" if has_tls else "")
     host, port = sock.getsockname()[:2]
@@ -95,7 +95,7 @@ def url_of(sock: socket.socket, *, has_tls: bool = False) -> str:
 
 
 def warn_if_open(sock: socket.socket, *, has_key: bool) -> None:
-    """Log one line when every machine that reaches this one may use the server without a key."""
+    """Log a warning if other machines can use the server without a key."""
     host = str(sock.getsockname()[0])
     if not has_key and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         logger.warning(

@@ -1,4 +1,4 @@
-"""How long each part of the start took, from the creation of the process."""
+"""How long each phase of the start took, from the creation of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("dovetail.server")
 
 
 class StartupTimer:
-    """Times of the start, in seconds: how long each phase took, and when it began, from exec."""
+    """Duration and begin of each start-up phase, in seconds since exec."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic() - _process_age_s()
@@ -36,8 +36,8 @@ class StartupTimer:
         logger.info("start: %s took %.2f s", name, duration_s)
 
     def note_parts(self, name: str, parts: Iterable[tuple[str, float]]) -> None:
-        """Record the parts of a recorded phase, one after another up to its end. What came before
-        the first of them is not theirs: a process had to start. Mutates: self"""
+        """Record the parts of a recorded phase, one after another up to its end. Mutates: self Time
+        before the first part, such as starting a process, belongs to none of them."""
         told = list(parts)
         at_s = self.began_s[name] + self.durations_s[name]
         for part, duration_s in reversed(told):
@@ -54,8 +54,8 @@ class StartupTimer:
 def _process_age_s() -> float:
     """Return the seconds since this process was created.
 
-    On Linux from its start in clock ticks since boot: psutil adds those to a boot time that is
-    rounded to whole seconds. Source: proc(5), field 22 of /proc/pid/stat.
+    On Linux it is computed from the start time in clock ticks since boot. psutil adds those to a
+    boot time rounded to whole seconds. Source: proc(5), field 22 of /proc/pid/stat.
     """
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

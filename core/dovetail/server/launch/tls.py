@@ -1,7 +1,7 @@
-"""TLS: the server's SSLContext out of the flags, checked at start and read again when files change.
+"""TLS: the server's SSLContext from the flags, checked at start and reloaded when files change.
 
-A `Refreshed` context hands every new connection to the newest good one, so a renewed certificate or
-a shorter list of authorities counts at once while open connections go on.
+A `Refreshed` context makes every new connection with the newest valid context. A renewed
+certificate or a shorter list of authorities applies to it; open connections continue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Refreshed(ssl.SSLContext):
-    """A context whose connections are made by another one, which may be exchanged."""
+    """A context that delegates new connections to another one, which can be replaced."""
 
     current: ssl.SSLContext
 
@@ -32,7 +32,7 @@ class Refreshed(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Return a new connection's TLS of the newest context."""
+        """Return the TLS object of a new connection, from the newest context."""
         return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
@@ -46,14 +46,14 @@ class Tls:
         self.context.current = _load(frontend)
 
     def refresh(self) -> bool:
-        """Read the files again if they changed; return whether new ones are in use.
+        """Reload the files if they changed; return whether the new ones are in use.
 
-        Files that do not fit together, as in the middle of a renewal, leave the old ones in use.
+        If the files do not match, as in the middle of a renewal, the old ones stay in use.
         """
         try:
             stamp = _stamp(self._frontend)
         except OSError:
-            return False  # a file is being replaced: the next look will find it
+            return False  # a file is being replaced: the next check will see it
         if stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -67,7 +67,7 @@ class Tls:
 
 
 def tls_of(frontend: FrontendConfig) -> Tls | None:
-    """Return the TLS that the flags ask for, None for plain HTTP. Raises: ConfigError"""
+    """Return the TLS configured by the flags, None for plain HTTP. Raises: ConfigError"""
     if frontend.ssl_certfile is None:
         _check_unused(frontend)
         return None
@@ -83,7 +83,7 @@ def tls_of(frontend: FrontendConfig) -> Tls | None:
 
 
 def _check_unused(frontend: FrontendConfig) -> None:
-    """Raise ConfigError for a TLS flag without a certificate."""
+    """Raise ConfigError if a TLS flag is given without a certificate."""
     given = {
         "--ssl-keyfile": frontend.ssl_keyfile is not None,
         "--ssl-ca-certs": frontend.ssl_ca_certs is not None,
@@ -110,7 +110,7 @@ def _files(frontend: FrontendConfig) -> list[tuple[str, str]]:
 
 
 def _stamp(frontend: FrontendConfig) -> Stamp:
-    """Return a stamp that changes when a file does, links to other files included."""
+    """Return a stamp that changes when a file or the target of a symlink does."""
     stats = [Path(path).stat() for _, path in _files(frontend)]
     return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
 
@@ -126,7 +126,7 @@ def _check_readable(flag: str, path: str) -> None:
 
 
 def _load(frontend: FrontendConfig) -> ssl.SSLContext:
-    """Return a context of the files as they are now. Raises: ConfigError"""
+    """Return a context made from the current files. Raises: ConfigError"""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(ALPN)
     _load_chain(context, frontend)
@@ -157,7 +157,7 @@ def _load_chain(context: ssl.SSLContext, frontend: FrontendConfig) -> None:
     was_asked: list[bool] = []
 
     def password() -> str:
-        was_asked.append(True)  # else OpenSSL would ask on the terminal, and wait
+        was_asked.append(True)  # without a callback OpenSSL would prompt on the terminal and wait
         return ""
 
     try:
@@ -186,5 +186,5 @@ def _chain_error(cert: str, key: str | None, error: Exception, *, is_locked: boo
 
 
 def _told(error: Exception) -> str:
-    """Return an error's text without the place in OpenSSL's source."""
+    """Return an error's text without the location in OpenSSL's source."""
     return str(error).partition(" (_ssl.c")[0]

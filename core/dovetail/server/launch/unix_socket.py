@@ -1,7 +1,7 @@
-"""The Unix socket of --uds: one server per path, found out by a lock and not by guessing.
+"""The Unix socket of --uds: a lock ensures that one server uses a path.
 
-A server that still loads its model does not listen yet, so a path is held by a lock on PATH.lock,
-which the system lets go of however the holder ends.
+A server that is still loading its model does not listen yet, so connecting proves nothing. The lock
+on PATH.lock is released by the system however its holder ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBE_S = 1.0
 
 @contextlib.contextmanager
 def unix_socket(path: str) -> Iterator[socket.socket]:
-    """Give a bound socket; its file and its lock are gone at the end. Raises: ConfigError"""
+    """Yield a bound socket; its file and its lock are removed at the end. Raises: ConfigError"""
     file = Path(path).absolute()
     with _lock(file):
         _remove_stale(file)
@@ -54,7 +54,7 @@ def _lock(file: Path) -> Iterator[None]:
 
 
 def _is_locked(descriptor: int, lock: Path) -> bool:
-    """Lock the file and return whether it is locked, and still the one of that name."""
+    """Lock the file; return whether that worked and the name still refers to this file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), lock.stat())
@@ -63,11 +63,11 @@ def _is_locked(descriptor: int, lock: Path) -> bool:
 
 
 def _remove_stale(file: Path) -> None:
-    """Remove the socket of a server that is gone. Raises: ConfigError for anything else there"""
+    """Remove the socket of a dead server. Raises: ConfigError for anything else at that path"""
     try:
         mode = file.lstat().st_mode
     except OSError:
-        return  # there is none, or binding will say why not
+        return  # there is none, or binding will report why not
     if not stat.S_ISSOCK(mode):
         raise ConfigError(
             f"{file} exists and is not a socket.",

@@ -1,7 +1,7 @@
-"""whole_app(config, ...): the application, its own engine behind it, and no socket.
+"""whole_app(config, ...): the application with its own engine, and no socket.
 
-`dovetail run-batch` calls it in its own process. What the application is made of is imported while
-the engine starts.
+`dovetail run-batch` calls it in its own process. The application's modules are imported while the
+engine starts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ async def whole_app(
     apis: Sequence[Selection],
     timer: StartupTimer,
 ) -> AsyncIterator[tuple[FastAPI, AsyncEngine]]:
-    """Give an application whose queue is never full, and its engine; both end with the block.
+    """Yield an application with an unbounded queue, and its engine; both end with the block.
 
-    `frontend` stands in place of the config's own. Raises: as AsyncEngine.start
+    `frontend` replaces the config's own. Raises: as AsyncEngine.start
     """
     async with starting_engine(config, spec, timer) as starting:
         from dovetail.server.app import build_app

@@ -1,1 +1,1 @@
-"""What the endpoints of models that pool have in common: vectors, classes and scores of prompts."""
+"""Code shared by the endpoints of pooling models: vectors, classes and scores of prompts."""

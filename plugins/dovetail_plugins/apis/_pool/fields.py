@@ -1,4 +1,4 @@
-"""What the bodies of pooled prompts share: inputs, how they are cut, usage.
+"""Fields shared by the bodies of pooling requests: inputs, their truncation, usage.
 
 Source: the OpenAI API reference, embeddings, and the extra fields of `vllm serve`.
 """
@@ -20,11 +20,11 @@ Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
 Mixed = Annotated[list[str | TokenIds], Field(min_length=1, fail_fast=True)]
 Inputs = str | Texts | TokenIds | TokenIdLists | Mixed
-"""One text, the token ids of one, or several of either."""
+"""One text, the token ids of one, or a list of either."""
 
 
 class PoolFields(Body):
-    """What every request for a prompt's vector, classes or score may say."""
+    """The fields of every request for a prompt's vector, classes or score."""
 
     model: str | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT31)] | None = None
@@ -37,7 +37,7 @@ class PoolFields(Body):
 
 
 class PromptUsage(Reply):
-    """Tokens of the prompts; nothing is generated."""
+    """The prompts' tokens; nothing is generated."""
 
     prompt_tokens: int
     total_tokens: int
@@ -46,7 +46,7 @@ class PromptUsage(Reply):
 
 
 def listed(inputs: Inputs) -> tuple[Sequence[Prompt], bool]:
-    """Return the inputs as a list, each text or token ids, and whether it was one already."""
+    """Return (the inputs as a list, each a text or token ids, whether a list was given)."""
     match inputs:
         case str() | [int(), *_]:
             return [cast("Prompt", inputs)], False

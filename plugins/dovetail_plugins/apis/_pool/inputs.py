@@ -1,4 +1,4 @@
-"""From a body with inputs, or with a conversation, to the prompts of a job."""
+"""Conversion of a body with inputs or a conversation to the prompts of a job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHAT_FIELDS = (
 
 
 class InputFields(PoolFields):
-    """Inputs, or the messages of one conversation, which the chat template makes a prompt of."""
+    """Inputs, or the messages of one conversation, which the chat template renders as a prompt."""
 
     input: Inputs | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
@@ -50,7 +50,7 @@ class InputFields(PoolFields):
 
 
 def pooling_of(server: ServerState) -> PoolingSpec:
-    """Return how the served model pools; routes that a model cannot serve never get here."""
+    """Return the model's pooling. Routes are only served for models that support them."""
     pooling = server.engine.spec.run.pooling
     assert pooling is not None
     return pooling
@@ -65,8 +65,8 @@ async def input_job(
     field: str = "input",
     model: str = "",
 ) -> tuple[Job, list[str]]:
-    """Return the job of a body, and the names of its fields that had no effect. `field` is the
-    inputs' name in it, `model` the name that answers. Raises: RequestError"""
+    """Return a body's job, and the names of fields without effect. `field` is the name of its
+    inputs, `model` the model that answers. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where=field)
@@ -97,7 +97,7 @@ async def input_job(
 def _with_instruction(
     server: ServerState, body: InputFields, prompts: Sequence[Prompt], field: str
 ) -> Sequence[Prompt]:
-    """Return the texts with what the model is to see before them; token ids as they are."""
+    """Return the texts with the model's instruction prepended; token ids stay unchanged."""
     if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
     server.check_text(field)
@@ -110,7 +110,7 @@ def _with_instruction(
 async def _chat_prompt(
     server: ServerState, body: InputFields
 ) -> tuple[Sequence[int], Sequence[str]]:
-    """Return the token ids of a conversation, and the names that had no effect."""
+    """Return the token ids of a conversation, and the names of fields without effect."""
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS if name in body.model_fields_set}
     chat = ChatRequest.model_construct(
         **{"add_generation_prompt": False, **fields},

@@ -1,4 +1,4 @@
-"""The prompts that a model was trained to see before its texts: "query: ", "Represent ...".
+"""The instructions that a model expects before its texts: "query: ", "Represent ...".
 
 Source: config_sentence_transformers.json of sentence-transformers (prompts, default_prompt_name).
 """
@@ -13,16 +13,16 @@ _QUERY = ("query", "search_query", "retrieval.query", "s2p_query")
 _DOCUMENT = ("document", "passage", "search_document", "retrieval.passage", "corpus")
 _OTHER = ("classification", "clustering", "separation", "text-matching", "image")
 INPUT_TYPES = frozenset({*_QUERY, *_DOCUMENT, *_OTHER})
-"""Kinds of input as the clients of embedding APIs name them."""
+"""The kinds of input, as clients of embedding APIs name them."""
 
 
 def instruction(
     pooling: PoolingSpec, *, prompt_name: str | None, input_type: str | None = None
 ) -> str:
-    """Return what stands before a text: the prompt of this name, or of this type of input, or the
-    model's usual one. A type of input for which the model has no prompt needs none.
+    """Return the instruction with this name or for this input type, or else the model's default.
 
-    Raises: RequestError for names that are not known
+    It is empty for an input type for which the model has no instruction. Raises: RequestError for
+    unknown names
     """
     if prompt_name is not None or input_type is None:
         return prompt_before(pooling, prompt_name)

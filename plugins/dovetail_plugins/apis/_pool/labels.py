@@ -6,5 +6,5 @@ from collections.abc import Sequence
 
 
 def label_of(number: int, labels: Sequence[str]) -> str:
-    """Return a class's name; a model that names none numbers them."""
+    """Return the name of a class; LABEL_n if the model does not name its classes."""
     return labels[number] if number < len(labels) else f"LABEL_{number}"

@@ -1,4 +1,4 @@
-"""Replies whose numbers are JSON already."""
+"""Replies with numbers that are already encoded as JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dovetail.server.endpoint import HEADER, header_value
 
 
 def raw_reply(reply: Any, ignored: Iterable[str] = ()) -> Response:
-    """Return a body, of which parts may be msgspec.Raw, as a response whose header names the
-    ignored fields."""
+    """Return a body, which may include msgspec.Raw, as a response with the ignored fields in a
+    header."""
     names = list(ignored)
     return Response(
         msgspec.json.encode(reply),

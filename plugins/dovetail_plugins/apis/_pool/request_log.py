@@ -1,4 +1,4 @@
-"""A line in the log as a request that is pooled comes, and one as it ends."""
+"""The log lines at the start and end of a pooling request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger("dovetail.server")
 
 @contextlib.contextmanager
 def logged(server: ServerState, job: Job, answers: Answers) -> Iterator[None]:
-    """Log the request around the block, which fills `answers`, where --enable-log-requests is on.
-    Of its texts the first is logged, at level debug. Raises: what the block raises"""
+    """Log the request around the block, which fills `answers`, if --enable-log-requests is set. The
+    first of its texts is logged at level debug. Raises: what the block raises"""
     if not server.frontend.enable_log_requests:
         yield
         return

@@ -1,4 +1,4 @@
-"""Pairs of texts in a request on their way to scores."""
+"""Scoring of text pairs in a request."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from dovetail_plugins.apis._pool.work import (
 )
 
 TASKS = (CLASSIFY, EMBED, TOKEN_EMBED)
-"""A model that can do one of them can score."""
+"""A model with one of these tasks can score."""
 
 
 def can_score(pooling: PoolingSpec) -> bool:
-    """Return whether a model scores pairs: by its one class, or by vectors."""
+    """Return whether a model scores pairs: by its single class, or by vectors."""
     return scoring_task(pooling) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Texts to be scored against each other: each first one with the second of its place, or a
-    single first one with all. The fields are the texts' names in the body."""
+    """The texts to score against each other: the two lists pairwise, or a single first text with
+    every second one. The fields are the names of the texts in the body."""
 
     firsts: Sequence[str]
     seconds: Sequence[str]
@@ -43,12 +43,12 @@ class Pairs:
     is_activated: bool | None = None
 
     def check(self) -> None:
-        """Raise RequestError for no texts, too many of them, and empty ones."""
+        """Raise RequestError if there are no texts or too many, or one is empty."""
         check_inputs(self.firsts, self.first_field, is_list=len(self.firsts) > 1)
         check_inputs(self.seconds, self.second_field)
 
     def places(self) -> Mapping[str, str]:
-        """Return where each text stands in the body, first where it stands twice."""
+        """Return the place of each text in the body; the first place if it occurs twice."""
         is_one = len(self.firsts) == 1
         firsts = {
             text: self.first_field if is_one else f"{self.first_field}[{place}]"
@@ -61,7 +61,7 @@ class Pairs:
         return seconds | firsts
 
     def names(self) -> Mapping[str, str]:
-        """Return the client's names of what errors name."""
+        """Return the client's names of the fields in errors."""
         return {
             PROMPT: self.second_field,
             "text_1": self.first_field,
@@ -72,8 +72,8 @@ class Pairs:
 async def scored(
     server: ServerState, body: PoolFields, request: Request, pairs: Pairs, model: str = ""
 ) -> tuple[str, Answers]:
-    """Return the request's id, and the scores with the tokens that were read. Raises: as
-    `answered`; RequestError where the model tells several classes"""
+    """Return (the request's id, the scores with the number of tokens read). Raises: as `answered`;
+    RequestError if the model has several classes"""
     server.check_text(pairs.second_field)
     pairs.check()
     plan = await _planned(server, body, pairs)
@@ -93,7 +93,7 @@ async def scored(
 
 
 async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scoring:
-    """Return what to pool, made in a thread where the texts are long. Raises: RequestError"""
+    """Return what to pool; long texts are processed in a thread. Raises: RequestError"""
     params = PoolingParams(task=EMBED, is_activated=pairs.is_activated)
     work = partial(
         plan_scores,

@@ -1,8 +1,7 @@
-"""Vectors as JSON: numbers, or their bytes in base64, also with fewer bits a number.
+"""Vectors as JSON: numbers, or their bytes in base64, optionally with fewer bits per number.
 
-int8 and uint8 keep the direction of a vector, not its length: each vector is scaled by its own
-largest number. binary and ubinary keep the signs, eight to a byte, the first in the highest bit.
-
+int8 and uint8 preserve the direction of a vector but not its length: each is scaled by its largest
+absolute value. binary and ubinary store the signs, eight per byte, the first in the highest bit.
 Source of the packing: `quantize_embeddings` of sentence-transformers.
 """
 
@@ -25,7 +24,8 @@ _MOST = 127.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorFormat:
-    """How vectors are written. `dtype` is one of Dtype; `is_base64`: as bytes."""
+    """The format of vectors. `dtype` is one of Dtype; with `is_base64` they are written as
+    bytes."""
 
     dtype: str = "float32"
     is_base64: bool = False
@@ -45,7 +45,7 @@ class VectorFormat:
 def vector_format(
     encoding: Format | None, dtype: Dtype | None = None, endianness: Endianness | None = None
 ) -> VectorFormat:
-    """Return the format that a request asks for. A number type may be named in either field."""
+    """Return the format that a request asks for. The number type may be given in either field."""
     is_base64 = encoding == "base64"
     named = encoding if encoding not in (None, "float", "base64") else dtype
     return VectorFormat(
@@ -56,7 +56,7 @@ def vector_format(
 
 
 def base64_json(data: bytes) -> msgspec.Raw:
-    """Return bytes as a JSON string in base64."""
+    """Return bytes as a base64 JSON string."""
     return msgspec.Raw(b'"' + binascii.b2a_base64(data, newline=False) + b'"')
 
 
@@ -78,7 +78,7 @@ def _shifted_signs(vector: Array) -> Array:
 
 
 def _bfloat16_bits(vector: Array) -> Array:
-    """Return the numbers rounded to 16 bits, to the even one where two are as near."""
+    """Return the numbers rounded to bfloat16, ties to even."""
     bits = np.ascontiguousarray(vector, dtype="<f4").view("<u4")
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 

@@ -1,7 +1,7 @@
-"""The prompts of one request on their way through the engine, and the answer to each.
+"""Runs the prompts of one request through the engine and collects their answers.
 
-However many prompts a request has, only as many of them are in the engine at once as fit into a
-step: other requests take their turns in between. When one fails, or the client leaves, all end.
+At most as many of a request's prompts are in the engine as fit into a step, so that other requests
+get their turn. If one fails or the client leaves, all are aborted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
 from dovetail_plugins.apis._pool.request_log import logged
 
 MAX_INPUTS = 8192
-"""Prompts of one request."""
+"""The maximum number of prompts in a request."""
 
 MAX_NUMBERS = 1 << 25
-"""Numbers in the answer to one request."""
+"""The maximum number of numbers in the answer to a request."""
 
 Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request's prompts, and what is asked of them. `params` are those of each prompt, or of all;
-    `field` is the prompts' name in the body, `is_list`: each has a place in it. `places` are those
-    of texts that do not stand in one field."""
+    """A request's prompts and their params, per prompt or shared. `field` is the name of the
+    prompts in the body, `is_list` says whether each has an index there. `places` has the places of
+    texts that are not in one field."""
 
     request_id: str
     prompts: Sequence[Prompt]
@@ -52,11 +52,11 @@ class Job:
     adds_special_tokens: bool = True
 
     def params_of(self, which: int) -> PoolingParams:
-        """Return what is asked of a prompt."""
+        """Return the params of a prompt."""
         return self.params if isinstance(self.params, PoolingParams) else self.params[which]
 
     def names(self, which: int) -> dict[str, str]:
-        """Return the client's names of what errors name."""
+        """Return the client's names of the fields in errors."""
         place = f"{self.field}[{which}]" if self.is_list else self.field
         prompt = self.prompts[which]
         if self.places is not None and isinstance(prompt, str):
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """What became of each prompt, in their order, and the tokens that were read for it."""
+    """The results of the prompts, in order, and the number of tokens read."""
 
     items: list[Any] = field(default_factory=list)
     num_tokens: int = 0
@@ -89,7 +89,7 @@ class Answers:
 
 
 def request_id_of(body: PoolFields, request: Request) -> str:
-    """Return the id of a request: the body's, or the header's, or a new one."""
+    """Return the id of a request: the body's, the header's, or a new one."""
     return body.request_id or str(request.state.request_id)
 
 
@@ -105,7 +105,8 @@ def job_of(
     adds_special_tokens: bool = True,
     adapter: str = "",
 ) -> Job:
-    """Return the job of a request's prompts, with what its body says of all of them."""
+    """Return the job of a request's prompts, with the fields of its body that apply to all of
+    them."""
     return Job(
         request_id=request_id_of(body, request),
         prompts=prompts,
@@ -123,7 +124,7 @@ def job_of(
 
 
 def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True) -> None:
-    """Raise RequestError for too many prompts, and for one that is empty."""
+    """Raise RequestError if there are too many prompts or one is empty."""
     if len(prompts) > MAX_INPUTS:
         raise RequestError(
             f"{len(prompts)} inputs are more than one request may have, which is {MAX_INPUTS}.",
@@ -138,9 +139,9 @@ def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True)
 
 
 async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput], Told]) -> Answers:
-    """Return what `told` makes of each prompt's output.
+    """Return the results of the prompts, each converted by `told`.
 
-    Raises: RequestError in the client's words, RequestFault, Overloaded, EngineDead
+    Raises: RequestError in the client's field names, RequestFault, Overloaded, EngineDead
     """
     if not job.prompts:
         return Answers()
@@ -153,7 +154,7 @@ async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput]
 
 
 class _Run:
-    """The prompts of one job while they are worked on."""
+    """The prompts of one job while they are processed."""
 
     def __init__(self, server: ServerState, job: Job, told: Callable[[RequestOutput], Any]) -> None:
         self._server = server
@@ -163,7 +164,7 @@ class _Run:
         self.answers = Answers(items=[None] * len(job.prompts))
 
     async def all(self, window: int) -> None:
-        """Get all answers, `window` prompts being worked on at once. Raises: as `answered`"""
+        """Collect all answers, with `window` prompts in flight. Raises: as `answered`"""
         left = iter(range(len(self._job.prompts)))
 
         async def work() -> None:
@@ -200,7 +201,7 @@ class _Run:
         self.answers.items[which] = self._told(output)
 
     def _note_size(self, output: RequestOutput) -> None:
-        """Count the numbers of an answer. Raises: RequestError for too many"""
+        """Count the numbers of an answer. Raises: RequestError if there are too many"""
         assert output.pooled is not None
         self._num_numbers += math.prod(output.pooled.shape)
         if self._num_numbers > MAX_NUMBERS:
@@ -213,6 +214,6 @@ class _Run:
 
 
 def array_of(output: RequestOutput) -> Any:
-    """Return the numbers of a prompt's answer, float32."""
+    """Return the numbers of a prompt's answer as float32."""
     assert output.pooled is not None
     return numbers(output.pooled)

@@ -1,4 +1,4 @@
-"""Bodies that load and unload adapters."""
+"""The bodies of requests that load and unload adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class LoadAdapterRequest(Body):
-    """An adapter to be served as `lora_name`. `load_inplace`: in place of one of this name."""
+    """An adapter to serve as `lora_name`. `load_inplace`: replace a loaded one with this name."""
 
     lora_name: Name
     lora_path: Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARS)]
@@ -22,7 +22,7 @@ class LoadAdapterRequest(Body):
 
 
 class UnloadAdapterRequest(Body):
-    """An adapter that is not to be served any more. It is its name that counts."""
+    """An adapter to unload. Only its name counts."""
 
     lora_name: Name
     lora_int_id: int | None = None

@@ -1,6 +1,6 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: adapters while the server runs.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter: change adapters at run time.
 
-Source: the HTTP API of `vllm serve`, whose answers are text.
+Source: the HTTP API of `vllm serve`, whose answers are plain text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FLAG = "allow_runtime_lora_updating"
 
 
 async def load_adapter(body: LoadAdapterRequest, request: Request, server: ServerOf) -> Response:
-    """Load an adapter from a folder of the server's machine, and serve it from then on."""
+    """Load an adapter from a folder on the server's machine and serve it."""
     ignored = server.fields.check(body)
     await server.adapters.load(
         body.lora_name,
@@ -32,14 +32,15 @@ async def load_adapter(body: LoadAdapterRequest, request: Request, server: Serve
 async def unload_adapter(
     body: UnloadAdapterRequest, request: Request, server: ServerOf
 ) -> Response:
-    """Take no more requests for an adapter; those under way go on."""
+    """Refuse further requests for an adapter; running ones continue."""
     ignored = server.fields.check(body)
     await server.adapters.unload(body.lora_name, _owner(request, server))
     return _success(f"LoRA adapter '{body.lora_name}' removed successfully.", ignored)
 
 
 def _owner(request: Request, server: ServerState) -> str:
-    """Return whose adapters a request may change: where all share one key, the server's."""
+    """Return the owner of the adapters that a request may change: the server if all share one
+    key."""
     return owner_of(request) if len(server.frontend.api_key) > 1 else ""
 
 
@@ -49,7 +50,7 @@ def _success(what: str, ignored: list[str]) -> Response:
 
 
 class AdaptersApi(Api):
-    """Adapters that come and go while the server runs."""
+    """Loading and unloading adapters while the server runs."""
 
     info = Info(
         summary="loads and unloads adapters while the server runs",

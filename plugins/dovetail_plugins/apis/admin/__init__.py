@@ -1,1 +1,1 @@
-"""Routes that change the engine; there only with --enable-dev-endpoints."""
+"""Routes that change the engine; only with --enable-dev-endpoints."""

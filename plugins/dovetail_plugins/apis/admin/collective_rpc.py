@@ -1,4 +1,4 @@
-"""POST /collective_rpc: run a method of the workers of all ranks."""
+"""POST /collective_rpc: run a method of the workers on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class CollectiveRpcRequest(Body):
-    """A method by its name, which no function of a module has, and its arguments."""
+    """A method name, with its arguments. The pattern excludes functions of modules."""
 
     method: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", max_length=256)]
     args: list[Any] = []
@@ -24,9 +24,8 @@ class CollectiveRpcRequest(Body):
 
 
 async def collective_rpc(server: ServerOf, body: CollectiveRpcRequest) -> Response:
-    """Run a method of every rank's worker, between two steps, and return all answers: rank by rank,
-    engine by engine. Methods come from --worker-extension-cls or from a worker plugin.
-    """
+    """Run a method of every rank's worker between two steps, and return all results by engine and
+    rank. Methods come from --worker-extension-cls or from a worker plugin."""
     ignored = list(server.fields.check(body, is_answered=False))
     call = worker_call(body.method, body.timeout, body.args, body.kwargs)
     results = await server.engine.collective_rpc(call)

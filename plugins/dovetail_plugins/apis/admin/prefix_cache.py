@@ -8,6 +8,6 @@ from dovetail.server.endpoint import ServerOf
 
 
 async def reset_prefix_cache(server: ServerOf) -> Response:
-    """Forget every cached prefix, so that the next prompts are computed from their beginning."""
+    """Drop all cached prefixes, so that the next prompts are computed in full."""
     await server.engine.reset_prefix_cache()
     return Response(status_code=200)

@@ -1,6 +1,6 @@
-"""Routes for those who develop and measure; there only with --enable-dev-endpoints.
+"""Routes for development and measurements; only with --enable-dev-endpoints.
 
-They tell settings and change the engine's state, so they are as closed as every other route.
+They show settings and change the engine's state, so they need a key like every other route.
 """
 
 from __future__ import annotations

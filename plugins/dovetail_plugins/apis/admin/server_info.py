@@ -1,4 +1,4 @@
-"""GET /server_info: the settings of this server, secrets masked."""
+"""GET /server_info: the settings of this server, with secrets masked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.version import __version__
 
 
 async def server_info(server: ServerOf) -> dict[str, Any]:
-    """Return the resolved engine and the HTTP flags; secrets are masked."""
+    """Return the resolved engine and the HTTP flags, with secrets masked."""
     engine = msgspec.to_builtins(server.engine.spec)
     return {
         "version": __version__,

@@ -1,5 +1,5 @@
-"""Transcripts as clients want them: JSON, plain text, subtitles. Source: OpenAI's API reference,
-W3C WebVTT; SubRip is as players read it."""
+"""Transcripts as JSON, plain text or subtitles. Source: OpenAI's API reference, W3C WebVTT; SubRip
+follows common players."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole_text(segments: Sequence[Segment]) -> str:
 
 
 def answer(listener: Listener, segments: Sequence[Segment]) -> tuple[bytes, str]:
-    """Return the body of an answer in the format that was asked for, and its content type."""
+    """Return the body of an answer in the requested format, and its content type."""
     text = whole_text(segments)
     wanted = listener.request.response_format
     if wanted == TEXT:
@@ -47,12 +47,12 @@ def answer(listener: Listener, segments: Sequence[Segment]) -> tuple[bytes, str]
 
 
 def usage(listener: Listener) -> dict[str, Any]:
-    """Return what is counted: seconds of sound."""
+    """Return the usage: seconds of audio."""
     return {"type": "duration", "seconds": math.ceil(listener.duration_s)}
 
 
 def subtitles(segments: Sequence[Segment], *, comma: str, numbered: bool) -> str:
-    """Return segments as subtitles, `comma` before the milliseconds."""
+    """Return segments as subtitles, with `comma` before the milliseconds."""
     blocks = []
     for number, segment in enumerate(segments, 1):
         times = f"{_clock(segment.start, comma)} --> {_clock(segment.end, comma)}"

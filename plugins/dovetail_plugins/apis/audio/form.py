@@ -1,4 +1,4 @@
-"""AudioRequest: the form that OpenAI's clients send with a sound. Source: OpenAI's API reference"""
+"""AudioRequest: the form with which OpenAI's clients send audio. Source: OpenAI's API reference"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ JSON, TEXT, SRT, VTT, VERBOSE = "json", "text", "srt", "vtt", "verbose_json"
 WORD, SEGMENT = "word", "segment"
 FORMATS = (JSON, TEXT, SRT, VTT, VERBOSE)
 FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Temperatures tried one after another, until a text is credible. Source: Radford et al., 2022"""
+"""Temperatures tried in order until a transcript is credible. Source: Radford et al., 2022"""
 _WORDS = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
 class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A sound: the bytes of a file, or where it is (http, https, data or file)."""
+    """An audio file: its bytes, or its URL (http, https, data or file)."""
 
     data: bytes = b""
     url: str | None = None
 
 
 class AudioRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `temperatures` are tried in their order. `language` None: it is found out."""
+    """One request. `temperatures` are tried in order. `language` None: it is detected."""
 
     file: AudioFile
     model: str | None = None
@@ -42,23 +42,23 @@ class AudioRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_words(self) -> bool:
-        """Return whether the answer has times of words in it."""
+        """Return whether the answer includes word times."""
         return WORD in self.granularities
 
     @property
     def tells_silence(self) -> bool:
-        """Return whether the answer tells how likely there is no speech."""
+        """Return whether the answer includes the probability of silence."""
         return self.response_format == VERBOSE and SEGMENT in self.granularities
 
     @property
     def needs_times(self) -> bool:
-        """Return whether the answer has times in it."""
+        """Return whether the answer includes times."""
         return self.response_format in (SRT, VTT, VERBOSE)
 
 
 def audio_request(content_type: str, body: bytes, *, is_translation: bool) -> AudioRequest:
-    """Return what a form asks, or JSON with the field file_url. Raises: RequestError naming the
-    field"""
+    """Return the request in a form, or in JSON with the field file_url. Raises: RequestError naming
+    the field"""
     if content_type.partition(";")[0].strip().lower() == "application/json":
         fields = _json_fields(body)
         url = fields.pop(URL, [""])[-1]
@@ -81,7 +81,7 @@ def audio_request(content_type: str, body: bytes, *, is_translation: bool) -> Au
 
 
 def _json_fields(body: bytes) -> dict[str, list[str]]:
-    """Return the fields of a JSON body as a form has them. Raises: RequestError"""
+    """Return the fields of a JSON body in the format of a form's. Raises: RequestError"""
     try:
         given = json_struct(body, dict[str, _Scalar | list[str]])
     except InvalidJson as error:
@@ -147,7 +147,7 @@ def _request(
 
 
 def _check_granularities(asked: Sequence[str], response_format: str) -> None:
-    """Raises: RequestError for others, and for times in an answer without"""
+    """Raises: RequestError for unknown granularities, and for times in an answer without any"""
     if set(asked) - {WORD, SEGMENT}:
         raise RequestError("must be word or segment.", where="timestamp_granularities")
     if asked and response_format != VERBOSE:
@@ -159,7 +159,7 @@ def _check_granularities(asked: Sequence[str], response_format: str) -> None:
 
 
 def _language(given: str | None) -> str | None:
-    """Return the code of a language, which may be given by its name."""
+    """Return the code of a language, which may be given by name."""
     if given is None:
         return None
     names = {name: code for code, name in LANGUAGES.items()}

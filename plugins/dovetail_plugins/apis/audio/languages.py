@@ -1,4 +1,4 @@
-"""The languages that Whisper knows, by the codes of their tokens. Source: Radford et al., 2022"""
+"""The languages of Whisper, by the codes of their tokens. Source: Radford et al., 2022"""
 
 from __future__ import annotations
 
@@ -104,4 +104,4 @@ LANGUAGES = {
     "yue": "cantonese",
     "zh": "chinese",
 }
-"""Code -> name in English, in small letters."""
+"""Code -> English name in lower case."""

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: speech becomes text."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: speech to text."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from dovetail_plugins.apis.audio.windows import Listener, Segment
 
 @dataclass(slots=True)
 class AudioState:
-    """What reads sounds, made with the first one; how spectrograms are made, per checkpoint."""
+    """The media loader, created for the first request, and spectrogram settings per checkpoint."""
 
     loader: MediaLoader | None = None
     spectrums: dict[str, Spectrum] = field(default_factory=dict)
 
     async def sound(self, file: AudioFile, settings: MediaSettings) -> Sound:
-        """Return a decoded sound. Raises: RequestError, ConfigError. Mutates: self"""
+        """Return decoded audio. Raises: RequestError, ConfigError. Mutates: self"""
         if self.loader is None:
             self.loader = MediaLoader(settings)
         item = MediaItem(kind=AUDIO, where="file" if file.url is None else URL, url=file.url)
@@ -57,7 +57,7 @@ class AudioState:
         return found
 
     def spectrum(self, model: ModelSpec) -> Spectrum:
-        """Return how spectrograms of a model are made. Mutates: self"""
+        """Return the spectrogram settings of a model. Mutates: self"""
         if model.path not in self.spectrums:
             self.spectrums[model.path] = spectrum_of(model)
         return self.spectrums[model.path]
@@ -67,20 +67,20 @@ AudioOf = Annotated[AudioState, Depends(state_of(AudioState))]
 
 
 async def create_transcription(request: Request, server: ServerOf, state: AudioOf) -> Any:
-    """Write what is said in a sound, in its language: a form with the field file."""
+    """Transcribe speech in its own language: a form with the field file."""
     return await _answered(request, server, state, is_translation=False)
 
 
 async def create_translation(request: Request, server: ServerOf, state: AudioOf) -> Any:
-    """Write what is said in a sound, in English: a form with the field file."""
+    """Translate speech to English text: a form with the field file."""
     return await _answered(request, server, state, is_translation=True)
 
 
 async def _answered(
     request: Request, server: ServerState, state: AudioState, *, is_translation: bool
 ) -> Any:
-    """Return the answer; the work ends where the client leaves before it."""
-    raw = await request.body()  # before the connection is watched, which would take it
+    """Return the answer; the work is cancelled if the client leaves first."""
+    raw = await request.body()  # read first: watching the connection would consume the body
     work = _worked_out(request, raw, server, state, is_translation=is_translation)
     return await cancel_on_disconnect(request, work)
 
@@ -97,7 +97,7 @@ async def _worked_out(
         segments = listener.segments()
         owned.push_async_callback(segments.aclose)
         if asked.stream:
-            first = await anext(segments, None)  # errors come before the stream begins
+            first = await anext(segments, None)  # errors are raised before the stream begins
             head = StreamHead(
                 headers={},
                 request_id=listener.request_id,
@@ -113,7 +113,7 @@ async def _worked_out(
 async def _listener(
     request: Request, server: ServerState, state: AudioState, asked: AudioRequest, model: str
 ) -> Listener:
-    """Return a sound, decoded and ready to be heard. Raises: RequestError"""
+    """Return the decoded audio, ready for transcription. Raises: RequestError"""
     spec = server.engine.spec
     tokens = speech_tokens(spec, server.engine.tokenizer)
     tokens.prompt(asked.language or next(iter(tokens.languages), None),
@@ -136,7 +136,7 @@ async def _listener(
 async def _events(
     listener: Listener, first: Segment | None, segments: AsyncIterator[Segment]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a delta for each segment, then the whole text."""
+    """Yield a delta per segment, then the whole text."""
     heard: list[Segment] = []
     segment = first
     while segment is not None:
@@ -152,7 +152,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _error_frame(problem: Problem) -> bytes:
-    """Return the event of an error, in place of what is missing."""
+    """Return an error event, which replaces the rest of the answer."""
     error = {"message": problem.info.message, "type": "server_error"}
     return data_frame(_event("error", error=error))
 
@@ -172,10 +172,10 @@ class AudioApi(Api):
         Route(method="POST", path="/v1/audio/translations", endpoint=create_translation),
     )
     task = TRANSCRIBE
-    max_body_bytes = 36 * MIB  # a sound of 25 MiB, in base64 too, and the fields beside it
+    max_body_bytes = 36 * MIB  # 25 MiB of audio, also in base64, and the other fields
 
     def state(self, frontend: Any) -> Any:
-        """Return what decodes sounds; its processes end with the server's."""
+        """Return the audio decoder; its processes end with the server."""
         return _state()
 
 

@@ -1,12 +1,9 @@
-"""Log-mel spectrograms of whole sounds, a few seconds at a time, and the windows of them that an
-encoder reads.
+"""Log-mel spectrograms of whole recordings, computed in blocks, and their windows for an encoder.
 
 For samples x, frames of S samples (400) around every 160th one, a Hann window w and mel filters F:
-
-    log10(max(1e-10, F |fft(w x)|^2)), of which nothing lies more than 8 below the loudest, + 4, / 4
-
-A window behind the sound's end is zero. Needs numpy alone: neither torch nor transformers is
-imported for it. Sources: Radford et al., 2022, section 2.2; Slaney, "Auditory Toolbox", 1998
+ log10(max(1e-10, F |fft(w x)|^2)), clipped to at most 8 below the maximum, then (value + 4) / 4
+A window after the end of the audio is zero. Only numpy is needed: neither torch nor transformers is
+imported. Sources: Radford et al., 2022, section 2.2; Slaney, "Auditory Toolbox", 1998
 """
 
 from __future__ import annotations
@@ -23,16 +20,16 @@ from dovetail.interfaces.spec import ModelSpec
 BLOCK_FRAMES = 6000
 LEAST_POWER = 1e-10
 RANGE = 8.0
-"""What is below the loudest by more is as quiet as this."""
+"""Values further than this below the maximum are clipped to it."""
 SIZE_SAMPLES, HOP_SAMPLES, RATE_HZ = 400, 160, 16_000
 HIGHEST_HZ = 8000.0
 LINEAR_HZ, HZ_PER_MEL, STEP = 1000.0, 200.0 / 3.0, np.log(6.4) / 27.0
-"""Below `LINEAR_HZ` the scale is even; above, each mel is a factor of e^STEP (Slaney, 1998)."""
+"""The scale is linear below `LINEAR_HZ`; above, each mel is a factor of e^STEP (Slaney, 1998)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spectrum:
-    """How the spectrograms of a checkpoint are made. Shapes: filters [M, size / 2 + 1] float32"""
+    """The spectrogram settings of a checkpoint. Shapes: filters [M, size / 2 + 1] float32"""
 
     size: int
     hop: int
@@ -40,7 +37,7 @@ class Spectrum:
 
 
 def spectrum_of(model: ModelSpec) -> Spectrum:
-    """Return what a checkpoint's preprocessor_config.json says, or its sizes ask for."""
+    """Return the settings in a checkpoint's preprocessor_config.json, or defaults for its sizes."""
     said = read_json(Path(model.path) / "preprocessor_config.json", is_required=False)
     bands = int(said.get("feature_size") or model.hf_config["num_mel_bins"])
     size = int(said.get("n_fft") or SIZE_SAMPLES)
@@ -53,7 +50,7 @@ def spectrum_of(model: ModelSpec) -> Spectrum:
 
 
 def mel_filters(bands: int, size: int, rate_hz: int) -> np.ndarray:
-    """Return triangles of equal area at even distances on the mel scale.
+    """Return triangular filters of equal area, evenly spaced on the mel scale.
 
     Shapes: [bands, size / 2 + 1] float32. Source: Slaney, "Auditory Toolbox", 1998
     """
@@ -69,7 +66,7 @@ def mel_filters(bands: int, size: int, rate_hz: int) -> np.ndarray:
 
 
 def log_mel(samples: np.ndarray, spectrum: Spectrum) -> np.ndarray:
-    """Return the spectrogram of a sound. Shapes: samples [S] float32 -> [M, S / hop] float32"""
+    """Return the spectrogram of a recording. Shapes: samples [S] float32 -> [M, S / hop] float32"""
     found = np.concatenate(list(_blocks(samples, spectrum)), axis=1)
     return (np.maximum(found, found.max() - RANGE) + 4.0) / 4.0
 
@@ -78,10 +75,10 @@ def _blocks(samples: np.ndarray, spectrum: Spectrum) -> Iterator[np.ndarray]:
     size, hop = spectrum.size, spectrum.hop
     half = size // 2
     count = max(1, len(samples) // hop)
-    short = max(0, half + 1 - len(samples))  # a reflection needs as many samples as it shows
+    short = max(0, half + 1 - len(samples))  # reflect padding needs at least as many samples
     padded = np.pad(np.pad(samples, (0, short)), half, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop]
-    shape = np.hanning(size + 1)[:-1].astype(np.float32)  # of the period, without its last zero
+    shape = np.hanning(size + 1)[:-1].astype(np.float32)  # periodic window: without the last zero
     for first in range(0, count, BLOCK_FRAMES):
         seen = np.fft.rfft(frames[first : min(first + BLOCK_FRAMES, count)] * shape)
         power = spectrum.filters @ (np.square(seen.real) + np.square(seen.imag)).T
@@ -89,7 +86,7 @@ def _blocks(samples: np.ndarray, spectrum: Spectrum) -> Iterator[np.ndarray]:
 
 
 def window(spectrogram: np.ndarray, first: int, count: int) -> np.ndarray:
-    """Return `count` frames from one on, zeros behind the end. Shapes: [M, F] -> [M, count]"""
+    """Return `count` frames from `first` on, zero-padded. Shapes: [M, F] -> [M, count]"""
     part = spectrogram[:, first : first + count]
     padded = np.pad(part, ((0, 0), (0, count - part.shape[1])))
     return np.ascontiguousarray(padded, dtype=np.float32)

@@ -1,8 +1,7 @@
-"""SpeechTokens: the words that say to a model of speech what it is to write.
+"""SpeechTokens: the control tokens that tell a speech model which text to write.
 
-Format: Whisper's, found by their names among the tokens of the checkpoint (Radford et al., 2022,
-section 2.3): `<|startoftranscript|><|en|><|transcribe|>`, then times as `<|1.28|>`, or
-`<|notimestamps|>`.
+Format: Whisper's, found by name among the tokens of the checkpoint (Radford et al., 2022, section
+2.3): `<|startoftranscript|><|en|><|transcribe|>`, then times as `<|1.28|>`, or `<|notimestamps|>`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ TASKS = {"transcribe": "<|transcribe|>", "translate": "<|translate|>"}
 FIRST_TIME = "<|0.00|>"
 TIME_STEP_S = 0.02
 MAX_FIRST_TIME_S = 1.0
-"""Speech begins within the first second of a window, or what comes first is a time beyond it."""
+"""The maximum first time in a window: speech must begin within its first second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechTokens:
-    """The ids of one checkpoint's. `languages` maps a code ("en") to its token, empty for a model
-    of one language. `suppressed` are never written, `suppressed_first` not at the beginning."""
+    """The token ids of one checkpoint. `languages` maps a code ("en") to its token, empty for a
+    monolingual model. `suppressed` are never generated, `suppressed_first` not as the first
+    token."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class SpeechTokens:
     suppressed_first: tuple[int, ...]
 
     def prompt(self, language: str | None, task: str, *, has_times: bool) -> tuple[int, ...]:
-        """Return what the decoder begins with. Raises: RequestError"""
+        """Return the start of the decoder's prompt. Raises: RequestError"""
         ids = [self.start]
         if self.languages:
             if language is None or language not in self.languages:
@@ -61,7 +61,7 @@ class SpeechTokens:
         return tuple(ids if has_times else [*ids, self.no_times])
 
     def rules(self, *, has_times: bool) -> dict[str, Any]:
-        """Return what the logits processor `speech_times` is told."""
+        """Return the options of the logits processor `speech_times`."""
         return {
             "first_time": self.first_time if has_times else None,
             "end": self.end,
@@ -73,7 +73,7 @@ class SpeechTokens:
 
 
 def speech_tokens(spec: EngineSpec, tokenizer: Tokenizer) -> SpeechTokens:
-    """Return the tokens of a checkpoint. Raises: RequestError where it lacks one"""
+    """Return the tokens of a checkpoint. Raises: RequestError if one is missing"""
     path = Path(spec.run.model.path)
     generation = read_json(path / "generation_config.json", is_required=False)
     config = spec.run.model.hf_config
@@ -108,7 +108,7 @@ def _ids(generation: Mapping[str, Any], config: Mapping[str, Any], name: str) ->
 
 
 def _id(tokenizer: Tokenizer, text: str) -> int | None:
-    """Return the one token that a text is, None where it is several."""
+    """Return the id of a text that is a single token; None if it is several."""
     ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids[0] if len(ids) == 1 else None
 

@@ -1,9 +1,9 @@
-"""A sound in windows: each is heard by the encoder, written by the decoder, and cut into segments
-by the times that were written; the next begins where the last segment ended.
+"""Transcription of a recording in windows.
 
-What is not credible (too unlikely, or repeating itself) is written again at a higher temperature.
-Source: Radford et al., "Robust speech recognition via large-scale weak supervision", 2022, section
-4.5
+The encoder reads a window, the decoder writes its text, and the times in the text cut it into
+segments. The next window begins at the end of the last segment. Text that is not credible (too
+unlikely, or repetitive) is generated again at a higher temperature. Source: Radford et al., "Robust
+speech recognition via large-scale weak supervision", 2022, section 4.5
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from dovetail_plugins.apis.audio.words import (
 FRAMES_PER_S = RATE_HZ // HOP_SAMPLES
 FRAMES_PER_ROW = 2
 LEAST_LOGPROB, MOST_REPEATED, NO_SPEECH = -1.0, 2.4, 0.6
-"""Below this mean log probability, or above this rate of compression, a text is not credible; above
-this probability, and not credible, there is no speech. Source: Radford et al., 2022"""
+"""A text is not credible below this mean log probability or above this compression ratio. If in
+addition the third probability is exceeded, there is no speech. Source: Radford et al., 2022"""
 COLD = 0.5
-"""What was drawn above this temperature is no context for what follows."""
+"""Text sampled above this temperature is not used as context for the next window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of speech. `words` are there where they were asked for. Units: start, end and seek_s
-    in seconds of the whole sound"""
+    """A segment of speech. `words` are only there if requested. Units: start, end and seek_s in
+    seconds of the whole recording"""
 
     start: float
     end: float
@@ -65,7 +65,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """What the encoder reads from frame `first` on: `frames` of sound, silence behind them."""
+    """The encoder's input from frame `first` on: `frames` of audio, then silence."""
 
     part: PromptPart
     first: int
@@ -82,7 +82,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What the decoder wrote of a window. `no_speech_prob` is None where nobody needed it."""
+    """The decoder's output for a window. `no_speech_prob` is None if it was not needed."""
 
     token_ids: tuple[int, ...]
     avg_logprob: float
@@ -101,10 +101,10 @@ class _Written:
 
 @dataclass(slots=True, kw_only=True)
 class Listener:
-    """One sound on its way. `language` is known once the first window was heard, where a request
-    did not say it; `num_tokens` counts what was written.
+    """One recording during transcription. `num_tokens` counts the generated tokens.
 
-    Shapes: spectrogram [M, frames]; units: duration_s
+    `language` is the request's, or is detected in the first window. Shapes: spectrogram [M,
+    frames]; units: duration_s
     """
 
     engine: AsyncEngine
@@ -135,7 +135,7 @@ class Listener:
         return self.request.needs_times or self.spectrogram.shape[1] > self._window_frames
 
     async def segments(self) -> AsyncGenerator[Segment, None]:
-        """Yield the segments of the sound, in order. Raises: RequestError, RequestFault"""
+        """Yield the segments of the recording in order. Raises: RequestError, RequestFault"""
         self.language = self.request.language
         if self.request.prompt:
             text = " " + self.request.prompt.strip()
@@ -182,12 +182,12 @@ class Listener:
         )
 
     def _remember(self, written: _Written, made: Sequence[Segment]) -> None:
-        """Keep what was told as context of the next window. Mutates: self"""
+        """Store the text as context for the next window. Mutates: self"""
         told = [one for segment in made for one in segment.token_ids]
         self._context = [] if written.temperature > COLD else [*self._context, *told]
 
     def _window(self, first: int) -> _Window:
-        """Return what the encoder reads from a frame on."""
+        """Return the encoder's input from a frame on."""
         features = window(self.spectrogram, first, self._window_frames)
         data = features.tobytes()
         key = hashlib.sha256(b"speech" + data).hexdigest()
@@ -199,7 +199,7 @@ class Listener:
         return _Window(part=part, first=first, frames=frames)
 
     async def _find_language(self, heard: _Window) -> None:
-        """Find out which language is spoken. Mutates: self"""
+        """Detect the spoken language. Mutates: self"""
         languages = {one: code for code, one in self.tokens.languages.items()}
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=tuple(languages), detokenize=False
@@ -208,7 +208,7 @@ class Listener:
         self.language = languages[delta.token_ids[0]]
 
     async def _no_speech_prob(self, heard: _Window, ids: tuple[int, ...]) -> float:
-        """Return how likely nobody speaks: what the decoder expects behind the start."""
+        """Return the probability of silence, which the decoder predicts after the start token."""
         quiet = self.tokens.no_speech
         if quiet is None:
             return 0.0
@@ -222,9 +222,9 @@ class Listener:
         return float(np.exp(found.get(quiet, -np.inf)))
 
     async def _write(self, heard: _Window) -> _Written:
-        """Return what the decoder writes of a window: the first that is credible or silence, or
-        the last. What is not credible is asked for the probability of silence, and so is
-        everything where an answer tells it."""
+        """Return the decoder's text for a window: the first that is credible or silence, else the
+        last. The probability of silence is computed if a text is not credible, or if the answer
+        includes it."""
         ids = self.tokens.prompt(self.language, self._task, has_times=self._has_times)
         room = self.engine.spec.run.max_model_tokens // 2 - 1
         if self._context and self.tokens.before is not None:
@@ -244,7 +244,7 @@ class Listener:
         return "translate" if self.request.is_translation else "transcribe"
 
     async def _with_words(self, heard: _Window, made: list[Segment]) -> list[Segment]:
-        """Return segments with their words, whose times become theirs. Mutates: self"""
+        """Return segments with their words, and with times corrected by the words. Mutates: self"""
         plain = [self._text_ids(segment) for segment in made]
         ids = [one for part in plain for one in part]
         if not ids:
@@ -268,12 +268,12 @@ class Listener:
         return found
 
     def _text_ids(self, segment: Segment) -> list[int]:
-        """Return a segment's tokens without times."""
+        """Return a segment's tokens without time tokens."""
         return [one for one in segment.token_ids if one < self.tokens.start]
 
     async def _token_times(self, heard: _Window, ids: Sequence[int]) -> list[float]:
-        """Return when each token of a window begins to be heard, and when the last one ends.
-        Units: seconds of the whole sound"""
+        """Return the start time of each token of a window, and the end of the last one. Units:
+        seconds of the whole recording"""
         start = self.tokens.prompt(self.language, self._task, has_times=False)
         most = self.engine.spec.run.max_model_tokens - len(start) - 2
         first = len(start) - 1
@@ -318,7 +318,7 @@ class Listener:
     async def _run(
         self, part: PromptPart, ids: tuple[int, ...], params: SamplingParams
     ) -> list[CompletionDelta]:
-        """Return all that is drawn behind a prompt of the decoder's. Raises: RequestError"""
+        """Return all tokens generated after a decoder prompt. Raises: RequestError"""
         outputs = await self._outputs(part, ids, params)
         deltas = [delta for output in outputs for delta in output.deltas if delta.token_ids]
         if not deltas:
@@ -328,7 +328,7 @@ class Listener:
     async def _outputs(
         self, part: PromptPart, ids: tuple[int, ...], params: SamplingParams
     ) -> list[RequestOutput]:
-        """Return what becomes of a prompt of the decoder's. Raises: RequestError"""
+        """Return the outputs for a decoder prompt. Raises: RequestError"""
         self._num_calls += 1
         prompt = EncoderPrompt(encoder=part, decoder=ids, is_whole=True)
         name = f"{self.request_id}-{self._num_calls}"
@@ -340,8 +340,8 @@ class Listener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A window in pieces (start, end, tokens), and how much of it they cover. `is_closed`: an end
-    stands behind the last of them, so what follows it is silence. Units: seconds of the window"""
+    """A window as pieces (start, end, tokens), and the length that they cover. `is_closed`: an end
+    time follows the last piece, so the rest is silence. Units: seconds of the window"""
 
     pieces: list[tuple[float, float, list[int]]]
     heard_s: float
@@ -349,10 +349,10 @@ class Cut:
 
 
 def cut(token_ids: Sequence[int], first_time: int, length_s: float, *, has_times: bool) -> Cut:
-    """Return the pieces of a window that is so long.
+    """Return the pieces of a window of `length_s`.
 
-    Two times side by side are an end and a beginning; what stands behind the last such pair is
-    heard again in the next window, unless an end closes it.
+    Two adjacent times are an end and a start. Text after the last such pair is transcribed again in
+    the next window, unless an end time closes it.
     """
     ids = list(token_ids)
     is_time = [one >= first_time for one in ids]

@@ -1,9 +1,9 @@
-"""Words with times: tokens become words, where the decoder's attention jumps becomes seconds.
+"""Word times: tokens are grouped into words, with times from the decoder's attention.
 
-A word begins where the path of its first token does and ends where that of the next word begins;
-what a pause has stretched is cut. Languages without spaces are divided into characters.
-Source: Radford et al., 2022; the rules for pauses and punctuation are those of its authors'
-implementation (whisper/timing.py), which the judges here keep too
+A word begins at the time of its first token and ends at that of the next word; words stretched by a
+pause are shortened. Text in languages without spaces is split into characters. Source: Radford et
+al., 2022; the rules for pauses and punctuation are from its authors' implementation
+(whisper/timing.py), which the evaluations here use too
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ SENTENCE_ENDS = ".。!！?？"
 BELONG_TO_NEXT = "\"'“¿([{-"
 BELONG_TO_LAST = "\"'.。,，!！?？:：”)]}、"
 MOST_MEDIAN_S = 0.7
-"""A median of more than this is one of pauses."""
+"""The upper limit of the median word length; a longer one comes from pauses."""
 SPLIT_S = 0.5
-"""A segment's own time counts where the word's is this far outside."""
+"""A segment's own time is used if the word's differs from it by more than this."""
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A word and how many tokens wrote it. Units: seconds of the whole sound"""
+    """A word and its number of tokens. Units: seconds of the whole recording"""
 
     text: str
     start: float
@@ -36,12 +36,12 @@ class Word:
 
     @property
     def length_s(self) -> float:
-        """Return how long it takes."""
+        """Return the duration of the word."""
         return self.end - self.start
 
 
 def divided(ids: Sequence[int], decode: Decode, language: str | None) -> list[tuple[str, int]]:
-    """Return the words that tokens write, each with its number of tokens."""
+    """Return the words of the tokens, each with its number of tokens."""
     pieces = _characters(ids, decode)
     if language in WITHOUT_SPACES:
         return pieces
@@ -56,7 +56,8 @@ def divided(ids: Sequence[int], decode: Decode, language: str | None) -> list[tu
 
 
 def _characters(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
-    """Return the fewest tokens that write whole characters, and how many they are."""
+    """Return the shortest token groups that form whole characters, each with its number of
+    tokens."""
     whole = decode(ids)
     pieces: list[tuple[str, int]] = []
     first, num_chars = 0, 0
@@ -72,7 +73,7 @@ def _characters(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
 
 
 def timed(words: Sequence[tuple[str, int]], times_s: Sequence[float]) -> list[Word]:
-    """Return words with times. `times_s` has one of each token, and one of the end."""
+    """Return words with times. `times_s` has the start of each token, and the end of the last."""
     made, first = [], 0
     for text, count in words:
         start, end = times_s[first], times_s[first + count]
@@ -82,13 +83,13 @@ def timed(words: Sequence[tuple[str, int]], times_s: Sequence[float]) -> list[Wo
 
 
 def usual_length(words: Sequence[Word]) -> float:
-    """Return the median length of words that take time. Units: seconds"""
+    """Return the median duration of words with a nonzero one. Units: seconds"""
     lengths = [one.length_s for one in words if one.length_s]
     return min(MOST_MEDIAN_S, statistics.median(lengths)) if lengths else 0.0
 
 
 def within_sentences(words: Sequence[Word], most_s: float) -> list[Word]:
-    """Return words of which none at the border of a sentence is longer than `most_s`."""
+    """Return the words, with those at sentence boundaries shortened to `most_s`."""
     made = list(words)
     for at in range(1, len(made)):
         one = made[at]
@@ -101,7 +102,7 @@ def within_sentences(words: Sequence[Word], most_s: float) -> list[Word]:
 
 
 def with_marks(words: Sequence[Word]) -> list[Word]:
-    """Return words with the punctuation marks that belong to them."""
+    """Return words merged with the punctuation that belongs to them."""
     openings: list[Word] = []
     for one in reversed(words):
         following = openings[-1] if openings else None
@@ -124,7 +125,7 @@ def _joined(first: Word, second: Word, timed_as: Word) -> Word:
 
 
 def after_pause(words: list[Word], last_end: float, usual_s: float) -> None:
-    """Cut the first words of a segment that follows a pause. Mutates: words"""
+    """Shorten the first words of a segment that follows a pause. Mutates: words"""
     most = usual_s * 2
     first = words[0]
     both_s = words[1].end - first.start if len(words) > 1 else 0.0
@@ -140,8 +141,9 @@ def after_pause(words: list[Word], last_end: float, usual_s: float) -> None:
 def fitted(
     words: Sequence[Word], start: float, end: float, last_end: float, usual_s: float
 ) -> tuple[list[Word], float, float]:
-    """Return a segment's words and its times, each corrected by the other: the segment takes the
-    words' unless a word reaches far beyond it. `last_end` is where the last segment ended."""
+    """Return (words, start, end) of a segment, each corrected by the other. The segment takes the
+    words' times, unless a word extends far outside it. `last_end` is the end of the last
+    segment."""
     made = list(words)
     if not made:
         return made, start, end

@@ -1,1 +1,1 @@
-"""/v1/files and /v1/batches: files of requests, answered beside live traffic."""
+"""/v1/files and /v1/batches: files of requests, answered in addition to live traffic."""

@@ -1,8 +1,8 @@
-"""One line of a batch answered by the routes of this process, and its result as a line.
+"""Answers one line of a batch with the routes of this process, and writes its result as a line.
 
 Format of a result: OpenAI's batch output, {"id", "custom_id", "response": {"status_code",
-"request_id", "body"} or null, "error": {"code", "message"} or null}.
-Source: https://platform.openai.com/docs/api-reference/batch/request-output
+"request_id", "body"} or null, "error": {"code", "message"} or null}. Source:
+https://platform.openai.com/docs/api-reference/batch/request-output
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a line never reached a route, or got nothing from it that can be kept."""
+    """Why a line never reached a route, or why the route's answer cannot be stored."""
 
     code: str
     message: str
@@ -43,12 +43,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_failed(self) -> bool:
-        """Return whether the request got something else than what it asked for."""
+        """Return whether the request failed."""
         return self.response is None or self.response.status_code >= 400
 
 
 async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> Result:
-    """Return the result of one line, whatever is wrong with it."""
+    """Return the result of one line, even if the line is invalid."""
     try:
         request = parse(line)
         if not caller.takes(request.url):
@@ -70,7 +70,7 @@ def _no_route(url: str) -> BadLine:
 
 
 def _json(status: int, body: bytes) -> msgspec.Raw:
-    """Return an answer's body in one line, plain text (a transcript, subtitles) as a JSON string.
+    """Return an answer's body on one line; plain text (a transcript, subtitles) as a JSON string.
     Raises: BadLine for a body that is neither"""
     if not body:
         return msgspec.Raw(b"null")

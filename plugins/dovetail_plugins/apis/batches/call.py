@@ -16,8 +16,8 @@ HOST = b"batch"
 
 
 class Caller:
-    """Asks the routes of one application as a client would: with a key where they need one, and as
-    the owner of what it asks for."""
+    """Calls the routes of one application like a client: with a key if they need one, and as the
+    owner of the request."""
 
     def __init__(self, app: FastAPI, *, key: str = "", owner: str | None = None) -> None:
         self._app = app
@@ -46,7 +46,7 @@ class Caller:
         async def receive() -> Message:
             if waiting:
                 return waiting.pop()
-            await asyncio.Event().wait()  # this client never leaves
+            await asyncio.Event().wait()  # this client never disconnects
             raise AssertionError
 
         async def keep(message: Message) -> None:

@@ -1,6 +1,7 @@
-"""What batches do with the disk: files that are whole after any crash, and lines likewise.
+"""Crash-safe file operations of batches: files and lines that are written completely or not at all.
 
-A full disk and a lack of descriptors or memory pass: `is_passing` tells them from faults that stay.
+A full disk, or a lack of descriptors or memory, is temporary: `is_passing` separates such errors
+from permanent ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, er
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error, or each of a group, comes from a lack that may pass."""
+    """Return whether an error, or every error of a group, is due to a temporary shortage."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_passing(one) for one in error.exceptions)
     return isinstance(error, MemoryError) or (
@@ -31,8 +32,8 @@ def is_passing(error: BaseException) -> bool:
 
 
 def write_whole(path: Path, data: bytes, *, syncs: bool = True) -> None:
-    """Write a file that is there whole or not at all, also after a crash of the process, and with
-    `syncs` of the machine. Raises: OSError"""
+    """Write a file atomically, safe against a crash of the process, and with `syncs` against a
+    crash of the machine. Raises: OSError"""
     new = path.with_suffix(f".{secrets.token_hex(4)}{NEW}")
     try:
         with new.open("wb") as file:
@@ -49,7 +50,7 @@ def write_whole(path: Path, data: bytes, *, syncs: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the machine keep what was renamed and made in a folder. Raises: OSError"""
+    """Sync a folder to disk: its renamed and created files. Raises: OSError"""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,7 +59,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class ResultFile:
-    """A file that lines are added to. A line is there whole or, when the disk is full, not at
+    """A file to append lines to. A line is written completely or, if the disk is full, not at
     all."""
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +79,7 @@ class ResultFile:
         self._file.close()
 
     def add(self, line: bytes) -> None:
-        """Write a line and its end. Raises: OSError. Mutates: self"""
+        """Append a line and a line end. Raises: OSError. Mutates: self"""
         rest = memoryview(line + b"\n")
         try:
             while rest:
@@ -89,15 +90,14 @@ class ResultFile:
         self._size += len(line) + 1
 
     def sync(self) -> None:
-        """Have the machine keep what was written. Raises: OSError"""
+        """Sync the written lines to disk. Raises: OSError"""
         os.fsync(self._file.fileno())
 
 
 def mended_lines(path: Path, kind: type[Any]) -> Iterator[Any]:
-    """Yield the lines of a file, read as `kind`. A last line that was torn, and lines that cannot
-    be read, are taken out of the file first, so that what they answered is answered again.
+    """Yield the lines of a file, decoded as `kind`. Torn and unreadable lines are removed first.
 
-    Raises: OSError
+    Their requests are then answered again. Raises: OSError
     """
     raw = path.read_bytes() if path.exists() else b""
     good: list[Any] = []

@@ -1,4 +1,4 @@
-"""The lines of an input: read one by one, named, checked.
+"""The lines of a batch input: read one by one, identified and validated.
 
 Format of a line: OpenAI's batch input, {"custom_id", "method": "POST", "url": "/v1/...", "body"}.
 Source: https://platform.openai.com/docs/api-reference/batch/request-input
@@ -21,12 +21,12 @@ ID_PREFIX = "batch_req_"
 ID_BYTES = 16
 BOM = b"\xef\xbb\xbf"
 ROOM_BYTES = 64 * 1024
-"""What a line may hold beside its body."""
+"""The maximum size of a line in addition to its body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line that is not blank. `is_whole` is False where it was longer than is read."""
+    """One nonblank line. `is_whole` is False if the line exceeded the size limit."""
 
     number: int
     raw: bytes
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """The lines of an input."""
+    """The number of lines of an input."""
 
     num_lines: int
     num_answered: int
@@ -43,7 +43,7 @@ class Scan:
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """A line as it should be."""
+    """A valid line."""
 
     custom_id: str
     method: str
@@ -60,7 +60,7 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 class BadLine(Exception):
-    """A line that no route can be asked with. `code` is a word, the text one sentence."""
+    """An invalid line. `code` is a word, the text one sentence."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class BadLine(Exception):
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
-    """Yield the lines that are not blank; no more than `max_bytes` of one are held."""
+    """Yield the nonblank lines; at most `max_bytes` of each are held in memory."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(max_bytes + 1):
@@ -87,7 +87,7 @@ def _skip_line(file: BinaryIO, max_bytes: int) -> None:
 
 
 def custom_id_of(line: Line) -> str | None:
-    """Return the line's custom_id; None where it has none that can be read."""
+    """Return the line's custom_id; None if it has none or is unreadable."""
     try:
         return json_struct(line.raw, _Named).custom_id if line.is_whole else None
     except InvalidJson:
@@ -95,12 +95,13 @@ def custom_id_of(line: Line) -> str | None:
 
 
 def name_of(custom_id: str) -> str:
-    """Return the id of the result for a custom_id: the same in every run."""
+    """Return the id of the result for a custom_id, which is the same in every run."""
     return _name(b"custom_id", custom_id.encode())
 
 
 def name_of_line(line: Line, custom_id: str | None) -> str:
-    """Return the id of a line's result; one without a custom_id is known by place and content."""
+    """Return the id of a line's result. Without a custom_id it is made from the line's number and
+    content."""
     if custom_id is not None:
         return name_of(custom_id)
     return _name(b"line", b"%d:" % line.number + line.raw)
@@ -111,9 +112,9 @@ def _name(purpose: bytes, content: bytes) -> str:
 
 
 def scan(path: Path, max_bytes: int, answered: Collection[str], failed: Collection[str]) -> Scan:
-    """Return how many lines there are, how many have a result, and how many of these an error.
+    """Return the number of lines, how many have a result, and how many of these are errors.
 
-    Raises: ConfigError for a custom_id that two lines have.
+    Raises: ConfigError if two lines have the same custom_id
     """
     seen: set[bytes] = set()
     counts = [0, 0, 0]
@@ -141,7 +142,7 @@ def _doubled(path: Path, max_bytes: int, custom_id: str, number: int) -> ConfigE
 
 
 def parse(line: Line) -> BatchRequest:
-    """Return the request in a line. Raises: BadLine"""
+    """Return the request of a line. Raises: BadLine"""
     if not line.is_whole:
         raise BadLine("line_too_long", "the line is longer than --max-body-bytes allows.")
     try:

@@ -1,4 +1,4 @@
-"""The parts of a multipart/form-data body, as clients upload files. Source: RFC 7578, RFC 2046."""
+"""The parts of a multipart/form-data body, as used for uploads. Source: RFC 7578, RFC 2046."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_PARTS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One field of a form; `filename` is empty where it is not a file."""
+    """One field of a form; `filename` is empty if it is not a file."""
 
     filename: str
     data: bytes
@@ -22,13 +22,13 @@ FILE_FORM = "send a form (multipart/form-data) with the fields file and purpose.
 
 
 def parts_of(content_type: str, body: bytes) -> dict[str, Part]:
-    """Return the fields of a form by their names. Raises: RequestError"""
+    """Return the fields of a form by name. Raises: RequestError"""
     return dict(form_parts(content_type, body, FILE_FORM))
 
 
 def form_parts(content_type: str, body: bytes, wanted: str) -> list[tuple[str, Part]]:
-    """Return the fields of a form with their names, some of which may come twice. `wanted` says
-    what else to send. Raises: RequestError"""
+    """Return (name, field) pairs of a form; a name may occur twice. `wanted` is the error text for
+    another content type. Raises: RequestError"""
     head = Message()
     head["content-type"] = content_type
     boundary = head.get_param("boundary")

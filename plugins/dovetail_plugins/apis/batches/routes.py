@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches, where --file-storage names a folder.
+"""/v1/files and /v1/batches, if --file-storage is set.
 
 Source: the OpenAI API reference, files and batches.
 """
@@ -42,7 +42,7 @@ ENDPOINTS = (
 
 
 class NewBatch(Body):
-    """The requests of a file are to be answered."""
+    """A request to answer the lines of a file."""
 
     input_file_id: str
     endpoint: str
@@ -52,7 +52,7 @@ class NewBatch(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
-    """The folder, and what runs its batches."""
+    """The folder and the runner of its batches."""
 
     storage: FileStorage
     runner: BatchRunner
@@ -62,7 +62,7 @@ BatchesOf = Annotated[BatchState, Depends(state_of(BatchState))]
 
 
 async def upload_file(request: Request, state: BatchesOf) -> Any:
-    """Keep a file: a form with the fields file and purpose."""
+    """Store a file: a form with the fields file and purpose."""
     raw = await request.body()
     parts = parts_of(request.headers.get("content-type", ""), raw)
     if "file" not in parts:
@@ -78,14 +78,14 @@ async def upload_file(request: Request, state: BatchesOf) -> Any:
 
 
 async def list_files(request: Request, state: BatchesOf) -> Any:
-    """Return the files of this key, a page at a time, the newest first."""
+    """Return the files of this key, newest first, a page at a time."""
     found = await asyncio.to_thread(state.storage.files, owner_of(request))
     purpose = request.query_params.get("purpose")
     return _page([one.told() for one in found if purpose in (None, one.purpose)], request)
 
 
 async def get_file(file_id: str, request: Request, state: BatchesOf) -> Any:
-    """Return a file's facts."""
+    """Return the metadata of a file."""
     return JSONResponse(state.storage.file(file_id, owner_of(request)).told())
 
 
@@ -97,7 +97,7 @@ async def get_file_content(file_id: str, request: Request, state: BatchesOf) -> 
 
 
 async def delete_file(file_id: str, request: Request, state: BatchesOf) -> Any:
-    """Forget a file that no batch still needs."""
+    """Delete a file that no open batch needs."""
     owner = owner_of(request)
     facts = state.storage.file(file_id, owner)
     for batch in await asyncio.to_thread(state.storage.batches, owner):
@@ -111,7 +111,7 @@ async def delete_file(file_id: str, request: Request, state: BatchesOf) -> Any:
 
 
 async def create_batch(body: NewBatch, request: Request, server: ServerOf, state: BatchesOf) -> Any:
-    """Answer every request of a file, beside and after live traffic."""
+    """Answer every request of a file, in addition to live traffic and with lower priority."""
     server.fields.check(body, is_answered=False)
     if body.endpoint not in ENDPOINTS:
         raise RequestError(f"must be one of {', '.join(ENDPOINTS)}.", where="endpoint")
@@ -127,18 +127,18 @@ async def create_batch(body: NewBatch, request: Request, server: ServerOf, state
 
 
 async def list_batches(request: Request, state: BatchesOf) -> Any:
-    """Return the batches of this key, a page at a time, the newest first."""
+    """Return the batches of this key, newest first, a page at a time."""
     found = await asyncio.to_thread(state.storage.batches, owner_of(request))
     return _page([one.told() for one in found], request)
 
 
 async def get_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
-    """Return a batch as far as it has come."""
+    """Return a batch and its progress."""
     return JSONResponse(state.storage.batch(batch_id, owner_of(request)).told())
 
 
 async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
-    """End a batch; what is answered already stays."""
+    """Cancel a batch. The results written so far are saved."""
     batch = state.storage.batch(batch_id, owner_of(request))
     if batch.is_open:
         with _storing():
@@ -149,7 +149,7 @@ async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any
 
 @contextmanager
 def _storing() -> Iterator[None]:
-    """Let a disk that takes nothing be said in words. Raises: RequestError"""
+    """Report disk errors of the block as RequestError. Raises: RequestError"""
     try:
         yield
     except OSError as error:
@@ -211,7 +211,7 @@ class BatchesApi(Api):
 
     @asynccontextmanager
     async def state(self, frontend: FrontendConfig) -> AsyncIterator[BatchState | None]:
-        """Give the folder, its batches running meanwhile. Raises: ConfigError"""
+        """Yield the folder while its batches run. Raises: ConfigError"""
         if frontend.file_storage is None:
             yield None
             return
@@ -225,6 +225,6 @@ class BatchesApi(Api):
             await asyncio.gather(task, return_exceptions=True)
 
     def bound(self, app: Any, state: Any) -> None:
-        """Let the batches be answered by this application. Mutates: state"""
+        """Make this application answer the batches. Mutates: state"""
         if state is not None:
             state.runner.app = app

@@ -1,8 +1,8 @@
-"""BatchRunner: answers batches beside live traffic, a few lines at a time, and goes on after a
-restart. The batches of a key run one after another, those of several keys side by side.
+"""BatchRunner: answers batches next to live traffic, and resumes after a restart.
 
-Lines wait while requests of clients wait, and take at most a part of the rows. Results are written
-as they come; one whose line was torn by a crash is answered again.
+The batches of one key run one after another, batches of different keys run concurrently. Lines wait
+while client requests wait, and use at most a share of the rows. Results are written as they arrive.
+If a crash tore a result line, its request is answered again.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dovetail_plugins.batch")
 POLL_S = 0.02
-"""How often lines look whether clients still wait."""
+"""How often waiting lines check whether clients still wait."""
 LOOK_S = 1.0
-"""How often batches of other processes are looked for."""
+"""How often the runner looks for batches from other processes."""
 RETRY_S = 0.5
 MOST_LANES = 16
-"""Keys whose batches run at once; those of others wait for one of them to have none left."""
+"""How many keys have batches running at the same time. Other keys wait until one of them has
+finished."""
 PROGRESS_S = 1.0
 SHARE = 2
-"""Batches take at most one of so many rows, all together."""
+"""All batches together use at most 1 / SHARE of the rows."""
 MAX_FAULTS = 100
 BUSY = 503
 KEY_GONE = LineFault(
@@ -60,19 +61,18 @@ KEY_GONE = LineFault(
     "server with it, or make the batch again with another key.",
 )
 PRIORITY = 1 << 20
-"""What a line's request gets where it says none: after everybody else, where that is looked at."""
+"""The default priority of a line's request: after all others, if the scheduler uses priorities."""
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The part of a result that says which line it answers."""
+    """The part of a result that identifies its line."""
 
     id: str
 
 
 @dataclass(slots=True)
 class _Work:
-    """A batch that is being answered: `good` and `bad` are the names of the lines that have a
-    result."""
+    """A running batch. `good` and `bad` are the names of the lines that have a result."""
 
     batch: BatchFacts
     path: Path
@@ -84,7 +84,7 @@ class _Work:
     errors: ResultFile = field(init=False)
 
     def has(self, name: str) -> bool:
-        """Return whether a line has its result."""
+        """Return whether a line has a result."""
         return name in self.good or name in self.bad
 
     def add(self, result: Result) -> None:
@@ -94,13 +94,13 @@ class _Work:
         names.add(result.id)
 
     def count(self) -> None:
-        """Let the batch say how far it is. Mutates: self.batch"""
+        """Update the batch's counts. Mutates: self.batch"""
         self.batch.completed, self.batch.failed = len(self.good), len(self.bad)
 
 
 class BatchRunner:
-    """Runs the batches of a folder as long as `run` does. `has_news` is set where this process has
-    made a batch, or a key has none left."""
+    """Runs the batches of a folder until `run` ends. `has_news` is set when this process has
+    created a batch, or a key has none left."""
 
     def __init__(self, storage: FileStorage, max_line_bytes: int, keys: Sequence[str]) -> None:
         self.app: FastAPI | None = None
@@ -112,7 +112,7 @@ class BatchRunner:
         self._gate: asyncio.Semaphore | None = None
 
     async def run(self) -> None:
-        """Look for batches and answer them, until cancelled. Raises: OSError"""
+        """Find and answer batches until cancelled. Raises: OSError"""
         with (self._storage.folder / ".lock").open("ab") as lock:
             while not _locked(lock):
                 await asyncio.sleep(LOOK_S)  # another process of this server runs them
@@ -131,7 +131,7 @@ class BatchRunner:
                 await asyncio.gather(*lanes.values(), return_exceptions=True)
 
     async def _begin_lanes(self, lanes: dict[str, asyncio.Task[None]]) -> None:
-        """Give each key that has an open batch a lane of its own. Mutates: lanes"""
+        """Start a lane (a task) for each key with an open batch. Mutates: lanes"""
         for owner in [owner for owner, lane in lanes.items() if lane.done()]:
             lanes.pop(owner).result()
         for batch in await self._open_batches():
@@ -144,15 +144,14 @@ class BatchRunner:
         return await asyncio.to_thread(self._storage.open_batches, self._closed)
 
     async def _run_lane(self, owner: str) -> None:
-        """Run a key's batches, the oldest first, until none is open. Raises: OSError,
-        ExceptionGroup"""
+        """Run a key's batches, oldest first, until none is open. Raises: OSError, ExceptionGroup"""
         while mine := [batch for batch in await self._open_batches() if batch.owner == owner]:
             await self._run_one(mine[0])
         self.has_news.set()
 
     async def _run_one(self, batch: BatchFacts) -> None:
-        """Run a batch to its end. What may pass, as a full disk does, is raised: the batch goes on
-        later. Raises: OSError, ExceptionGroup"""
+        """Run a batch to its end. Temporary errors such as a full disk are raised, and the batch
+        continues later. Raises: OSError, ExceptionGroup"""
         try:
             await self._one(batch)
         except Exception as error:
@@ -182,15 +181,15 @@ class BatchRunner:
         await self._answer_lines(batch, path, caller)
 
     def _begin(self, batch: BatchFacts) -> None:
-        """Make the files of results. Mutates: batch"""
+        """Create the result files. Mutates: batch"""
         batch.output_file_id = self._storage.result_file(batch, "output").id
         batch.error_file_id = self._storage.result_file(batch, "error").id
         batch.goes("in_progress")
         self._storage.keep_batch(batch)
 
     def _caller_for(self, batch: BatchFacts) -> Caller | None:
-        """Return who asks for the owner of a batch; None where its key is none of the server's any
-        more, so that nothing may be asked for it."""
+        """Return a caller with the key of a batch's owner; None if the server no longer has this
+        key, so that the batch must not run."""
         assert self.app is not None
         if self._keys and batch.owner not in self._keys:
             return None
@@ -199,7 +198,7 @@ class BatchRunner:
     def _checked(
         self, batch: BatchFacts, path: Path, caller: Caller
     ) -> tuple[list[LineFault], int]:
-        """Return the faults of an input, and the number of its lines."""
+        """Return the faults of an input, and its number of lines."""
         faults: list[LineFault] = []
         seen: set[str] = set()
         count = 0
@@ -224,7 +223,7 @@ class BatchRunner:
         return faults, count
 
     async def _answer_lines(self, batch: BatchFacts, path: Path, caller: Caller) -> None:
-        """Answer what has no result yet. Mutates: batch"""
+        """Answer the lines without a result. Mutates: batch"""
         files = [
             await asyncio.to_thread(self._storage.result_file, batch, kind)
             for kind in ("output", "error")
@@ -249,7 +248,7 @@ class BatchRunner:
         return list(mended_lines(self._storage.content(facts.id), _Named))
 
     def _finish(self, batch: BatchFacts, files: Sequence[FileFacts], status: str) -> None:
-        """End a batch whose results are on the disk, without files that hold none. Mutates:
+        """Finish a batch whose results are on disk, and remove empty result files. Mutates:
         batch"""
         for name, facts in zip(("output_file_id", "error_file_id"), files, strict=True):
             is_empty = not self._storage.content(facts.id).stat().st_size
@@ -261,7 +260,7 @@ class BatchRunner:
         self._storage.end_batch(batch, status)
 
     async def _run_lines(self, work: _Work) -> None:
-        """Answer lines side by side, until all have an answer or the batch ends."""
+        """Answer lines concurrently until all are answered or the batch ends."""
         gate = self._gate = self._gate or asyncio.Semaphore(
             max(1, self._server.engine.spec.total_rows // SHARE)
         )
@@ -284,12 +283,12 @@ class BatchRunner:
                     await self._wait_for_room()
                     if self._end_of(work.batch) is not None:
                         break
-                    place.pop_all()  # given back when the line is answered
+                    place.pop_all()  # released when the line is answered
                     task = group.create_task(one(line, name, custom_id))
                     task.add_done_callback(lambda _: gate.release())
 
     async def _keep_counts(self, work: _Work) -> None:
-        """Note how far a batch has come, and write it now and then."""
+        """Record the progress of a batch, and write it from time to time."""
         self._storage.live[work.batch.id] = (len(work.good), len(work.bad))
         if time.monotonic() - work.kept_s > PROGRESS_S:
             work.kept_s = time.monotonic()
@@ -302,13 +301,13 @@ class BatchRunner:
         return server
 
     def _end_of(self, batch: BatchFacts) -> str | None:
-        """Return why a batch ends before its lines do."""
+        """Return the status if a batch must end before its lines do, else None."""
         if self._storage.is_cancelled(batch):
             return "cancelled"
         return "expired" if time.time() > batch.expires_at else None
 
     async def _wait_for_room(self) -> None:
-        """Wait while requests of clients wait: they come first."""
+        """Wait while client requests wait: they have priority."""
         server = self._server
         while server.engine.load()[1] > 0:
             await asyncio.sleep(POLL_S)
@@ -316,8 +315,8 @@ class BatchRunner:
     async def _result(
         self, batch: BatchFacts, line: Line, name: str, custom_id: str | None, caller: Caller
     ) -> Result | None:
-        """Return a line's result; None where the batch ends first. A server that has no room, or
-        is about to end, is asked again."""
+        """Return a line's result; None if the batch ends first. A line is sent again if the server
+        is full or shutting down."""
         while True:
             result = await answer(_last_in_line(line), name, custom_id, caller)
             if result.response is None or result.response.status_code != BUSY:
@@ -328,12 +327,12 @@ class BatchRunner:
 
 
 def _last_in_line(line: Line) -> Line:
-    """Return the line with the lowest priority, unless it sets a priority itself."""
+    """Return the line with the lowest priority, unless it sets one itself."""
     try:
         request = json_struct(line.raw)
         request["body"].setdefault("priority", PRIORITY)
     except (InvalidJson, TypeError, KeyError, AttributeError):
-        return line  # whoever reads it says what is wrong
+        return line  # the route reports what is wrong
     return Line(number=line.number, raw=msgspec.json.encode(request), is_whole=line.is_whole)
 
 

@@ -1,7 +1,7 @@
-"""FileStorage: files and batches in a folder, each with its facts beside it, whole after any crash.
+"""FileStorage: files and batches in a folder, each with a JSON record, safe against crashes.
 
-What is kept belongs to the key that made it. Several processes may use one folder; each reads what
-is there when it is asked.
+Objects belong to the key that created them. Several processes may share one folder; each reads the
+current state from disk when it needs it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _ID = re.compile(r"(file|batch)_[0-9a-f]{32}")
 DAY_S = 86400
 MAX_BYTES = 64 * 2**30
 MAX_FILES = 10_000
-"""Files that one key may have."""
+"""The maximum number of files per key."""
 MAX_OPEN_BATCHES = 1_000
 MAX_ENDED_BATCHES = 10_000
-"""Records of ended batches that one key may have."""
+"""The maximum number of ended batches per key."""
 LEFT_OVER_S = 600.0
-"""A file that is being written is touched within this time."""
+"""A file that is still being written is modified at least this often."""
 
 
 class FileFacts(msgspec.Struct, kw_only=True):
-    """The facts of a file; its bytes lie beside this."""
+    """The metadata of a file. Its bytes are in a file next to this record."""
 
     id: str
     owner: str
@@ -68,7 +68,7 @@ class FileFacts(msgspec.Struct, kw_only=True):
 
 
 class LineFault(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a batch is not begun: what is wrong in a line of its input."""
+    """Why a batch was not started: a fault in a line of its input."""
 
     code: str
     message: str
@@ -77,7 +77,7 @@ class LineFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchFacts(msgspec.Struct, kw_only=True):
-    """One batch as it is."""
+    """The state of one batch."""
 
     id: str
     owner: str
@@ -98,11 +98,11 @@ class BatchFacts(msgspec.Struct, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is still work to do."""
+        """Return whether the batch still has work to do."""
         return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
     def goes(self, status: str) -> None:
-        """Be in another state from now on. Mutates: self"""
+        """Change the status. Mutates: self"""
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
 
@@ -141,7 +141,7 @@ class FileStorage:
         self._max_bytes = max_bytes
         self.folder = Path(folder)
         self.live: dict[str, tuple[int, int]] = {}
-        """How many lines have been answered, and how many failed, of the batches run here."""
+        """The numbers of answered and failed lines of the batches running in this process."""
         self._damaged: set[Path] = set()
         self._coming: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class FileStorage:
             ) from error
 
     def new_file(self, owner: str, filename: str, purpose: str) -> FileFacts:
-        """Return the facts of a file that is about to be written."""
+        """Return the metadata of a file that is about to be written."""
         return FileFacts(
             id=f"file_{secrets.token_hex(16)}",
             owner=owner,
@@ -167,9 +167,8 @@ class FileStorage:
         )
 
     def result_file(self, batch: BatchFacts, kind: str) -> FileFacts:
-        """Return the facts of a batch's file of results, made unless it is there. Its id follows
-        from the batch's: a process that is killed half-way leaves nothing that the next does not
-        find. Raises: OSError"""
+        """Return the metadata of a batch's result file; create it if needed. Its id is derived from
+        the batch's, so that after a crash the next process finds it again. Raises: OSError"""
         digest = hashlib.blake2b(f"{batch.id}:{kind}".encode(), digest_size=16).hexdigest()
         facts = self.new_file(batch.owner, f"{batch.id}_{kind}.jsonl", f"batch_{kind}")
         facts.id = f"file_{digest}"
@@ -182,7 +181,7 @@ class FileStorage:
         return facts
 
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
-        """Raise RequestError where a key's files would take more than they may."""
+        """Raise RequestError if a key's files would exceed its quota."""
         mine = self.files(owner)
         held = sum(one.bytes for one in mine)
         if held + num_bytes <= self._max_bytes and len(mine) < MAX_FILES:
@@ -196,8 +195,8 @@ class FileStorage:
         )
 
     def add_file(self, facts: FileFacts, data: bytes) -> None:
-        """Write a file where its key has room, also beside those that it sends at the same time.
-        Raises: RequestError, OSError. Mutates: facts"""
+        """Write a file if its key has room, counting its concurrent uploads. Raises: RequestError,
+        OSError. Mutates: facts"""
         with self._lock:
             self.check_room(facts.owner, self._coming[facts.owner] + len(data))
             self._coming[facts.owner] += len(data)
@@ -208,8 +207,8 @@ class FileStorage:
                 self._coming[facts.owner] -= len(data)
 
     def check_new_batch(self, owner: str) -> None:
-        """Raise RequestError where a key has no room for results, or too many batches open. Of
-        those that have ended the oldest go."""
+        """Raise RequestError if a key has no room for results, or too many open batches. The oldest
+        ended batches are deleted."""
         self.check_room(owner)
         mine = self.batches(owner)
         num_open = sum(batch.is_open for batch in mine)
@@ -224,18 +223,18 @@ class FileStorage:
             (self.folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def content(self, file_id: str) -> Path:
-        """Return where a file's bytes lie."""
+        """Return the path of a file's bytes."""
         return self.folder / "files" / f"{file_id}.bin"
 
     def keep_file(self, facts: FileFacts, data: bytes | None = None) -> None:
-        """Write a file, or only the facts of one whose bytes are there already. Mutates: facts"""
+        """Write a file, or only its record if its bytes exist already. Mutates: facts"""
         if data is not None:
             write_whole(self.content(facts.id), data)
         facts.bytes = self.content(facts.id).stat().st_size
         write_whole(self.folder / "files" / f"{facts.id}.json", msgspec.json.encode(facts))
 
     def file(self, file_id: str, owner: str, where: str = "file_id") -> FileFacts:
-        """Return the facts of a file. Raises: NotFound"""
+        """Return the metadata of a file. Raises: NotFound"""
         found = self._read(self.folder / "files", file_id, FileFacts)
         if found is None or found.owner != owner:
             raise NotFound(
@@ -244,21 +243,21 @@ class FileStorage:
         return found
 
     def files(self, owner: str) -> list[FileFacts]:
-        """Return the files of a key, the newest first."""
+        """Return the files of a key, newest first."""
         return sorted(
             (one for one in self._all(self.folder / "files", FileFacts) if one.owner == owner),
             key=lambda one: (-one.created_at, one.id),
         )
 
     def drop_file(self, file_id: str) -> None:
-        """Forget a file."""
+        """Delete a file."""
         for path in (self.folder / "files" / f"{file_id}.json", self.content(file_id)):
             path.unlink(missing_ok=True)
 
     def new_batch(
         self, owner: str, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
     ) -> BatchFacts:
-        """Return a batch that is kept, but not begun."""
+        """Return a new batch, stored but not started."""
         now_s = int(time.time())
         batch = BatchFacts(
             id=f"batch_{secrets.token_hex(16)}",
@@ -274,17 +273,17 @@ class FileStorage:
         return batch
 
     def keep_batch(self, batch: BatchFacts) -> None:
-        """Write a batch as it is. Raises: OSError"""
+        """Store a batch. Raises: OSError"""
         write_whole(self.folder / "batches" / f"{batch.id}.json", msgspec.json.encode(batch))
 
     def open_batches(self, closed: set[str]) -> list[BatchFacts]:
-        """Return the batches that are open, the oldest first. `closed` are the ids of those that
-        are known not to be. Mutates: closed"""
+        """Return the open batches, oldest first. `closed` are the ids of batches known to have
+        ended. Mutates: closed"""
         waiting: list[BatchFacts] = []
         for path in (self.folder / "batches").glob("*.json"):
             if path.stem in closed:
                 continue
-            with contextlib.suppress(DamagedRecord):  # logged and counted where it is read
+            with contextlib.suppress(DamagedRecord):  # logged and counted in `_read`
                 one = self._read(path.parent, path.stem, BatchFacts)
                 if one is not None and one.is_open:
                     waiting.append(one)
@@ -303,7 +302,7 @@ class FileStorage:
         return self._counted(found)
 
     def _counted(self, batch: BatchFacts) -> BatchFacts:
-        """Return a batch with its newest counts, which are written apart while it runs."""
+        """Return a batch with its newest counts, which are stored separately while it runs."""
         if not batch.is_open:
             return batch
         if batch.id in self.live:
@@ -318,12 +317,12 @@ class FileStorage:
         return self.folder / "batches" / f"{batch.id}.counts"
 
     def keep_counts(self, batch: BatchFacts) -> None:
-        """Write for other processes how far a batch run here is. The results say it too: it may be
-        lost. Raises: OSError"""
+        """Write the progress of a batch for other processes. It may be lost: the results have it
+        too. Raises: OSError"""
         write_whole(self._counts(batch), msgspec.json.encode(self.live[batch.id]), syncs=False)
 
     def end_batch(self, batch: BatchFacts, status: str) -> None:
-        """Write that a batch has ended, and forget what only an open one needs. Mutates: batch.
+        """Record that a batch has ended, and delete the files of an open one. Mutates: batch.
         Raises: OSError"""
         batch.goes(status)
         self.keep_batch(batch)
@@ -332,7 +331,7 @@ class FileStorage:
         (self.folder / "batches" / f"{batch.id}.cancel").unlink(missing_ok=True)
 
     def batches(self, owner: str | None = None) -> list[BatchFacts]:
-        """Return the batches of a key, the newest first; of all keys without one."""
+        """Return the batches of a key, newest first; of all keys without one."""
         return sorted(
             (
                 self._counted(one)
@@ -343,15 +342,15 @@ class FileStorage:
         )
 
     def cancel(self, batch: BatchFacts) -> None:
-        """Ask the runner of a batch to end it."""
+        """Request that a batch's runner end it."""
         write_whole(self.folder / "batches" / f"{batch.id}.cancel", b"")
 
     def is_cancelled(self, batch: BatchFacts) -> bool:
-        """Return whether a batch that is open is to end."""
+        """Return whether an open batch has been cancelled."""
         return batch.is_open and (self.folder / "batches" / f"{batch.id}.cancel").exists()
 
     def tidy(self) -> None:
-        """Remove what processes that were killed left half written. Raises: OSError"""
+        """Remove incomplete files of killed processes. Raises: OSError"""
         before_s = time.time() - LEFT_OVER_S
         for path in (*self.folder.glob(f"*/*{NEW}"), *self.folder.glob("files/*.bin")):
             is_whole = path.suffix != NEW and path.with_suffix(".json").exists()
@@ -362,14 +361,14 @@ class FileStorage:
 
     def _all(self, folder: Path, kind: type[Any]) -> Iterator[Any]:
         for path in folder.glob("*.json"):
-            with contextlib.suppress(DamagedRecord):  # logged and counted where it is read
+            with contextlib.suppress(DamagedRecord):  # logged and counted in `_read`
                 found = self._read(folder, path.stem, kind)
                 if found is not None:
                     yield found
 
     def _read(self, folder: Path, name: str, kind: type[Any]) -> Any:
-        """Return what is stored under a name; None for an invalid name, and where nothing is.
-        Raises: DamagedRecord"""
+        """Return the stored object; None if the name is invalid or unknown. Raises:
+        DamagedRecord"""
         if not _ID.fullmatch(name):
             return None
         path = folder / f"{name}.json"
@@ -386,7 +385,7 @@ class FileStorage:
 
 
 class DamagedRecord(RequestError):
-    """The record of a file or batch cannot be read."""
+    """The record of a file or batch is unreadable."""
 
     def __init__(self, name: str) -> None:
         super().__init__(

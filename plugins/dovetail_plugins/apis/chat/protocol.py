@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions; its request is `generate.chat_body`. Source: the OpenAI API
+"""Answers of /v1/chat/completions; its request is in `generate.chat_body`. Source: the OpenAI API
 reference, chat."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class ChatLogprobs(Reply):
 
 
 class CallFunction(Reply):
-    """Name and arguments, either of which a delta may lack."""
+    """Name and arguments; either may be missing in a delta."""
 
     name: str | None = None
     arguments: str | None = None
@@ -31,7 +31,7 @@ class ReplyToolCall(Reply):
 
 
 class CallCustom(Reply):
-    """Name and input of a custom tool's call, either of which a delta may lack."""
+    """Name and input of a custom tool's call; either may be missing in a delta."""
 
     name: str | None = None
     input: str | None = None
@@ -46,7 +46,7 @@ class ReplyCustomCall(Reply):
 
 
 class ToolCallPiece(Reply):
-    """A piece of a tool call in a stream; only the first has an id, a type and a name."""
+    """A piece of a tool call in a stream. Only the first has an id, a type and a name."""
 
     index: int
     id: str | None = None
@@ -66,7 +66,7 @@ class ReplyDelta(Reply):
 
 
 class ReplyMessage(Reply):
-    """The answer. Fields that it has not are null."""
+    """The answer. Missing fields are null."""
 
     role: str | None = None
     content: str | None = None

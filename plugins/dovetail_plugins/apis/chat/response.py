@@ -1,4 +1,4 @@
-"""Steps of a chat answer in OpenAI's shapes: stream chunks, and the whole body made of them."""
+"""Chat answers in OpenAI's format: stream chunks, and the whole body joined from them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from dovetail_plugins.apis.chat.protocol import (
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return chat's word: a function that the request named has been called, not chosen, and a call
-    that is not whole is none to run."""
+    """Return chat's finish reason. A call of a function that the request named does not count as
+    "tool_calls"; an incomplete call means "length"."""
     if end.is_unfinished:
         return "length"
     is_call = end.cause == "stop" and end.num_calls and not end.is_forced_call
@@ -56,12 +56,12 @@ CHAT = Dialect(finish_reason=finish_reason, field_names=CHAT_NAMES)
 
 
 BOTH, BOTH_NAMES = "both", ("reasoning", "reasoning_content")
-"""The usual choice of --reasoning-field, and what it stands for."""
+"""The default of --reasoning-field, and the fields that it means."""
 
 
 @cache
 def reasoning_names(field: str) -> tuple[str, ...]:
-    """Return the fields that thinking is written in, by --reasoning-field."""
+    """Return the fields that contain the reasoning, by --reasoning-field."""
     if field == BOTH:
         return BOTH_NAMES
     names: tuple[str, ...] = registry.value_of("reasoning_field", field)
@@ -70,7 +70,7 @@ def reasoning_names(field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatResponseOptions:
-    """Options of a chat response. `echo` is text put before every answer."""
+    """Options of a chat response. `echo` is text prepended to every answer."""
 
     role: str
     num_top_logprobs: int | None = None
@@ -85,18 +85,18 @@ class ChatResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return as fields what the answer says beside its text: its times, where they are shown,
-        and how another engine goes on with it."""
+        """Return the answer's fields besides its text: its timings if shown, and the KV transfer
+        params with which another engine can continue."""
         times = {"metrics": counts.timings()} if self.shows_timings else {}
         return times | ({"kv_transfer_params": counts.transfer} if counts.transfer else {})
 
     def counts(self, generation: Generation) -> UsageCounter:
-        """Return a count of nothing yet."""
+        """Return an empty usage counter."""
         counts_reasoning = generation.plan.can_reason
         return UsageCounter(shows_cached=self.shows_cached, shows_reasoning=counts_reasoning)
 
     def reasoning_fields(self, text: str) -> dict[str, Any]:
-        """Return reasoning under the names that the server writes."""
+        """Return reasoning under the field names of this server."""
         return dict.fromkeys(self.reasoning_names, text)
 
 
@@ -226,7 +226,7 @@ class ChatChunks:
 
 @dataclass(slots=True, kw_only=True)
 class _Answer:
-    """One answer being joined."""
+    """One answer while its steps are joined."""
 
     collected: Collected = field(default_factory=Collected)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -238,7 +238,7 @@ class _Answer:
 async def chat_reply(
     steps: AsyncIterator[Step], generation: Generation, options: ChatResponseOptions
 ) -> ChatReply:
-    """Return the whole answer: exactly its stream, joined."""
+    """Return the whole answer: its stream, joined."""
     meta = generation.meta
     answers: dict[int, _Answer] = {}
     counts = options.counts(generation)
@@ -281,7 +281,7 @@ def _choice(index: int, answer: _Answer, options: ChatResponseOptions) -> ChatCh
 
 
 def message_of(collected: Collected, options: ChatResponseOptions) -> ReplyMessage:
-    """Return a whole answer as a message."""
+    """Return a complete answer as a message."""
     content = options.echo + collected.content
     fields: dict[str, Any] = {"refusal": None}
     if collected.reasoning:

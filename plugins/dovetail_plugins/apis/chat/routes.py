@@ -62,14 +62,14 @@ def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOpt
 
 
 def num_top_logprobs(body: ChatRequest) -> int | None:
-    """Return how many tokens are listed beside each drawn one; None without logprobs."""
+    """Return how many candidates are listed per sampled token; None without logprobs."""
     if not body.logprobs:
         return None
     return len(body.logprob_token_ids or ()) or body.top_logprobs or 0
 
 
 def _echo(body: ChatRequest, role: str) -> str:
-    """Return the final message's text when it is to be repeated before the answer."""
+    """Return the final message's text if it is to be repeated before the answer."""
     final = body.messages[-1]
     if not body.echo or final.role != role or not isinstance(final.content, str):
         return ""

@@ -13,20 +13,20 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 class CoherePart(Body):
-    """A piece of an input; only text is supported."""
+    """A part of an input; only text is supported."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class CohereInput(Body):
-    """An input in pieces, which are joined."""
+    """An input in parts, which are joined."""
 
     content: Annotated[list[CoherePart], Field(min_length=1, max_length=MAX_PARTS)]
 
 
 class CohereEmbedRequest(Body):
-    """Vectors of texts in one or several types are asked for."""
+    """A request for the vectors of texts, in one or more number types."""
 
     model: str | None = None
     texts: Texts | None = None

@@ -1,4 +1,4 @@
-"""POST /v2/embed. Cohere's /v2/rerank is of the family `scores`."""
+"""POST /v2/embed. Cohere's /v2/rerank is in the family `scores`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens
 
 
 async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) -> Any:
-    """Return the vectors of texts, in one type of number or several."""
+    """Return the vectors of texts, in one or more number types."""
     server, model = await server.for_model(body.model)
     ignored = server.fields.check(body)
     texts, field = texts_of(body)
@@ -62,7 +62,7 @@ async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) ->
 
 
 def texts_of(body: CohereEmbedRequest) -> tuple[list[str], str]:
-    """Return the texts and their name in the body. Raises: RequestError"""
+    """Return the texts and their field name in the body. Raises: RequestError"""
     if body.images:
         raise RequestError(sentence("media"), where="images", code="unsupported_field")
     if (body.texts is None) == (body.inputs is None):
@@ -74,7 +74,7 @@ def texts_of(body: CohereEmbedRequest) -> tuple[list[str], str]:
 
 
 def cuts(body: CohereEmbedRequest) -> bool:
-    """Return whether texts that are too long are cut."""
+    """Return whether long texts are truncated."""
     return body.truncate != "NONE"
 
 
@@ -94,5 +94,5 @@ class CohereApi(Api):
     task = EMBED
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
-        """Return Cohere's JSON body of an error."""
+        """Return Cohere's JSON error body."""
         return msgspec.json.encode({"id": request_id, "message": error.message})

@@ -1,4 +1,4 @@
-"""best_of: more answers are drawn than are returned, which are the likeliest per token.
+"""best_of: generates more answers than are returned, and picks those with the best mean logprob.
 
 Source: the OpenAI API reference, completions.
 """
@@ -14,8 +14,8 @@ from dovetail.server.endpoint import joined_intervals as joined
 
 
 async def best_steps(steps: AsyncGenerator[Step, None], count: int) -> AsyncGenerator[Step, None]:
-    """Yield one step for each of the best answers, the best first, once all have ended. All that
-    was generated is counted. Closing it closes `steps`."""
+    """Yield one step per returned answer, best first, after all have ended. All generated tokens
+    count. Closing it closes `steps`."""
     answers: dict[int, Step] = {}
     last: Step | None = None
     try:

@@ -1,4 +1,4 @@
-"""Logprobs in the shape of OpenAI's completions: columns."""
+"""Logprobs in the format of OpenAI's completions: columns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dovetail.server.endpoint import TokenNames
 
 
 class TextPlace:
-    """How much text a choice's tokens have written so far, in characters. A piece of a character
-    stands where the character does, and a token that is left out has no text."""
+    """The length of the text that a choice's tokens have produced, in characters. Part of a
+    character has the character's position; a skipped token has no text."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, start: int, skips_special: bool
@@ -22,7 +22,7 @@ class TextPlace:
         self._place = start
 
     def offsets(self, token_ids: Sequence[int]) -> list[int]:
-        """Return where each token's text begins. Mutates: self"""
+        """Return the text offset of each token. Mutates: self"""
         found = []
         for token_id in token_ids:
             found.append(self._place)
@@ -31,8 +31,8 @@ class TextPlace:
 
 
 def prompt_offsets(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> list[int]:
-    """Return where each of a prompt's tokens begins in its text; special tokens that the tokenizer
-    adds before a text have none."""
+    """Return the offset of each prompt token in the text. Special tokens added by the tokenizer
+    have offset 0."""
     before, _ = tokenizer.special_around()
     num_added = len(before) if before and list(token_ids[: len(before)]) == list(before) else 0
     place = TextPlace(tokenizer, (), start=0, skips_special=False)
@@ -57,7 +57,7 @@ def completion_columns(
     names: TokenNames,
     offsets: Sequence[int],
 ) -> CompletionColumns:
-    """Return OpenAI's completion logprobs. A position of None is the prompt's first token."""
+    """Return OpenAI's completion logprobs. A None position means the prompt's first token."""
     tokens = names.of(token_ids)
     return CompletionColumns(
         text_offset=list(offsets),

@@ -19,7 +19,7 @@ from dovetail.server.endpoint import (
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 2048
-"""Prompts times n."""
+"""The maximum of prompts times n."""
 
 PromptIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
@@ -32,7 +32,7 @@ VectorTexts = Annotated[list[VectorText], Field(max_length=MAX_PROMPTS)]
 
 
 class CompletionRequest(SamplingFields):
-    """A continuation of one or several prompts is asked for."""
+    """A request to continue one or more prompts."""
 
     takes_claimed_fields = True
 
@@ -61,7 +61,7 @@ class CompletionLogprobs(Reply):
 
 
 class CompletionChoice(Reply):
-    """One continuation, or in a stream a piece of it."""
+    """One continuation, or a piece of it in a stream."""
 
     index: int
     text: str

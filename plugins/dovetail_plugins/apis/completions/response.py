@@ -1,4 +1,4 @@
-"""Steps of completions in OpenAI's shapes: stream chunks, and the whole body made of them."""
+"""Completions in OpenAI's format: stream chunks, and the whole body joined from them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from dovetail_plugins.apis.completions.protocol import (
 COMPLETIONS = Dialect(finish_reason=lambda end: end.cause)
 
 Numbered = tuple[int, Step]
-"""Which of the request's prompts, and a step of its answer."""
+"""The index of a prompt in the request, and a step of its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionResponseOptions:
-    """Options of a completion's response. `prompts` pairs each prompt's text and ids."""
+    """Options of a completion response. `prompts` has each prompt's text and ids."""
 
     n: int
     prompts: Sequence[tuple[str, Sequence[int]]]
@@ -50,14 +50,14 @@ class CompletionResponseOptions:
     shows_timings: bool = False
 
     def told(self, counts: UsageCounter) -> dict[str, Any]:
-        """Return as fields what the answer says beside its text: its times, where they are shown,
-        and how another engine goes on with it."""
+        """Return the answer's fields besides its text: its timings if shown, and the KV transfer
+        params with which another engine can continue."""
         times = {"metrics": counts.timings()} if self.shows_timings else {}
         return times | ({"kv_transfer_params": counts.transfer} if counts.transfer else {})
 
 
 class CompletionPieces:
-    """Turns steps into pieces of choices, keeping each choice's place in its text."""
+    """Converts steps to pieces of choices, tracking each choice's text offset."""
 
     def __init__(self, meta: ResponseMeta, options: CompletionResponseOptions) -> None:
         self._meta = meta
@@ -65,7 +65,7 @@ class CompletionPieces:
         self._places: dict[int, TextPlace] = {}
 
     def piece(self, which: int, step: Step) -> CompletionChoice:
-        """Return a step as a piece of its choice. Mutates: the choice's place"""
+        """Return a step as a piece of its choice. Mutates: the choice's offset"""
         index = which * self._options.n + step.index
         is_first = index not in self._places
         text = "" if self._options.hides_answer else step.text
@@ -110,7 +110,7 @@ class CompletionPieces:
         return _logprobs(completion_columns(positions, ids, num_top, names, offsets))
 
     def _place(self, which: int, index: int) -> TextPlace:
-        """Return the place of a choice, opened with its first step. Mutates: self"""
+        """Return the offset tracker of a choice, created at its first step. Mutates: self"""
         if index in self._places:
             return self._places[index]
         text, prompt_ids = self._options.prompts[which]
@@ -184,7 +184,7 @@ def _says_something(piece: CompletionChoice) -> bool:
 async def completion_body(
     steps: AsyncIterator[Numbered], meta: ResponseMeta, options: CompletionResponseOptions
 ) -> CompletionReply:
-    """Return the whole answer: exactly its stream, joined."""
+    """Return the whole answer: its stream, joined."""
     pieces = CompletionPieces(meta, options)
     counts = UsageCounter(shows_cached=options.shows_cached)
     choices: dict[int, CompletionChoice] = {}
@@ -198,7 +198,7 @@ async def completion_body(
 
 
 def _joined(first: CompletionChoice, second: CompletionChoice) -> CompletionChoice:
-    """Return two pieces of one choice as one. Mutates: first"""
+    """Return two pieces of one choice, joined. Mutates: first"""
     first.text += second.text
     first.finish_reason = second.finish_reason
     first.stop_reason = second.stop_reason

@@ -47,12 +47,12 @@ from dovetail_plugins.apis.completions.response import (
 )
 
 Prompt = tuple[str, Sequence[int]]
-"""A prompt's text (empty unless it is to be repeated) and its token ids."""
+"""A prompt's text (empty unless it is echoed) and its token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentVectors:
-    """A prompt of vectors as it was sent: a tensor in base64."""
+    """A prompt of embedding vectors as sent: a base64 tensor."""
 
     data: str
 
@@ -61,7 +61,7 @@ SentPrompt = str | list[int] | SentVectors
 
 
 async def create_completion(body: CompletionRequest, request: Request, server: ServerOf) -> Any:
-    """Continue one or several prompts, streamed or whole."""
+    """Continue one or more prompts, streamed or whole."""
     prompts = sent_prompts(body)
     _check(body, len(prompts))
     if body.prompt_embeds:
@@ -82,7 +82,7 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
 def _steps(
     server: ServerState, body: CompletionRequest, generation: Generation
 ) -> AsyncGenerator[Step, None]:
-    """Return the steps of a prompt's answers: of the n best, where best_of are made."""
+    """Return the steps of a prompt's answers; with best_of, of the n best."""
     steps = generation.steps(server, is_whole=not body.stream)
     return best_steps(steps, body.n or 1) if _draws_more(body) else steps
 
@@ -92,15 +92,14 @@ def _draws_more(body: CompletionRequest) -> bool:
 
 
 def sent_prompts(body: CompletionRequest) -> list[SentPrompt]:
-    """Return the prompts as a list: those of vectors, then texts or token ids. Raises:
-    RequestError"""
+    """Return the prompts as a list: vectors first, then texts or token ids. Raises: RequestError"""
     vectors = body.prompt_embeds or []
     found: list[SentPrompt] = [
         SentVectors(data=one) for one in ([vectors] if isinstance(vectors, str) else vectors)
     ]
     prompt = body.prompt
     if not prompt and found:
-        return found  # many clients cannot leave the field out
+        return found  # many clients cannot omit the field
     if prompt is None:
         raise RequestError("is missing.", where=PROMPT, fix="send text or token ids.")
     if isinstance(prompt, str):
@@ -167,7 +166,7 @@ async def _prepare(
 async def _read(
     server: ServerState, body: CompletionRequest, prompt: SentPrompt
 ) -> Sequence[int] | PlacedPrompt:
-    """Return a prompt as the engine takes it. Raises: RequestError"""
+    """Return a prompt in the engine's form. Raises: RequestError"""
     if not isinstance(prompt, SentVectors):
         return await _token_ids(server, body, prompt)
     run = server.engine.spec.run
@@ -214,7 +213,7 @@ def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
 
 
 def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
-    """Return the sampling fields that completions spell in their own way."""
+    """Return the sampling fields that completions spell differently."""
     if body.logprob_token_ids:
         check_named_logprobs(is_on=body.logprobs is not None)
     fields: dict[str, Any] = {}

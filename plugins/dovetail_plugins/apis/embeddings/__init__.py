@@ -1,1 +1,1 @@
-"""/v1/embeddings: vectors of texts in the OpenAI API."""
+"""/v1/embeddings: vectors of texts, in OpenAI's API."""

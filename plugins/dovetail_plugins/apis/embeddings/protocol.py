@@ -12,7 +12,7 @@ from dovetail_plugins.apis._pool.vectors import Dtype, Endianness, Format
 
 
 class EmbeddingRequest(InputFields):
-    """Vectors of one or several inputs, or of a conversation, are asked for."""
+    """A request for the vectors of inputs or a conversation."""
 
     encoding_format: Format | None = None
     embed_dtype: Dtype | None = None

@@ -1,6 +1,6 @@
-"""Is it alive, is it ready, does it get on: three questions, three answers; and what it is.
+"""Health checks (alive, ready, making progress), load, metrics and version.
 
-Nothing here waits for the engine: the answers come from what the process already knows.
+No route here waits for the engine: the answers come from what this process already knows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dovetail.version import __version__
 
 
 async def live() -> Response:
-    """Say that this process answers."""
+    """Return 200 if this process responds."""
     return Response(status_code=200)
 
 
 async def ready(server: ServerOf) -> Response:
-    """Say whether new work is taken."""
+    """Return 200 if new work is accepted, else 503."""
     reason = _dead_reason(server)
     if reason is None and server.admission.is_draining:
         reason = "the server is shutting down."
@@ -35,9 +35,9 @@ async def ready(server: ServerOf) -> Response:
 
 
 async def health(server: ServerOf) -> Response:
-    """Say whether the engine lives and, with work queued, moves. Of several engines each is told
-    of; while one of them does its work, the server is healthy. Tasks that have failed within the
-    last minute, and were started again, are named."""
+    """Return whether the engine is alive and makes progress on queued work. With several engines
+    each is reported; the server is healthy while one of them works. Tasks that failed in the last
+    minute and were restarted are listed."""
     reason = _dead_reason(server) or _stall_reason(server)
     states = server.engine.states()
     failed = sorted({*failing(), *(name for state in states for name in state.failing)})
@@ -50,7 +50,7 @@ async def health(server: ServerOf) -> Response:
 
 
 async def ping(server: ServerOf) -> Response:
-    """Say the same as /health, under the name hosting services ask for."""
+    """Return the same as /health, under the name that hosting services use."""
     return await health(server)
 
 
@@ -60,7 +60,7 @@ async def version() -> dict[str, str]:
 
 
 async def load(request: Request, server: ServerOf) -> dict[str, Any]:
-    """Return how much work there is: sequences in the engine, and in this process."""
+    """Return the current load: sequences in the engine, and in this process."""
     running, waiting = server.engine.load()
     counts = {"running": running, "waiting": waiting, "inside": server.admission.num_inside}
     if server.frontend.enable_server_load_tracking:
@@ -74,7 +74,7 @@ async def show_metrics() -> Response:
 
 
 def _told(state: EngineState) -> dict[str, Any]:
-    """Return what /health says of one of several engines."""
+    """Return the report of /health about one of several engines."""
     told = {"engine": state.engine, "state": "up", "running": state.running}
     told |= {"waiting": state.waiting}
     if state.machine:
@@ -101,7 +101,7 @@ def _stall_reason(server: ServerState) -> str | None:
 
 
 def _silence_reason(server: ServerState) -> str | None:
-    """Return why new work would wait: an engine that has nothing to do answers every second."""
+    """Return why new work would wait: even an idle engine sends a sign of life every second."""
     age_s = server.engine.heartbeat_age_s()
     if age_s > STALL_S:
         return f"the engine stands still: it has given no sign of life for {age_s:.0f} s."

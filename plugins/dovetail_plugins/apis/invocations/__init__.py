@@ -1,1 +1,1 @@
-"""/invocations: the one path that hosting services ask."""
+"""/invocations: the only path that hosting services call."""

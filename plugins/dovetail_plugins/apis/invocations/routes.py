@@ -1,4 +1,4 @@
-"""POST /invocations: a chat, a completion or what else the model does, told apart by its fields.
+"""POST /invocations: any request of the model, dispatched by its fields.
 
 Source: the container contract of Amazon SageMaker, and the HTTP API of `vllm serve`.
 """
@@ -21,9 +21,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, CLASSIFY_PATH, POOLING = "/v1/embeddings", "/classify", "/pooling"
 INPUT_PATHS = (EMBEDDINGS, CLASSIFY_PATH)
 POOLING_FIELD = "task"
-"""With it, inputs are for /pooling."""
+"""With this field, inputs go to /pooling."""
 SCORES = {"text_1": "/score", "queries": "/score", "data_1": "/score", "query": "/rerank"}
-"""The field that a body must have -> the path that answers it, whatever the model."""
+"""A field in the body -> the path that answers it, for any model."""
 
 
 async def invoke(request: Request) -> Any:
@@ -46,7 +46,7 @@ async def invoke(request: Request) -> Any:
 
 
 def targets(tasks: Collection[str]) -> dict[str, str]:
-    """Return field -> the path that answers a body with it, of a model that can do these tasks."""
+    """Return field -> the path that answers a body with it, for a model with these tasks."""
     if GENERATE in tasks:
         return {"messages": CHAT, "prompt": COMPLETIONS}
     paths = {EMBED: EMBEDDINGS, CLASSIFY: CLASSIFY_PATH}

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's words and shape. Source: its API reference, errors."""
+"""Errors in Anthropic's format. Source: its API reference, errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TYPES = {
 
 
 _TOO_LONG = re.compile(r"the prompt has (\d+) tokens; .*?(\d+) tokens")
-"""What `engine.context_length` says of a prompt that does not fit."""
+"""The error of `engine.context_length` for a prompt that is too long."""
 
 
 def _in_own_words(message: str) -> str:
-    """Return a message with the words of Anthropic's that clients look for before they shorten a
-    conversation."""
+    """Return the message in Anthropic's wording if the prompt is too long. Clients look for it to
+    shorten a conversation."""
     found = _TOO_LONG.search(message)
     if found is None:
         return message
@@ -32,7 +32,7 @@ def _in_own_words(message: str) -> str:
 
 
 def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
-    """Return an error as Anthropic's JSON body."""
+    """Return Anthropic's JSON error body."""
     default = "api_error" if status >= 500 else "invalid_request_error"
     message = _in_own_words(error.message)
     info = MessageErrorInfo(type=_TYPES.get(status, default), message=message)

@@ -1,4 +1,4 @@
-"""A /v1/messages body as a ChatRequest: turns, tools and settings in chat's words.
+"""Conversion of a /v1/messages body to a ChatRequest: turns, tools and settings.
 
 Source: the Anthropic API reference, messages.
 """
@@ -36,13 +36,13 @@ NAMES = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-"""Chat's names of fields that have another one here."""
+"""Chat's field names -> their different names here."""
 
 
 def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
-    """Return the conversation in chat's words. Raises: RequestError
+    """Return the conversation as a chat request. Raises: RequestError
 
-    `can_budget`: a budget for thinking is passed on; without it the caller reports it.
+    `can_budget`: a thinking budget is passed on. Otherwise the caller reports it as ignored.
     """
     check_one(body)
     fields: dict[str, Any] = {
@@ -65,8 +65,8 @@ def chat_of(body: CountRequest, *, can_budget: bool) -> ChatRequest:
 
 
 def switches(body: CountRequest) -> list[Switch]:
-    """Return the body's switches of thinking, and how hard to think. The effort alone switches
-    nothing; beside adaptive thinking it switches it on."""
+    """Return the body's thinking switches and effort. The effort alone turns nothing on, but with
+    adaptive thinking it does."""
     effort = body.output_config.effort if body.output_config else None
     found = []
     kind = body.thinking.type if body.thinking else None
@@ -78,7 +78,7 @@ def switches(body: CountRequest) -> list[Switch]:
 
 
 def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
-    """Return the declared fields that change nothing here."""
+    """Return the declared fields that have no effect here."""
     names = []
     if body.thinking is not None and body.thinking.budget_tokens is not None and not can_budget:
         names.append("thinking.budget_tokens")
@@ -89,13 +89,13 @@ def ignored_fields(body: CountRequest, *, can_budget: bool) -> list[str]:
 
 
 def left_out_tools(body: CountRequest) -> list[str]:
-    """Return the names to report of tools that are left out."""
+    """Return the names to report for tools that are left out."""
     kinds = dict.fromkeys(tool.type or "custom" for tool in body.tools or ())
     return [f"tools.{kind}" for kind in kinds if tool_word(kind) != "custom"]
 
 
 def _blocks(body: CountRequest) -> Iterator[Block]:
-    """Yield the blocks of all turns, those of tool results among them."""
+    """Yield the blocks of all turns, including those in tool results."""
     for turn in body.messages:
         for block in turn.content if not isinstance(turn.content, str) else ():
             yield block
@@ -117,7 +117,7 @@ def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
 
 
 def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:
-    """Yield tool results as separate turns, before the text that came with them."""
+    """Yield tool results as separate turns, before the text sent with them."""
     others = []
     for number, block in enumerate(blocks):
         at = f"{where}[{number}]"
@@ -174,14 +174,14 @@ def _content_of(content: str | Sequence[Block], where: str) -> Content:
 
 
 def _listed(content: Any, where: str) -> str | Sequence[Block]:
-    """Return a result's content. Raises: RequestError for one that is neither text nor blocks"""
+    """Return a result's content. Raises: RequestError if it is neither text nor blocks"""
     if isinstance(content, dict):
         raise RequestError("must be text or a list of blocks.", where=f"{where}.content")
     return content or ""
 
 
 def _part(block: Block, where: str) -> str | dict[str, Any]:
-    """Return a block as chat's part, or its text. Raises: RequestError"""
+    """Return a block as a chat part, or its text. Raises: RequestError"""
     if block.type != "image":
         return _text(block, where)
     source = block.source if isinstance(block.source, dict) else {}
@@ -199,7 +199,7 @@ def _part(block: Block, where: str) -> str | dict[str, Any]:
 
 
 def _document(block: Block, where: str) -> str:
-    """Return a document as text: its title, what it is about, and its text. Raises: RequestError"""
+    """Return a document as text: its title, context and text. Raises: RequestError"""
     source = block.source if isinstance(block.source, dict) else {}
     kind, data = source.get("type"), source.get("data")
     if kind == "content":
@@ -225,7 +225,7 @@ def _found(block: Block, where: str) -> str:
 
 
 def _inner(blocks: Any, where: str) -> str:
-    """Return the text of a document's own blocks. Raises: RequestError"""
+    """Return the text of a document's inner blocks. Raises: RequestError"""
     try:
         return _text_of([Block.model_validate(one) for one in blocks or ()], where)
     except (ValidationError, TypeError) as error:

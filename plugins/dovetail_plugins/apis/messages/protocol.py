@@ -21,7 +21,7 @@ from dovetail.server.endpoint import (
 
 
 class Block(Body):
-    """A piece of a turn; which fields count depends on its type."""
+    """A block of a turn; its type determines the relevant fields."""
 
     type: str
     text: str | None = None
@@ -47,7 +47,8 @@ class Turn(Body):
 
 
 class MessageTool(Body):
-    """A function the client offers. Tools with another type than custom are the server's own."""
+    """A function that the client offers. Types other than custom are tools that the service
+    runs."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     type: str | None = None
@@ -57,7 +58,7 @@ class MessageTool(Body):
 
 
 class MessageToolChoice(Body):
-    """The choice of whether a tool is called."""
+    """Whether and which tool is called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -72,14 +73,14 @@ class Thinking(Body):
 
 
 class OutputConfig(Body):
-    """How hard the model thinks, and the form of its answer."""
+    """How hard the model thinks, and the format of its answer."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
 
 
 class CountRequest(SamplingFields):
-    """The tokens of a conversation are to be counted."""
+    """A request to count the tokens of a conversation."""
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -95,7 +96,7 @@ class CountRequest(SamplingFields):
 
 
 class MessagesRequest(CountRequest):
-    """A message is asked for."""
+    """A request for a message."""
 
     max_tokens: Annotated[int, Field(ge=1, le=INT31)]
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
@@ -110,7 +111,7 @@ class OutputTokensDetails(Reply):
 
 
 class MessageUsage(Reply):
-    """Tokens counted: those of the prompt that came from the cache are counted apart."""
+    """Token counts; cached prompt tokens are separate."""
 
     input_tokens: int = 0
     cache_creation_input_tokens: int = 0
@@ -120,7 +121,7 @@ class MessageUsage(Reply):
 
 
 class MessageReply(Reply):
-    """The whole message, or as much of it as a stream begins with."""
+    """The whole message, or the initial part that a stream begins with."""
 
     id: str
     type: Literal["message"] = "message"
@@ -133,7 +134,7 @@ class MessageReply(Reply):
 
 
 class CountReply(Reply):
-    """The tokens of the prompt."""
+    """The number of prompt tokens."""
 
     input_tokens: int
 

@@ -1,4 +1,4 @@
-"""Steps as Anthropic messages: the events of a stream, and the whole message made of the same.
+"""Anthropic messages: the events of a stream, and the whole message joined from the same steps.
 
 Source: the Anthropic API reference, streaming messages.
 """
@@ -30,7 +30,7 @@ from dovetail_plugins.apis.messages.protocol import MessageReply, MessageUsage, 
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return Anthropic's word: a call that is not whole is none to run, however the answer ended.
+    """Return Anthropic's stop reason. An incomplete call always means "max_tokens".
 
     Source: its API reference, stop reasons.
     """
@@ -46,7 +46,7 @@ MESSAGES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageResponseOptions:
-    """Options of a message's response. `counts_reasoning`: a reasoning parser reads the answer."""
+    """Options of a message response. `counts_reasoning`: a reasoning parser reads the answer."""
 
     shows_reasoning: bool = True
     shows_cached: bool = False
@@ -54,7 +54,7 @@ class MessageResponseOptions:
 
 
 class Message:
-    """One message as it grows."""
+    """One message while it grows."""
 
     def __init__(self, meta: ResponseMeta, options: MessageResponseOptions) -> None:
         self._meta = meta
@@ -67,7 +67,7 @@ class Message:
         self._stop_sequence: str | None = None
 
     def take(self, step: Step) -> list[BlockChange]:
-        """Return the changes that a step brings. Mutates: self"""
+        """Return the block changes of a step. Mutates: self"""
         self._counts.note(step)
         changes = self._blocks.feed(step.events)
         if step.finish_reason is not None:
@@ -91,7 +91,7 @@ class Message:
         )
 
     def usage(self) -> MessageUsage:
-        """Return the tokens so far."""
+        """Return the token counts so far."""
         usage = self._counts.usage()
         details = usage.prompt_tokens_details
         num_cached = details.cached_tokens if details else 0
@@ -107,14 +107,14 @@ class Message:
         return counted
 
     def end(self) -> dict[str, Any]:
-        """Return the event that tells how the message ended."""
+        """Return the event with the message's stop reason."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         usage = self.usage().model_dump(exclude_unset=True)
         return {"type": "message_delta", "delta": delta, "usage": usage}
 
 
 def content_block(block: ContentBlock) -> dict[str, Any]:
-    """Return a block as content of a message. A call must be whole: its input is an object."""
+    """Return a block as message content. A call must be complete: its input is an object."""
     if block.kind == "reasoning":
         thought = {"type": "thinking", "thinking": block.text}
         return thought | {"signature": signature(block.text)}
@@ -129,8 +129,8 @@ def content_block(block: ContentBlock) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return the signature of a thinking block: clients do not send back blocks without one. It is
-    a digest of the text, and not read here."""
+    """Return the signature of a thinking block, without which clients do not send it back. It is a
+    digest of the text and is not checked here."""
     digest = hashlib.sha256(thought.encode("utf-8", "replace")).digest()
     return base64.b64encode(digest).decode()
 
@@ -193,7 +193,7 @@ async def message_frames(
 
 
 async def message_body(steps: AsyncIterator[Step], message: Message) -> MessageReply:
-    """Return the whole message: exactly its stream, joined. Mutates: message"""
+    """Return the whole message: its stream, joined. Mutates: message"""
     async for step in steps:
         message.take(step)
     return message.body()
@@ -206,7 +206,7 @@ def _framed(event: dict[str, Any]) -> bytes:
 
 
 def framing(request_id: str) -> Framing:
-    """Return how a stream of messages is framed: an error is an event, and nothing ends it."""
+    """Return the framing of a stream of messages: errors are events, and there is no end frame."""
 
     def error(found: Problem) -> bytes:
         return named_frame("error", error_body(found.status, found.info, request_id))

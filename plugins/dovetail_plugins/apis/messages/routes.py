@@ -41,11 +41,11 @@ from dovetail_plugins.apis.messages.response import (
 )
 
 UNCOUNTED = ("max_tokens", "stop_sequences")
-"""Fields of a message that do not change how many tokens its prompt has."""
+"""Fields of a message that do not affect the number of prompt tokens."""
 
 
 async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
-    """Answer a conversation in Anthropic's shapes, streamed or whole."""
+    """Answer a conversation in Anthropic's format, streamed or whole."""
     chat, ignored = _translated(server, body)
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
@@ -64,7 +64,7 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
 
 
 async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
-    """Return how many tokens the prompt of a message has."""
+    """Return the number of prompt tokens of a message."""
     chat, ignored = _translated(server, body)
     with in_words_of(MESSAGES.field_names):
         server, _ = await server.for_model(chat.model)
@@ -74,7 +74,7 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
 
 
 def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:
-    """Return the body in chat's words, and the names of what changes nothing."""
+    """Return the body as a chat request, and the names of fields without effect."""
     budgets = server.parsers.reasoning is not None and server.engine.constraint_compiler is not None
     ignored = server.fields.check(body, known=UNCOUNTED)
     ignored += server.fields.report(left_out_tools(body))
@@ -107,5 +107,5 @@ class MessagesApi(Api):
     task = GENERATE
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
-        """Return Anthropic's JSON body of an error."""
+        """Return Anthropic's JSON error body."""
         return error_body(status, error, request_id)

@@ -1,6 +1,6 @@
-"""What the tools and content blocks of a message's request mean here: two tables.
+"""What the tools and content blocks of a message request mean here, in two tables.
 
-Types of tools stand without their date. Source: the Anthropic API reference, messages.
+Tool types are listed without their date. Source: the Anthropic API reference, messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOLS: Words = {
         "web_search",
     ),
 }
-"""What the types of tools mean. Others are left out too."""
+"""What the tool types mean. Unlisted ones are left out too."""
 
 BLOCKS: Words = {
     **words_of("honoured", "text", "text", read_as="text"),
@@ -63,11 +63,11 @@ BLOCKS: Words = {
         "web_search_tool_result",
     ),
 }
-"""What the types of blocks mean. Others are refused."""
+"""What the block types mean. Unlisted ones are refused."""
 
 _DATE = re.compile(r"_\d{8}$")
 
 
 def tool_word(kind: str | None) -> str:
-    """Return a tool's type as the table has it: without its date."""
+    """Return a tool's type without its date, as in the table."""
     return _DATE.sub("", kind or "custom")

@@ -8,8 +8,8 @@ from dovetail.server.endpoint import Reply
 
 
 class ModelCard(Reply):
-    """One served name. `root` is the model, or an adapter's folder, `parent` the model that an
-    adapter belongs to; `capabilities` are words for what requests may ask of it."""
+    """One served name. `root` is the model or an adapter's folder, `parent` the model of an
+    adapter; `capabilities` are words for what requests may use."""
 
     id: str
     object: Literal["model"] = "model"

@@ -13,7 +13,7 @@ from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
 
 
 async def list_models(server: ServerOf) -> ModelList:
-    """Return every served name, those of adapters too."""
+    """Return all served names, including adapters."""
     cards = [_card(server, name) for name in server.engine.spec.model_names]
     adapters = await server.adapters.all()
     return ModelList(data=[*cards, *(_adapter_card(server, source) for source in adapters)])
@@ -30,7 +30,7 @@ async def show_model(model_id: str, server: ServerOf) -> ModelCard:
 
 
 def _adapter_card(server: ServerState, source: AdapterSource) -> ModelCard:
-    """Return the card of an adapter: where it lies, and the model that it belongs to."""
+    """Return the card of an adapter, with its folder and its base model."""
     parent = source.base or server.engine.spec.model_names[0]
     return _card(server, source.name).model_copy(update={"root": source.path, "parent": parent})
 
@@ -46,7 +46,7 @@ def _card(server: ServerState, name: str) -> ModelCard:
 
 
 def _capabilities(server: ServerState) -> list[str]:
-    """Return what requests may ask of the model here: of one that pools, its tasks."""
+    """Return what requests may ask of the model; for a pooling model, its tasks."""
     pooling = server.engine.spec.run.pooling
     if pooling is not None:
         return [*pooling.tasks, *(["score"] if can_score(pooling) else [])]

@@ -1,1 +1,1 @@
-"""/api/chat, /api/generate and what goes with them: Ollama's API."""
+"""/api/chat, /api/generate and related paths: Ollama's API."""

@@ -1,4 +1,4 @@
-"""/api/generate with `raw` or `suffix`: a prompt that is continued as it is, without a template."""
+"""/api/generate with `raw` or `suffix`: the prompt is continued without a template."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def prepare_continuation(
     model: str,
     ignored: Sequence[str],
 ) -> Generation:
-    """Return the request ready for the engine. Raises: RequestError in the client's names"""
+    """Return the request ready for the engine. Raises: RequestError in the client's field names"""
     with in_words_of(GENERATE.field_names):
         if body.think:
             raise RequestError("needs a template, which raw and suffix leave out.", where="think")

@@ -1,4 +1,4 @@
-"""POST /api/embed and /api/embeddings, the older of the two, which has one vector and no more."""
+"""POST /api/embed, and the older /api/embeddings, which returns a single vector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dovetail_plugins.apis.ollama.protocol import (
 
 
 async def embed(body: OllamaEmbedRequest, request: Request, server: ServerOf) -> Any:
-    """Return the vectors of one or several texts in Ollama's shape."""
+    """Return the vectors of one or more texts in Ollama's format."""
     began_ns = time.monotonic_ns()
     model = await meant_model(server, body.model)
     ignored = _checked(server, body)
@@ -52,7 +52,7 @@ async def embed(body: OllamaEmbedRequest, request: Request, server: ServerOf) ->
 
 
 async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request, server: ServerOf) -> Any:
-    """Return the vector of one text in Ollama's older shape."""
+    """Return the vector of one text in Ollama's older format."""
     model = await meant_model(server, body.model)
     ignored = _checked(server, body)
     if not body.prompt:
@@ -71,7 +71,7 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request, server: 
 
 
 def _checked(server: ServerState, body: OllamaEmbedFields) -> list[str]:
-    """Return the names of fields and options that change nothing. Raises: RequestError"""
+    """Return the names of fields and options without effect. Raises: RequestError"""
     ignored = check_fields(server, body)
     settings = () if body.options is None else sorted(body.options.model_fields_set)
     return [*ignored, *(f"options.{name}" for name in settings)]

@@ -1,4 +1,4 @@
-"""Bodies of /api/chat and /api/generate as a ChatRequest: turns, tools, settings in chat's words.
+"""Conversion of /api/chat and /api/generate bodies to a ChatRequest: turns, tools, settings.
 
 Source: Ollama's API reference.
 """
@@ -25,13 +25,13 @@ FORMAT_NAMES = {
     "reasoning_effort": "think",
 }
 CHAT_NAMES = {**options.NAMES, **FORMAT_NAMES}
-"""Chat's names of fields that have another one in /api/chat."""
+"""Chat's field names -> their different names in /api/chat."""
 GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
-"""Those of /api/generate, where the prompt is the conversation."""
+"""The same for /api/generate, where the prompt is the conversation."""
 
 
 def chat_of(body: OllamaChatRequest) -> ChatRequest:
-    """Return a conversation in chat's words. Raises: RequestError"""
+    """Return a conversation as a chat request. Raises: RequestError"""
     messages = list(_Turns().all_of(body.messages or ()))
     return as_chat(body, {"messages": messages, "tools": body.tools or None, **_shared(body)})
 
@@ -48,7 +48,7 @@ def chat_of_prompt(body: OllamaGenerateRequest) -> ChatRequest:
 
 
 def check_prompt(body: OllamaGenerateRequest) -> None:
-    """Raise RequestError for ways to write a prompt that are not there, or contradict each other"""
+    """Raise RequestError for prompt fields that are unsupported or contradict each other"""
     if body.template:
         raise RequestError(
             "templates in Go's language are not supported; chat templates are Jinja here.",
@@ -72,12 +72,12 @@ def check_prompt(body: OllamaGenerateRequest) -> None:
 
 
 def switches(body: OllamaRequest) -> list[Switch]:
-    """Return the body's switch of thinking; how hard to think is chat's own field."""
+    """Return the body's thinking switch; the effort is passed in chat's own field."""
     return [switch("think", body.think)] if isinstance(body.think, bool) else []
 
 
 def _shared(body: OllamaRequest) -> dict[str, Any]:
-    """Return the fields of both ways to ask, in chat's words. Raises: RequestError"""
+    """Return the fields common to both endpoints, named as in chat. Raises: RequestError"""
     check_one(body)
     fields: dict[str, Any] = {"model": body.model, **options.sampling_of(body.options)}
     fields |= _format(body.format)
@@ -101,7 +101,7 @@ def _format(wanted: str | dict[str, Any] | None) -> dict[str, Any]:
 
 
 def image_names(body: OllamaRequest) -> dict[str, str]:
-    """Return the client's names of its images, which are parts of chat's messages."""
+    """Return the client's names of its images, which become parts of chat messages."""
     if isinstance(body, OllamaGenerateRequest):
         turn = f"prompt[{1 if body.system else 0}]"
         return {f"{turn}.content[{i}]": f"images[{i}]" for i in range(len(body.images or ()))}
@@ -114,7 +114,7 @@ def image_names(body: OllamaRequest) -> dict[str, str]:
 
 
 def _with_images(text: str, images: Sequence[Any] | None, where: str) -> Content:
-    """Return a turn's content: its images, in base64 or data: URLs, before its text.
+    """Return a turn's content: its images (base64 or data: URLs), then its text.
 
     Raises: RequestError
     """
@@ -128,8 +128,8 @@ def _with_images(text: str, images: Sequence[Any] | None, where: str) -> Content
 
 
 class _Turns:
-    """Writes turns in chat's words. Calls that came without an id get one, and results that name
-    none are given, in their order, to the calls of the turn before."""
+    """Converts turns to chat messages. Calls without an id get one; results without an id are
+    assigned in order to the calls of the previous turn."""
 
     def __init__(self) -> None:
         self._num_calls = 0
@@ -168,7 +168,7 @@ class _Turns:
         return {"id": call_id, "function": function}
 
     def _answered(self, name: str | None) -> str:
-        """Return the id of the first call without a result, of this name if one is told."""
+        """Return the id of the first call without a result, with this name if one is given."""
         for place, (called, call_id) in enumerate(self._open):
             if name in (None, "", called):
                 del self._open[place]

@@ -1,7 +1,6 @@
-"""What the server tells of its model in Ollama's words: the list, the facts, what is loaded.
+"""Information about the model in Ollama's format: the list, the facts, the loaded models.
 
-Only the served names are there: a model is chosen when the server starts. Source: Ollama's API
-reference.
+Only the served names exist: the model is chosen at server start. Source: Ollama's API reference.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from dovetail_plugins.apis.ollama.response import written_time
 from dovetail_plugins.apis.ollama.weights import weights_of
 
 LATEST = ":latest"
-"""The tag that clients add to a name without one."""
+"""The tag that clients append to a name without one."""
 NEVER = "9999-12-31T23:59:59Z"
-"""When the model is unloaded."""
+"""The time at which the model is unloaded."""
 MAX_KNOWN = 4
 
 
 async def meant_model(server: ServerState, asked: str) -> str:
-    """Return the served name that is meant; the tag `latest` may be left out or added. Raises: as
-    `ServerState.model_name`"""
+    """Return the served name for a requested one; the tag `latest` may be missing or added. Raises:
+    as `ServerState.model_name`"""
     bare = asked.removesuffix(LATEST)
     return await server.model_name(bare if asked not in server.engine.spec.model_names else asked)
 
 
 async def list_models(server: ServerOf) -> dict[str, Any]:
-    """Return the served names, as Ollama lists the models of a machine."""
+    """Return the served names in the format of Ollama's list of models."""
     details = await _details(server)
     return {"models": [_entry(server, name, details) for name in await _names(server)]}
 
 
 async def list_loaded(server: ServerOf) -> dict[str, Any]:
-    """Return the served names, as Ollama lists loaded models: they stay loaded."""
+    """Return the served names in the format of Ollama's list of loaded models. They stay loaded."""
     run = server.engine.spec.run
     size = _weights_bytes(run.model.path)
     loaded = {
@@ -60,13 +59,13 @@ async def list_loaded(server: ServerOf) -> dict[str, Any]:
 
 
 async def _names(server: ServerState) -> list[str]:
-    """Return the served names, those of the adapters behind the model's."""
+    """Return the served names, with adapters after the model's own."""
     adapters = await server.adapters.all()
     return [*server.engine.spec.model_names, *(source.name for source in adapters)]
 
 
 async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any]:
-    """Return the facts of the model: its sizes, its template, what it can do."""
+    """Return the facts of the model: its sizes, its template, its capabilities."""
     name = await meant_model(server, body.model)
     adapter = server.engine.spec.adapter_of(name)
     base = server.engine.spec.model_names[0] if adapter else name
@@ -152,7 +151,7 @@ def _capabilities(server: ServerState) -> list[str]:
 
 
 def _pooled_capabilities(tasks: Collection[str]) -> list[str]:
-    """Return what a model does that pools, in Ollama's word for it; it has none for classes."""
+    """Return the capabilities of a pooling model in Ollama's terms; classification has none."""
     return ["embedding"] if EMBED in tasks else []
 
 
@@ -172,5 +171,5 @@ def _modified_at(server: ServerState) -> str:
 
 @lru_cache(MAX_KNOWN)
 def _weights_bytes(path: str) -> int:
-    """Return the size of the model's weight files; they do not change while it is served."""
+    """Return the size of the model's weight files, which do not change while it is served."""
     return weights_bytes(path)

@@ -1,4 +1,4 @@
-"""`options` of a request: the settings that chat knows by other names, and those without a use.
+"""The `options` of a request: settings with other names in chat, and options without effect.
 
 Source: Ollama's API reference and its Modelfile reference, parameters.
 """
@@ -29,7 +29,7 @@ LOADING = frozenset(
         "vocab_only",
     }
 )
-"""Options that decide how Ollama loads and runs a model: reported, without a warning."""
+"""Options for how Ollama loads and runs a model: reported, without a warning."""
 NAMES = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
@@ -47,15 +47,15 @@ NAMES = {
         )
     },
 }
-"""Chat's names of the settings -> where they stand here."""
+"""Chat's names of the settings -> their names here."""
 _AS_THEY_ARE = ("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty")
 NO_SEED = -1
 
 
 def sampling_of(options: OllamaOptions | None) -> dict[str, Any]:
-    """Return the settings in chat's words. Raises: RequestError
+    """Return the settings as chat fields. Raises: RequestError
 
-    A num_predict below 0 leaves the length to the context, a seed of -1 to chance.
+    A negative num_predict leaves the length to the context, a seed of -1 makes it random.
     """
     if options is None:
         return {}
@@ -71,22 +71,22 @@ def sampling_of(options: OllamaOptions | None) -> dict[str, Any]:
     if options.seed != NO_SEED:
         fields["seed"] = options.seed
     if options.top_p is not None:
-        fields["top_p"] = options.top_p or 1e-6  # 0 keeps the likeliest token alone
+        fields["top_p"] = options.top_p or 1e-6  # 0 allows only the most likely token
     if options.stop:
         fields["stop"] = options.stop
     return fields | _penalties(options)
 
 
 def _penalties(options: OllamaOptions) -> dict[str, Any]:
-    """Return the penalties: none where repeat_last_n says to look at no token."""
+    """Return the penalties; neutral values if repeat_last_n is 0."""
     if options.repeat_last_n == 0:
         return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     return {"repetition_penalty": options.repeat_penalty}
 
 
 def check_fields(server: ServerState, body: OllamaRequest | OllamaEmbedFields) -> list[str]:
-    """Return the names of fields and options that change nothing. Raises: RequestError for those
-    that would change the answer and cannot"""
+    """Return the names of fields and options without effect. Raises: RequestError for an
+    unsupported one that would change the answer"""
     names = server.fields.check(body, known=("messages.", "options."))
     if body.keep_alive is not None:
         names.append("keep_alive")

@@ -23,7 +23,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class OllamaOptions(Body):
-    """Settings of one answer. Those that load a model or change nothing here are not declared."""
+    """Settings of one answer. Options without effect here are not declared."""
 
     num_predict: Annotated[int, Field(ge=-2, le=INT31)] | None = None
     num_ctx: Annotated[int, Field(ge=1, le=INT31)] | None = None
@@ -40,13 +40,13 @@ class OllamaOptions(Body):
 
 
 class OllamaCallFunction(FunctionCall):
-    """The function of a call, with its arguments as an object."""
+    """The function of a call; its arguments are an object."""
 
     index: int | None = None
 
 
 class OllamaToolCall(Body):
-    """One call of an earlier answer."""
+    """A tool call of an earlier answer."""
 
     id: str | None = None
     type: str | None = None
@@ -66,7 +66,7 @@ class OllamaMessage(Body):
 
 
 class OllamaRequest(SamplingFields):
-    """What both ways to ask for an answer have in common. `format` is "json" or a schema."""
+    """The fields of both chat and generate. `format` is "json" or a schema."""
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = True
@@ -79,14 +79,14 @@ class OllamaRequest(SamplingFields):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """A conversation is to be answered."""
+    """A request to answer a conversation."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """A prompt is to be answered; with `raw` or `suffix` it is continued."""
+    """A request to answer a prompt, or to continue it with `raw` or `suffix`."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -98,7 +98,7 @@ class OllamaGenerateRequest(OllamaRequest):
 
 
 class OllamaEmbedFields(Body):
-    """What both ways to ask for vectors have in common. No option changes a vector."""
+    """The fields of both embedding requests. No option changes a vector."""
 
     model: Annotated[str, Field(min_length=1)]
     options: OllamaOptions | None = None
@@ -106,7 +106,7 @@ class OllamaEmbedFields(Body):
 
 
 class OllamaEmbedRequest(OllamaEmbedFields):
-    """The vectors of texts are asked for. Without `truncate` false, those too long are cut."""
+    """A request for the vectors of texts. Unless `truncate` is false, long texts are truncated."""
 
     input: str | list[str] = ""
     truncate: bool | None = True
@@ -114,13 +114,13 @@ class OllamaEmbedRequest(OllamaEmbedFields):
 
 
 class OllamaEmbeddingsRequest(OllamaEmbedFields):
-    """The vector of one text is asked for."""
+    """A request for the vector of one text."""
 
     prompt: str = ""
 
 
 class OllamaShowRequest(Body):
-    """The facts of a model are asked for. `verbose` adds nothing."""
+    """A request for the facts of a model. `verbose` has no effect."""
 
     model: Annotated[str, Field(min_length=1)]
     verbose: bool | None = None
@@ -128,7 +128,7 @@ class OllamaShowRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _older_name(cls, given: Any) -> Any:
-        """Take `name`, the field's older name."""
+        """Accept `name`, the field's older name."""
         if isinstance(given, dict) and "model" not in given and "name" in given:
             return {**given, "model": given["name"]}
         return given

@@ -1,7 +1,7 @@
-"""Steps as Ollama's answers: the lines of a stream, and the whole answer joined from the same.
+"""Answers in Ollama's format: the lines of a stream, and the whole answer joined from them.
 
-Source: Ollama's API reference. Format of a stream: a JSON object on each line, the last with
-`done` true.
+Source: Ollama's API reference. Format of a stream: a JSON object on each line, the last with `done`
+true.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_SERVED = re.compile(r'the model ("[^"]*") is(?= not served here)')
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return Ollama's word: an answer of calls has stopped like any other, if they are whole."""
+    """Return Ollama's finish reason: "stop" also for calls, if they are complete."""
     return "length" if end.cause == "length" or end.is_unfinished else "stop"
 
 
@@ -47,7 +47,7 @@ GENERATE = Dialect(finish_reason=finish_reason, field_names=engine_names(GENERAT
 
 @dataclass(slots=True, kw_only=True)
 class News:
-    """What an answer says: all of it, or what a step brought."""
+    """The content of an answer, or of one step."""
 
     content: str = ""
     thinking: str = ""
@@ -58,7 +58,7 @@ class News:
         return bool(self.content or self.thinking or self.calls or self.logprobs)
 
     def add(self, other: News) -> None:
-        """Append what came later. Mutates: self"""
+        """Append later content. Mutates: self"""
         self.content += other.content
         self.thinking += other.thinking
         self.calls += other.calls
@@ -66,12 +66,12 @@ class News:
 
 
 def nothing() -> News:
-    """Return news of nothing."""
+    """Return an empty News."""
     return News(calls=[], logprobs=[])
 
 
 def as_message(news: News) -> Fields:
-    """Return news in the shape of /api/chat."""
+    """Return the content in the format of /api/chat."""
     message: Fields = {"role": "assistant", "content": news.content}
     if news.thinking:
         message["thinking"] = news.thinking
@@ -81,7 +81,7 @@ def as_message(news: News) -> Fields:
 
 
 def as_response(news: News) -> Fields:
-    """Return news in the shape of /api/generate."""
+    """Return the content in the format of /api/generate."""
     thinking = {"thinking": news.thinking} if news.thinking else {}
     return {"response": news.content} | thinking | _logprobs(news)
 
@@ -94,8 +94,8 @@ Shape = Callable[[News], Fields]
 
 
 class Answer:
-    """One answer as it grows. `model` is the name that the request used, `began_ns` its arrival by
-    the monotonic clock; `num_top` is None without logprobs."""
+    """One answer while it grows. `model` is the requested name, `began_ns` the arrival time
+    (monotonic clock); `num_top` is None without logprobs."""
 
     def __init__(
         self, meta: ResponseMeta, shape: Shape, *, model: str, began_ns: int, num_top: int | None
@@ -109,8 +109,8 @@ class Answer:
         self._num_calls = 0
 
     def take(self, step: Step) -> News:
-        """Return what a step brings; a call comes once its arguments are whole,
-        and never where the answer ends within them. Mutates: self"""
+        """Return the content of a step. A call is emitted once its arguments are complete, and
+        dropped if the answer ends within them. Mutates: self"""
         news = nothing()
         changes = self._blocks.feed(step.events)
         if step.finish_reason is not None:
@@ -148,23 +148,23 @@ class Answer:
 
 
 def answer_fields(model: str, said: Fields, end: Mapping[str, Any]) -> Fields:
-    """Return an object of an answer; `end` is empty but in the last one."""
+    """Return an object of an answer; `end` is nonempty only in the last one."""
     return {"model": model, "created_at": now(), **said, "done": bool(end), **end}
 
 
 def now() -> str:
-    """Return the time as Ollama writes it."""
+    """Return the current time in Ollama's format."""
     return written_time(datetime.now(UTC))
 
 
 def written_time(when: datetime) -> str:
-    """Return a time of UTC as Ollama writes it (RFC 3339)."""
+    """Return a UTC time in Ollama's format (RFC 3339)."""
     return when.isoformat().replace("+00:00", "Z")
 
 
 def _durations(metrics: RequestMetrics | None, began_ns: int) -> Fields:
-    """Return the times before the prompt, for it and for the answer, in nanoseconds; none where
-    they are not known. Like Ollama's, the first is the wait for a model that is ready."""
+    """Return the durations of waiting, prompt and answer in nanoseconds; none if they are unknown.
+    As with Ollama, the first is the time until a model is ready."""
     if metrics is None or not metrics.first_scheduled_s or not metrics.first_token_s:
         return {"load_duration": 0}
     spans = {
@@ -191,7 +191,7 @@ async def answer_lines(steps: AsyncIterator[Step], answer: Answer) -> AsyncGener
 
 
 async def whole_answer(steps: AsyncIterator[Step], answer: Answer) -> bytes:
-    """Return the JSON of the whole answer: exactly its stream, joined. Mutates: answer"""
+    """Return the JSON of the whole answer: its stream, joined. Mutates: answer"""
     said, last = nothing(), None
     async for step in steps:
         said.add(answer.take(step))
@@ -201,7 +201,7 @@ async def whole_answer(steps: AsyncIterator[Step], answer: Answer) -> bytes:
 
 
 def encoded(fields: Fields) -> bytes:
-    """Return an object as JSON, halves of surrogate pairs replaced."""
+    """Return an object as JSON, with lone surrogates replaced."""
     return one_line(json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace"))
 
 
@@ -211,13 +211,13 @@ def line(data: bytes) -> bytes:
 
 
 def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
-    """Return an error as Ollama's JSON body, with the words that its clients look for."""
+    """Return Ollama's JSON error body, with the wording that its clients look for."""
     return encoded({"error": _NOT_SERVED.sub(r"model \1 not found: it is", error.message)})
 
 
 def framing(answer: Answer) -> Framing:
-    """Return how a stream of lines is framed. What keeps the connection open is a line that says
-    nothing; an error is a line, and nothing comes after it."""
+    """Return the framing of a stream of lines. An empty line object keeps the connection open; an
+    error is the last line."""
 
     def error(found: Problem) -> bytes:
         return line(error_body(found.status, found.info, None))

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate, and what Ollama's clients ask beside them."""
+"""POST /api/chat and /api/generate, and the other paths that Ollama's clients use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from dovetail_plugins.apis.ollama.response import (
 
 
 async def create_chat(body: OllamaChatRequest, request: Request, server: ServerOf) -> Any:
-    """Answer a conversation in Ollama's shapes, as lines of JSON or whole."""
+    """Answer a conversation in Ollama's format, as lines of JSON or whole."""
     began_ns = time.monotonic_ns()
     model, ignored = await _checked(server, body)
     if not body.messages:
@@ -88,7 +88,7 @@ async def create_chat(body: OllamaChatRequest, request: Request, server: ServerO
 
 
 async def create_answer(body: OllamaGenerateRequest, request: Request, server: ServerOf) -> Any:
-    """Answer a prompt, or continue it, in Ollama's shapes, as lines of JSON or whole."""
+    """Answer or continue a prompt in Ollama's format, as lines of JSON or whole."""
     began_ns = time.monotonic_ns()
     model, ignored = await _checked(server, body)
     if not (body.prompt or body.suffix or body.images):
@@ -107,8 +107,7 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
 
 
 async def _checked(server: ServerState, body: OllamaRequest) -> tuple[str, list[str]]:
-    """Return the served name that is meant, and the names of what changes nothing. Raises:
-    RequestError"""
+    """Return the served name, and the names of fields without effect. Raises: RequestError"""
     return await meant_model(server, body.model), check_fields(server, body)
 
 
@@ -121,8 +120,8 @@ async def _prepared(
     model: str,
     ignored: Sequence[str],
 ) -> Generation:
-    """Return a conversation ready for the engine. Raises: RequestError, also for thinking asked of
-    a model that does none"""
+    """Return a conversation ready for the engine. Raises: RequestError, also if thinking is
+    requested from a model without it"""
     with in_words_of(image_names(body)):
         generation = await prepare(
             server,
@@ -152,7 +151,7 @@ async def _answered(
     shape: Shape,
     began_ns: int,
 ) -> Response:
-    """Return the response. Mutates: owned (a stream takes over what it holds)"""
+    """Return the response. Mutates: owned (a stream takes over its contents)"""
     meta = generation.meta
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     answer = Answer(meta, shape, model=body.model, began_ns=began_ns, num_top=num_top)
@@ -166,8 +165,8 @@ async def _answered(
 
 
 def _loaded(body: OllamaRequest, shape: Shape) -> Response:
-    """Return the answer to a request that says nothing: that the model is loaded. Raises:
-    RequestError where it asks for the opposite"""
+    """Return the answer to an empty request: the model is loaded. Raises: RequestError if it asks
+    to unload it"""
     if body.keep_alive in (0, "0", "0s"):
         raise RequestError(
             "the model stays loaded while the server runs.",
@@ -251,5 +250,5 @@ class OllamaApi(Api):
     )
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
-        """Return Ollama's JSON body of an error."""
+        """Return Ollama's JSON error body."""
         return error_body(status, error, request_id)

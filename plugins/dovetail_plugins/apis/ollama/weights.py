@@ -1,6 +1,6 @@
-"""What a model's weight files say of it in Ollama's words: how many parameters, in which form.
+"""The number and type of a model's parameters in Ollama's terms, read from its weight files.
 
-Reads headers alone, once a model. Knows no format: the load format gives the headers.
+Only the headers are read, once per model. Independent of file formats: the load format reads them.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ logger = logging.getLogger("dovetail.server")
 MAX_KNOWN = 4
 UNQUANTIZED = "none"
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
-"""Ollama's words for the types of weights that are not quantized."""
+"""Ollama's names of unquantized weight types."""
 PACKED = {"uint8": 2, "int32": 8}
-"""Types that hold several weights, of four bits unless the layer's name says how many there are."""
+"""Types that pack several weights: four-bit ones, unless the layer's name implies another
+number."""
 NO_PARAMETERS = ("scale", "zero", "absmax", "quant_", "g_idx", "shape", "SCB", "format", "inv_freq")
-"""Words in the names of tensors that say how to read others."""
+"""Words in the names of tensors that only describe other tensors."""
 UNITS = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
-"""Units of Ollama's, with the digits after the point of numbers that are not whole."""
+"""Ollama's units, with the number of decimals for fractional numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How many parameters a model has, and in which form; empty where its files do not tell."""
+    """The number of a model's parameters, and their type; empty if its files do not show them."""
 
     parameter_size: str = ""
     quantization_level: str = ""
 
 
 def weights_of(run: RunSpec) -> Weights:
-    """Return what the weight files of a model say; they do not change while it is served."""
+    """Return the facts in a model's weight files, which do not change while it is served."""
     return _read(msgspec.json.encode((run.model, run.load_format, run.quantization.name)))
 
 
@@ -68,7 +69,7 @@ def _read(model_json: bytes) -> Weights:
 
 
 def _parameters(layer: StoredLayer, model: ModelSpec) -> Iterator[tuple[str, int]]:
-    """Yield (type, how many) of a layer's parameters."""
+    """Yield (type, count) of a layer's parameters."""
     for leaf, header in layer.tensors.items():
         if any(word in leaf for word in NO_PARAMETERS):
             continue
@@ -78,7 +79,7 @@ def _parameters(layer: StoredLayer, model: ModelSpec) -> Iterator[tuple[str, int
 
 
 def _level(model: ModelSpec, quantization: str, stored: Counter[str]) -> str:
-    """Return the form of most parameters: a file's own type of blocks, else the quantization."""
+    """Return the type of most parameters: the file's own block type, else the quantization."""
     usual = stored.most_common(1)[0][0]
     if not usual.islower():
         return label_of(PurePath(model.path).stem) or usual
@@ -86,7 +87,7 @@ def _level(model: ModelSpec, quantization: str, stored: Counter[str]) -> str:
 
 
 def in_words(count: int) -> str:
-    """Return a number of parameters as Ollama writes it."""
+    """Return a number of parameters in Ollama's format."""
     for size, unit, digits in UNITS:
         if count >= size:
             return f"{count / size:.{0 if count % size == 0 else digits}f}{unit}"

@@ -15,7 +15,7 @@ ParserName = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class ParseRequest(Body):
-    """A model's text is to be read. `prompt` is what it was written after, or the end of that."""
+    """A request to parse a model's text. `prompt` is the prompt before the text, or its end."""
 
     text: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
     prompt: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
@@ -25,7 +25,7 @@ class ParseRequest(Body):
 
 
 class ParseReply(Reply):
-    """The events in their order, and what they come to."""
+    """The events in order, and the message that they form."""
 
     events: list[dict[str, Any]]
     message: ReplyMessage

@@ -1,4 +1,4 @@
-"""POST /v1/parse: a model's text as the events that an answer would be made of."""
+"""POST /v1/parse: parse a model's text into the events of an answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ EVENT_NAMES = {
 
 
 async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
-    """Read a model's text: reasoning, content and tool calls, by the parsers named or in use."""
+    """Parse a model's text into reasoning, content and tool calls, with the named parsers or the
+    server's."""
     ignored = server.fields.check(body, is_answered=False)
     tokenizer = server.engine.tokenizer
     parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
@@ -80,8 +81,8 @@ def _events(text: str, plan: SessionPlan, tokenizer: Tokenizer) -> list[Event]:
 
 
 def _tokens(text: str, tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the tokens of a text and how much of it each of them brings; where they do not spell
-    it as it stands, the last one brings all."""
+    """Return a text's tokens, and how many characters each contributes. If the tokens do not
+    reproduce the text, the last one contributes all."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     stream = tokenizer.stream((), skip_special_tokens=False)
     pieces = [stream.push(token_id) for token_id in ids]

@@ -1,1 +1,1 @@
-"""/pooling and /classify: what a model makes of prompts, or of each of their tokens."""
+"""/pooling and /classify: pooled outputs of prompts or of each of their tokens."""

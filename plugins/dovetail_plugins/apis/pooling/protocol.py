@@ -11,24 +11,24 @@ from dovetail_plugins.apis._pool.inputs import InputFields
 from dovetail_plugins.apis._pool.vectors import Dtype, Endianness, Format
 
 Task = Literal["embed", "classify", "token_embed", "token_classify", "encode", "score", "reward"]
-"""The tasks of a model, and the names that three of them had before."""
+"""The tasks of a model, and the former names of three of them."""
 
 
 class ActivatedFields(InputFields):
-    """Inputs, and whether numbers of classes become probabilities; each field is a name of that."""
+    """Inputs, and whether class scores become probabilities; all three fields mean this."""
 
     use_activation: bool | None = None
     activation: bool | None = None
     softmax: bool | None = None
 
     def wants_activation(self) -> bool | None:
-        """Return what is asked for; None: what the model does."""
+        """Return the requested activation; None: the model's default."""
         given = (self.use_activation, self.activation, self.softmax)
         return next((one for one in given if one is not None), None)
 
 
 class PoolingRequest(ActivatedFields):
-    """What a model makes of inputs is asked for, or of `data` that a plugin makes inputs of."""
+    """A request to pool inputs, or `data` that a plugin turns into inputs."""
 
     task: Task | None = None
     data: Any = None
@@ -40,4 +40,4 @@ class PoolingRequest(ActivatedFields):
 
 
 class ClassifyRequest(ActivatedFields):
-    """The classes of inputs are asked for."""
+    """A request for the classes of inputs."""

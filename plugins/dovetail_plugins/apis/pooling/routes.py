@@ -39,7 +39,7 @@ _OLDER = {
 
 
 async def create_pooling(body: PoolingRequest, request: Request, server: ServerOf) -> Any:
-    """Return what the model makes of inputs, or of each of their tokens."""
+    """Return the model's pooled output for inputs, or for each of their tokens."""
     server, model = await server.for_model(body.model)
     if body.data is not None:
         return await create_from_data(body, request, server, model)
@@ -72,7 +72,7 @@ async def create_pooling(body: PoolingRequest, request: Request, server: ServerO
 async def create_from_data(
     body: PoolingRequest, request: Request, server: ServerState, model: str
 ) -> Any:
-    """Return what the server's plugin makes of data by way of the model. Raises: RequestError"""
+    """Return the server plugin's result for data, computed with the model. Raises: RequestError"""
     processor = server.io_processor
     if processor is None:
         raise RequestError(
@@ -103,7 +103,7 @@ async def create_from_data(
 
 
 def refuse_inputs(body: PoolingRequest) -> None:
-    """Raise RequestError for fields beside data that say what is done with inputs."""
+    """Raise RequestError for fields about inputs in a request with data."""
     others = ("input", "messages", "encoding_format", "embed_dtype", "endianness", "dimensions",
               "normalize", "use_activation", "activation", "softmax", "prompt_name",
               "input_type")  # fmt: skip
@@ -113,7 +113,7 @@ def refuse_inputs(body: PoolingRequest) -> None:
 
 
 def task_of(asked: str | None, pooling: PoolingSpec) -> str:
-    """Return the task that a request means: the model's usual one where it names none."""
+    """Return the requested task; the model's default if none is named."""
     if asked is None:
         return pooling.tasks[0]
     names = _OLDER.get(asked, (asked,))
@@ -121,7 +121,7 @@ def task_of(asked: str | None, pooling: PoolingSpec) -> str:
 
 
 async def classify(body: ClassifyRequest, request: Request, server: ServerOf) -> Any:
-    """Return the most likely class of each input, with the probabilities of all."""
+    """Return the most likely class of each input, with the probabilities of all classes."""
     server, model = await server.for_model(body.model)
     params = PoolingParams(task=CLASSIFY, is_activated=body.wants_activation())
     job, ignored = await input_job(server, body, request, params, model=model)
@@ -148,7 +148,7 @@ def _classified(index: int, told: np.ndarray, labels: Sequence[str]) -> dict[str
 
 
 class PoolingApi(Api):
-    """Whatever a model pools."""
+    """Pooling endpoints for every task."""
 
     info = Info(
         summary="vectors and classes of prompts or their tokens",

@@ -1,6 +1,6 @@
-"""POST /start_profile and /stop_profile; there only with --profiler-config.
+"""POST /start_profile and /stop_profile; only with --profiler-config.
 
-What is profiled, and where traces go, is decided when the server starts: no client names a file.
+What is profiled and where traces are written is set at server start: clients cannot name files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ async def start_profile(server: ServerOf) -> Response:
 
 
 async def stop_profile(server: ServerOf) -> dict[str, list[str]]:
-    """Stop the profilers; answer, once they are written, with the files of the traces, each on the
+    """Stop the profilers and return the files of the traces once they are written, each on the
     machine of its rank."""
     return {"traces": await server.engine.stop_profile()}
 

@@ -1,4 +1,4 @@
-"""How the text of a call is named in items and events: arguments, or a custom tool's input."""
+"""The names of a call's text in items and events: arguments, or a custom tool's input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallText:
-    """How a call's text is named: its item, its field, and its events."""
+    """The names of a call's item, its text field, and its events."""
 
     item: str
     field: str

@@ -1,4 +1,4 @@
-"""/v1/conversations: made, read, changed and forgotten, with their items.
+"""/v1/conversations: create, read, change and delete conversations and their items.
 
 Source: the OpenAI API reference, conversations.
 """
@@ -29,7 +29,7 @@ from dovetail_plugins.apis.responses.state import ResponsesStateOf
 async def create_conversation(
     body: NewConversation, request: Request, server: ServerOf, state: ResponsesStateOf
 ) -> Any:
-    """Begin a conversation, with items or without."""
+    """Create a conversation, with or without items."""
     check_keeps(server, "conversation")
     server.fields.check(body, is_answered=False)
     items = checked_items(body.items)
@@ -46,7 +46,7 @@ async def get_conversation(conversation_id: str, request: Request, state: Respon
 async def update_conversation(
     conversation_id: str, body: ChangedConversation, request: Request, state: ResponsesStateOf
 ) -> Any:
-    """Give a conversation other metadata."""
+    """Replace the metadata of a conversation."""
     kept = _kept(conversation_id, request, state)
     state.conversations.describe(kept, body.metadata)
     return JSONResponse(kept.told())
@@ -55,7 +55,7 @@ async def update_conversation(
 async def delete_conversation(
     conversation_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
-    """Forget a conversation and its items."""
+    """Delete a conversation and its items."""
     kept = _kept(conversation_id, request, state)
     state.conversations.drop(kept.id)
     return JSONResponse({"id": kept.id, "object": "conversation.deleted", "deleted": True})
@@ -88,7 +88,7 @@ async def get_item(
 async def delete_item(
     conversation_id: str, item_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
-    """Take one item out of a conversation."""
+    """Delete one item of a conversation."""
     kept = _kept(conversation_id, request, state)
     state.conversations.remove(kept, _item(kept, item_id))
     return JSONResponse(kept.told())

@@ -1,7 +1,7 @@
-"""Conversations: items that responses go on from and add to, in the memory of one process.
+"""Conversations: items that responses continue and append to, in the memory of one process.
 
-Bounded in bytes (`owned`). What is kept belongs to the key that made it. Source: the OpenAI
-API reference, conversations.
+They are limited in bytes (`owned`) and belong to the key that created them. Source: the OpenAI API
+reference, conversations.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from dovetail_plugins.apis.responses.turns import messages_of
 
 MAX_BYTES = 64 << 20
 MAX_NEW_ITEMS = 20
-"""Items that one request may add, as OpenAI has it."""
+"""How many items one request may add, as in OpenAI's API."""
 
 Items = Annotated[list[Item], Field(max_length=MAX_NEW_ITEMS)]
 
 
 class NewConversation(Body):
-    """A conversation is to be begun."""
+    """A request to create a conversation."""
 
     items: Items | None = None
     metadata: Metadata | None = None
 
 
 class ChangedConversation(Body):
-    """A conversation's metadata are to be others."""
+    """A request to replace a conversation's metadata."""
 
     metadata: Metadata
 
 
 class NewItems(Body):
-    """Items are to be added to a conversation."""
+    """A request to add items to a conversation."""
 
     items: Items
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """One conversation; `owner` tells one key's from another's."""
+    """One conversation; `owner` identifies its key."""
 
     id: str
     owner: str
@@ -61,11 +61,11 @@ class Conversation:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory that it takes."""
+        """Return its memory size in bytes."""
         return self.num_item_bytes + len(json.dumps(self.metadata))
 
     def told(self) -> dict[str, Any]:
-        """Return the conversation as the API shows it."""
+        """Return the conversation in the API's format."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -95,7 +95,7 @@ class ConversationStore:
         return conversation
 
     def get(self, conversation_id: str, owner: str, where: str = "conversation") -> Conversation:
-        """Return a conversation, from now the one used last. Raises: NotFound. Mutates: self"""
+        """Return a conversation and mark it as used last. Raises: NotFound. Mutates: self"""
         kept = self._kept.get(conversation_id, owner)
         if kept is None:
             raise NotFound(
@@ -108,20 +108,20 @@ class ConversationStore:
         return kept
 
     def add(self, conversation: Conversation, items: Sequence[Item]) -> None:
-        """Add items; one that was deleted meanwhile stays deleted. Mutates: self, conversation"""
+        """Add items, unless the conversation was deleted meanwhile. Mutates: self, conversation"""
         if self._kept.has(conversation.id, conversation):
             conversation.items += items
             conversation.num_item_bytes += _num_bytes(items)
             self._kept.keep(conversation.id, conversation)
 
     def remove(self, conversation: Conversation, item: Item) -> None:
-        """Take an item out of a conversation. Mutates: self, conversation"""
+        """Remove an item from a conversation. Mutates: self, conversation"""
         conversation.items.remove(item)
         conversation.num_item_bytes -= _num_bytes([item])
         self._kept.keep(conversation.id, conversation)
 
     def describe(self, conversation: Conversation, metadata: dict[str, str]) -> None:
-        """Give a conversation other metadata. Mutates: self, conversation"""
+        """Replace a conversation's metadata. Mutates: self, conversation"""
         conversation.metadata = metadata
         self._kept.keep(conversation.id, conversation)
 
@@ -131,7 +131,7 @@ class ConversationStore:
         return next((item for item in items if item.get("id") == item_id), None)
 
     def drop(self, conversation_id: str) -> None:
-        """Forget a conversation. Mutates: self"""
+        """Delete a conversation. Mutates: self"""
         self._kept.drop(conversation_id)
 
 
@@ -140,7 +140,7 @@ def _num_bytes(items: Sequence[Item]) -> int:
 
 
 def check_keeps(server: ServerState, where: str) -> None:
-    """Raise RequestError where several processes would each keep their own."""
+    """Raise RequestError if several processes would each store their own."""
     if server.frontend.api_server_count > 1:
         raise RequestError(
             "needs responses to be kept, which several HTTP processes do not share.",
@@ -151,7 +151,8 @@ def check_keeps(server: ServerState, where: str) -> None:
 
 
 def checked_items(given: Sequence[Item] | None) -> list[Item]:
-    """Return items with their ids. Raises: RequestError for what no response could go on from"""
+    """Return items with their ids. Raises: RequestError for items that no response could
+    continue"""
     with in_words_of({"input": "items"}):
         messages_of(list(given or ()))
     return as_items(list(given or ()))

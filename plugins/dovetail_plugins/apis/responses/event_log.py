@@ -1,6 +1,6 @@
-"""EventLog: the events of a response that runs in the background, for clients that come and go.
+"""EventLog: the events of a background response, for clients that disconnect and come back.
 
-An event's place is its `sequence_number`, so a client that left goes on after the last it has.
+An event's index is its `sequence_number`, so a client can resume after the last one it received.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 
 class EventLog:
-    """Events of one response as they are sent, kept until the response is forgotten."""
+    """The encoded events of one response, stored until the response is deleted."""
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
@@ -25,7 +25,7 @@ class EventLog:
         self._wake()
 
     def close(self) -> None:
-        """Let readers end after the last event. Mutates: self"""
+        """Make readers stop after the last event. Mutates: self"""
         self._is_closed = True
         self._wake()
 
@@ -34,7 +34,7 @@ class EventLog:
         self._news = asyncio.Event()
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events after that of a number, and those that are still to come."""
+        """Yield the events after the given number, including future ones."""
         place = number + 1
         while True:
             news = self._news

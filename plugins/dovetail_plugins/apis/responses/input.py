@@ -1,4 +1,4 @@
-"""A /v1/responses body as a ChatRequest: items become turns, and settings chat's words.
+"""Conversion of a /v1/responses body to a ChatRequest: items become turns.
 
 Source: the OpenAI API reference, responses.
 """
@@ -23,13 +23,13 @@ NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
-"""Chat's names of fields that have another one here."""
+"""Chat's field names -> their different names here."""
 UNSUPPORTED_FIELDS = {
     "prompt": "stored_prompts",
 }
-"""Declared fields that ask for a feature of `dovetail.unsupported`, by its name."""
+"""Declared fields of missing features -> the feature's name in `dovetail.unsupported`."""
 TEXT_LOGPROBS = "message.output_text.logprobs"
-"""The word of `include` for them."""
+"""The `include` value for logprobs."""
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 Message = dict[str, Any]
@@ -41,8 +41,8 @@ def chat_of(
     offered: Sequence[Item] = (),
     labels: Mapping[str, str] | None = None,
 ) -> ChatRequest:
-    """Return the request in chat's words. `messages` are all turns, `offered` the functions that
-    its tools of type mcp stand for, `labels` their servers. Raises: RequestError"""
+    """Return the request as a chat request. `messages` are all turns, `offered` the functions of
+    its mcp tools, `labels` the labels of their servers. Raises: RequestError"""
     check_one(body)
     _check_supported(body)
     _check_depths(body)
@@ -66,7 +66,7 @@ def chat_of(
 
 
 def conversation_id(body: ResponsesRequest) -> str:
-    """Return the id of the conversation that a request goes on with; empty for none."""
+    """Return the id of the conversation that a request continues; empty if none."""
     given = body.conversation
     return (given if isinstance(given, str) else given.id) if given else ""
 
@@ -77,7 +77,7 @@ def tells_logprobs(body: ResponsesRequest) -> bool:
 
 
 def _check_supported(body: ResponsesRequest) -> None:
-    """Raise RequestError for the first thing that is asked for and not supported."""
+    """Raise RequestError for the first unsupported field."""
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
     for where, feature in asks:
         fix = remedy(feature, "leave it out")
@@ -85,9 +85,9 @@ def _check_supported(body: ResponsesRequest) -> None:
 
 
 def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
-    """Return the request without its oldest turns, each a user's words and what followed them. The
-    last stays, and what the system says. `num_turns` doubles from try to try; None when half of it
-    was too many already."""
+    """Return the request without its oldest `num_turns` turns (a user message and what follows it).
+    System messages and the last turn always stay. The caller doubles `num_turns` on every try; None
+    if half of it already removed all that can be removed."""
     messages = chat.messages
     starts = [i for i, message in enumerate(messages) if message.role == "user"]
     if num_turns >= 2 * (len(starts) - 1):
@@ -98,7 +98,7 @@ def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
 
 
 def ignored_fields(body: ResponsesRequest) -> list[str]:
-    """Return the declared fields that change nothing here."""
+    """Return the declared fields that have no effect here."""
     found = left_out_items(body.input)
     found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
     if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):
@@ -116,7 +116,7 @@ def _instructions(body: ResponsesRequest) -> list[Message]:
 
 
 def _check_depths(body: ResponsesRequest) -> None:
-    """Raise RequestError for schemas that are nested too deep to be sent back."""
+    """Raise RequestError for schemas nested too deep to be echoed."""
     schemas: dict[str, Any] = {}
     if body.text is not None and body.text.format is not None:
         schemas["text.format.schema"] = body.text.format.schema_

@@ -1,4 +1,4 @@
-"""The input of a response as the API returns it: items with their ids, a page at a time.
+"""The input of a response in the API's format: items with their ids, paged.
 
 Source: the OpenAI API reference, responses: list input items.
 """
@@ -29,7 +29,7 @@ _PREFIXES = {
 
 
 def as_items(given: str | Sequence[Item]) -> list[Item]:
-    """Return input as items, each with an id and a type; text is a message of the user."""
+    """Return input as items, each with an id and a type; text becomes a user message."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     return [_as_item(item) for item in given]
@@ -49,7 +49,7 @@ def _as_item(item: Mapping[str, Any]) -> Item:
 def with_references(
     given: str | Sequence[Item], find: Callable[[str], Item | None]
 ) -> str | list[Item]:
-    """Return input with the items in it that references name, by `find`. Raises: NotFound"""
+    """Return input with references replaced by the items that `find` returns. Raises: NotFound"""
     if isinstance(given, str):
         return given
     return [_referred(item, f"input[{number}].id", find) for number, item in enumerate(given)]
@@ -74,7 +74,7 @@ def _referred(item: Item, where: str, find: Callable[[str], Item | None]) -> Ite
 
 
 def page_of(items: Sequence[Item], query: QueryParams) -> dict[str, Any]:
-    """Return the page that a query asks for: `limit`, `order` and the id that it begins `after`.
+    """Return the page selected by a query's `limit`, `order` and `after` (an item id).
 
     Raises: RequestError, NotFound
     """

@@ -1,6 +1,6 @@
-"""Logprobs of a response's text: those of the tokens that became it, and of no marker beside it.
+"""Logprobs of a response's text: only of the tokens that became text, not of markers.
 
-Steps tell tokens, events tell text; what is held back or left out lies between the two.
+Steps contain tokens and events contain text; some tokens are held back or dropped between the two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Entry = dict[str, Any]
 
 
 class TextLogprobs:
-    """Tokens that have come and belong to no text yet. `num_top` are reported beside each,
-    with the token itself where the request names them (`is_named`)."""
+    """Tokens received but not yet matched with text. `num_top` candidates are reported per token,
+    plus the token itself if the request names candidates (`is_named`)."""
 
     def __init__(self, num_top: int, names: TokenNames, *, is_named: bool) -> None:
         self._num_top = num_top
@@ -27,24 +27,24 @@ class TextLogprobs:
         self._pending: list[tuple[str, TokenLogprob]] = []
 
     def note(self, positions: Sequence[TokenLogprobs]) -> None:
-        """Take the tokens of a step. Mutates: self"""
+        """Add the tokens of a step. Mutates: self"""
         texts = self._texts.of([position.token_id for position in positions])
         told = chat_logprobs(positions, self._num_top, self._names, is_named=self._is_named)
         self._pending += zip(texts, told, strict=True)
 
     def skip(self, text: str) -> None:
-        """Forget the tokens that wrote reasoning or a call's arguments, where these stand in the
-        model's text as they are shown. Mutates: self"""
+        """Drop the tokens of reasoning or call arguments, if these appear verbatim in the model's
+        text. Mutates: self"""
         if text in "".join(piece for piece, _ in self._pending):
             self.take(text)
 
     def take(self, text: str) -> list[Entry]:
-        """Return the entries of the tokens that wrote a piece of text; what came before them
-        belongs to no text. Mutates: self"""
+        """Return the entries of the tokens that produced a piece of text. Earlier tokens belong to
+        no text and are dropped. Mutates: self"""
         pending = self._pending
         joined = "".join(piece for piece, _ in pending)
         at = joined.find(text)
-        if at < 0:  # a character of several tokens, none of which is text alone
+        if at < 0:  # a character of several tokens, which have no text of their own
             first, last = 0, len(pending)
         else:
             ends = list(accumulate(len(piece) for piece, _ in pending))

@@ -1,7 +1,7 @@
-"""McpServer: a server of tools, spoken to in JSON-RPC 2.0 over HTTP. Only addresses given at start.
+"""McpServer: a client of an MCP tool server, with JSON-RPC 2.0 over HTTP.
 
-Each message is a separate POST to /mcp, bounded in time and bytes; redirects are not followed.
-Source: the Model Context Protocol, streamable HTTP.
+Only addresses given at server start are used. Each message is a separate POST to /mcp, limited in
+time and bytes; redirects are not followed. Source: the Model Context Protocol, streamable HTTP.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dovetail.version import __version__
 FLAG = "--tool-server"
 PATH = "/mcp"
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
-"""Versions of the protocol that are the same in what is used here, the newest first."""
+"""Protocol versions that are equal in the parts used here, newest first."""
 CONNECT_LIMIT_S = 10.0
 CALL_LIMIT_S = 30.0
 MAX_REPLY_BYTES = 1 << 20
 MAX_RESULT_BYTES = 1 << 16
-"""The longest result that a model is given."""
+"""The maximum size of a result passed to the model."""
 MAX_PAGES = 16
 MAX_NAME_CHARS = 256
 _SESSION = "Mcp-Session-Id"
@@ -41,7 +41,7 @@ logger = logging.getLogger("dovetail.server")
 
 
 class McpFault(Exception):
-    """A server of tools did not do its part. `code` is HTTP's, or JSON-RPC's where negative."""
+    """A failure of a tool server. `code` is an HTTP status, or JSON-RPC's if negative."""
 
     def __init__(self, message: str, code: int = 502) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class McpFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpTool:
-    """A tool as its server tells it. `schema` is that of its arguments."""
+    """A tool as described by its server. `schema` describes its arguments."""
 
     name: str
     description: str
@@ -60,17 +60,17 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a call: its text, and whether the tool says that it failed."""
+    """The result of a call: its text, and whether the tool reports an error."""
 
     text: str
     is_error: bool = False
 
 
 class McpServer:
-    """One server. `label` is its address, `name` and `tools` what it says of itself."""
+    """One server. `label` is its address; it reports `name` and `tools` itself."""
 
     def __init__(self, address: str, *, call_limit_s: float = CALL_LIMIT_S) -> None:
-        """Raises: ConfigError for what is not a HOST:PORT"""
+        """Raises: ConfigError if the address is not HOST:PORT"""
         self.label = address
         self.name = ""
         self.tools: Sequence[McpTool] = ()
@@ -80,7 +80,7 @@ class McpServer:
         self._head: dict[str, str] = {}
 
     async def connect(self, limit_s: float = CONNECT_LIMIT_S) -> None:
-        """Begin a session and ask for the tools. Raises: McpFault. Mutates: self"""
+        """Start a session and fetch the list of tools. Raises: McpFault. Mutates: self"""
         async with _limit(limit_s):
             await self._initialize()
             self.tools = await self._list_tools()
@@ -92,7 +92,7 @@ class McpServer:
             try:
                 found = await self._ask("tools/call", params)
             except McpFault as error:
-                # The protocol's word for a session that the server has ended.
+                # The protocol's status for a session that the server has ended.
                 if error.code != 404 or _SESSION not in self._head:
                     raise
                 await self._initialize()
@@ -141,7 +141,7 @@ class McpServer:
         return _object(reply.get("result"))
 
     async def _post(self, message: dict[str, Any], number: int | None) -> dict[str, Any]:
-        """Return the message that answers `number`; without one, nothing. Raises: McpFault"""
+        """Return the message that answers `number`; empty if `number` is None. Raises: McpFault"""
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
         fields = {
             "Host": self.label,
@@ -183,7 +183,7 @@ class McpServer:
 
 
 class _Answer:
-    """An HTTP response as it comes in; done when the wanted message is there or nothing more is."""
+    """An HTTP response while it arrives; done when it ends or contains the wanted message."""
 
     def __init__(self, number: int | None) -> None:
         self.is_done = False
@@ -196,7 +196,7 @@ class _Answer:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes. Raises: McpFault, HttpParserError. Mutates: self"""
+        """Add bytes. Raises: McpFault, HttpParserError. Mutates: self"""
         self._num_bytes += len(data)
         if self._num_bytes > MAX_REPLY_BYTES:
             raise McpFault(f"its answer is longer than {MAX_REPLY_BYTES} bytes.")
@@ -213,7 +213,7 @@ class _Answer:
         return self.fields.get("content-type", "").startswith("text/event-stream")
 
     def _read_events(self) -> bool:
-        """Return whether the wanted message has come. Mutates: self"""
+        """Return whether the wanted message has arrived. Mutates: self"""
         *events, self._body = re.split(rb"\r?\n\r?\n", self._body)
         for event in events:
             lines = [line for line in event.splitlines() if line.startswith(b"data:")]
@@ -222,25 +222,25 @@ class _Answer:
         return self._found is not None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header; httptools calls this. Mutates: self"""
+        """Record a header; called by httptools. Mutates: self"""
         self.fields[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Note the status; httptools calls this. Mutates: self"""
+        """Record the status; called by httptools. Mutates: self"""
         self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Note a piece of the body; httptools calls this. Mutates: self"""
+        """Record a piece of the body; called by httptools. Mutates: self"""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Note the end; httptools calls this. Mutates: self"""
+        """Record the end; called by httptools. Mutates: self"""
         self.is_done = True
 
 
 @contextlib.asynccontextmanager
 async def _limit(limit_s: float) -> AsyncIterator[None]:
-    """Bound a block in time. Raises: McpFault"""
+    """Limit the duration of a block. Raises: McpFault"""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -249,7 +249,7 @@ async def _limit(limit_s: float) -> AsyncIterator[None]:
 
 
 def named_servers(addresses: Sequence[str]) -> list[McpServer]:
-    """Return the servers of --tool-server, not connected. Raises: ConfigError"""
+    """Return the servers of --tool-server, not yet connected. Raises: ConfigError"""
     given = [one.strip() for text in addresses for one in text.split(",") if one.strip()]
     return [McpServer(address) for address in dict.fromkeys(given)]
 
@@ -283,10 +283,10 @@ def _parsed(address: str) -> tuple[str, int]:
 
 
 def _message(data: bytes, number: int | None) -> dict[str, Any] | None:
-    """Return the answer to `number` in the JSON of one message or several, None for others."""
+    """Return the answer to `number` in JSON with one or more messages; None if there is none."""
     try:
         found = json_value(data.decode("utf-8", "replace"))
-        # Halves of surrogate pairs would end the request that the text goes into.
+        # Lone surrogates would fail the request that the text is inserted into.
         found = json_value(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
@@ -299,7 +299,7 @@ def _message(data: bytes, number: int | None) -> dict[str, Any] | None:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return an object as it is, and an empty one for anything else."""
+    """Return an object unchanged, and an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
@@ -317,7 +317,7 @@ def _tool(given: Any) -> McpTool:
 
 
 def _text_of(found: dict[str, Any]) -> str:
-    """Return a result's text; parts of other kinds are only named."""
+    """Return a result's text; for other kinds of parts only the kind."""
     content = found.get("content")
     parts = [_object(part) for part in content] if isinstance(content, list) else []
     if not parts and "structuredContent" in found:

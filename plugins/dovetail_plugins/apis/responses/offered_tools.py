@@ -1,6 +1,6 @@
-"""The tools that a response's request offers, in chat's words, and how its answer names them.
+"""The tools that a response request offers, as chat tools, and their names in the answer.
 
-`words.TOOLS` says which types there are.
+The types are listed in `words.TOOLS`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FIELDS = {
     "namespace": ("type", "name", "description"),
     "mcp": ("type", "server_label", "allowed_tools", "require_approval"),
 }
-"""The fields of each type that are read, and that a response repeats."""
+"""The fields of each type that are read, and echoed in a response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tool:
-    """A tool that the client runs, and where it stands."""
+    """A tool that the client runs, and its place in the body."""
 
     given: Mapping[str, Any]
     where: str
@@ -47,7 +47,7 @@ class _Tool:
 
 
 def tools_of(body: ResponsesRequest, offered: Sequence[Item]) -> list[dict[str, Any]]:
-    """Return the tools in chat's words; `offered` are functions of servers. Raises: RequestError"""
+    """Return the tools as chat tools. `offered` are functions of servers. Raises: RequestError"""
     found = list(_tools(body))
     _check(found)
     servers = (_Tool(given=tool, where="tools") for tool in offered)
@@ -55,8 +55,7 @@ def tools_of(body: ResponsesRequest, offered: Sequence[Item]) -> list[dict[str, 
 
 
 def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
-    """Return the namespace and the name of each tool that has one, by the name that the model
-    sees."""
+    """Return the name that the model sees -> (namespace, name), for each tool in a namespace."""
     return {
         tool.name: (tool.namespace, str(tool.given["name"]))
         for tool in _tools(body)
@@ -65,19 +64,19 @@ def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
 
 
 def left_out_tools(body: ResponsesRequest) -> list[str]:
-    """Return the names to report of tools and formats that have no effect."""
+    """Return the names to report for tools and formats without effect."""
     kinds = [str(tool.get("type")) for tool in body.tools or () if _is_left(tool)]
     formats = [tool for tool in _tools(body) if tool.kind == "custom" and has_grammar(tool.given)]
     return [*(f"tools.{kind}" for kind in dict.fromkeys(kinds)), *["tools.format"] * bool(formats)]
 
 
 def is_mcp(tool: Mapping[str, Any]) -> bool:
-    """Return whether a tool stands for those of a server."""
+    """Return whether a tool represents the tools of a server."""
     return tool.get("type") == "mcp"
 
 
 def repeated(tool: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a tool as the response repeats it: what was read of it; nothing where it is left
+    """Return a tool as the response echoes it: the fields that were read. Empty if it is left
     out."""
     if _is_left(tool):
         return []
@@ -91,7 +90,7 @@ def repeated(tool: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def choice_of(body: ResponsesRequest, labels: Mapping[str, str]) -> str | dict[str, Any] | None:
-    """Return tool_choice in chat's words. `labels` are the servers' labels by their tools' names.
+    """Return tool_choice in chat's form. `labels` maps tool names to server labels.
 
     Raises: RequestError
     """
@@ -118,7 +117,7 @@ def choice_of(body: ResponsesRequest, labels: Mapping[str, str]) -> str | dict[s
 
 
 def _named(entry: Any, labels: Mapping[str, str], where: str) -> list[dict[str, Any]]:
-    """Return the tools that an entry names, in chat's words. Raises: RequestError"""
+    """Return the tools that an entry names, in chat's form. Raises: RequestError"""
     kind = entry.get("type", "function") if isinstance(entry, dict) else None
     if kind == "mcp":
         name, label = entry.get("name"), entry.get("server_label")
@@ -145,7 +144,7 @@ def _is_left(tool: Mapping[str, Any]) -> bool:
 
 
 def _tools(body: ResponsesRequest) -> Iterator[_Tool]:
-    """Yield the client's tools, those of namespaces among them. Raises: RequestError"""
+    """Yield the client's tools, including those in namespaces. Raises: RequestError"""
     for number, tool in enumerate(body.tools or ()):
         where = f"tools[{number}]"
         kind = tool.get("type") or "function"
@@ -180,8 +179,8 @@ def _checked(name: Any, where: str) -> str:
 
 
 def _check(tools: Sequence[_Tool]) -> None:
-    """Raise RequestError for schemas too deep to be sent back, and for two tools of one name where
-    a namespace makes them so."""
+    """Raise RequestError for schemas too deep to be echoed, and for two tools whose names become
+    equal through a namespace."""
     spaces: dict[str, str] = {}
     for tool in tools:
         if is_deep(tool.given.get("parameters")):

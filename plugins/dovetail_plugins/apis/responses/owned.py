@@ -1,8 +1,8 @@
-"""OwnedObjects: what clients keep in the memory of one process, bounded in bytes.
+"""OwnedObjects: clients' objects in the memory of one process, limited in bytes.
 
-Each object belongs to an owner. When room is needed, the owner that holds most gives up what it
-used longest ago, and nobody gives up what lies within its share, an equal part of the room: one
-client cannot push out what others keep, not even with what may not go yet.
+Each object belongs to an owner. If room is needed, the owner with the most bytes loses its least
+recently used object. Objects within an owner's equal share of the room are safe: one client cannot
+evict what others stored, not even with objects that may not be evicted yet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 OVERHEAD_BYTES = 512
-"""What an object takes beside the bytes of its content."""
+"""The size of an object in addition to its content."""
 
 
 class Owned(Protocol):
@@ -21,18 +21,18 @@ class Owned(Protocol):
 
     @property
     def owner(self) -> str:
-        """Return the mark of the key that it belongs to."""
+        """Return the owner's id, which identifies a key."""
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of its content as it is now."""
+        """Return the current size of its content in bytes."""
 
 
 Kept = TypeVar("Kept", bound=Owned)
 
 
 class OwnedObjects(Generic[Kept]):
-    """Objects by id. Those for which `may_go` is false are never given up."""
+    """Objects by id. Objects for which `may_go` is false are never evicted."""
 
     def __init__(self, max_bytes: int, may_go: Callable[[Kept], bool] = lambda kept: True) -> None:
         self._max_bytes = max_bytes
@@ -46,24 +46,25 @@ class OwnedObjects(Generic[Kept]):
         return len(self._owners)
 
     def find(self, name: str) -> Kept | None:
-        """Return the object of this id, whoever owns it."""
+        """Return the object with this id, regardless of its owner."""
         return self.get(name, self._owners.get(name, ""))
 
     def get(self, name: str, owner: str) -> Kept | None:
-        """Return an owner's object; None where it has none of this id."""
+        """Return an owner's object; None if it has none with this id."""
         mine = self._by_owner.get(owner)
         return None if mine is None else mine.get(name)
 
     def of(self, owner: str) -> list[Kept]:
-        """Return an owner's objects, the one used longest ago first."""
+        """Return an owner's objects, least recently used first."""
         return list(self._by_owner.get(owner, {}).values())
 
     def has(self, name: str, kept: Kept) -> bool:
-        """Return whether this very object is here."""
+        """Return whether exactly this object is stored."""
         return self.get(name, kept.owner) is kept
 
     def keep(self, name: str, kept: Kept) -> None:
-        """Keep an object, or count it again after it has changed, and make room. Mutates: self"""
+        """Store an object, or update the size of a changed one, and evict others if needed.
+        Mutates: self"""
         self._owners[name] = kept.owner
         self._by_owner.setdefault(kept.owner, OrderedDict())[name] = kept
         size = kept.num_bytes + OVERHEAD_BYTES
@@ -73,11 +74,11 @@ class OwnedObjects(Generic[Kept]):
             self.drop(victim)
 
     def touch(self, name: str) -> None:
-        """Count an object as the one its owner used last. Mutates: self"""
+        """Mark an object as its owner's most recently used. Mutates: self"""
         self._by_owner[self._owners[name]].move_to_end(name)
 
     def drop(self, name: str) -> None:
-        """Forget an object, if it is here. Mutates: self"""
+        """Remove an object, if it is stored. Mutates: self"""
         owner = self._owners.pop(name, None)
         if owner is None:
             return
@@ -87,15 +88,15 @@ class OwnedObjects(Generic[Kept]):
             del self._by_owner[owner], self._bytes_of[owner]
 
     def drop_oldest(self, is_old: Callable[[Kept], bool]) -> None:
-        """Forget of each owner's objects the first ones that are old. Mutates: self"""
+        """Remove each owner's leading objects that are old. Mutates: self"""
         for mine in list(self._by_owner.values()):
             able = ((name, kept) for name, kept in mine.items() if self._may_go(kept))
             for name, _ in list(takewhile(lambda one: is_old(one[1]), able)):
                 self.drop(name)
 
     def _victim(self) -> str | None:
-        """Return what goes next: of the owner that holds most, what it used longest ago; nothing of
-        an owner that holds no more than its share."""
+        """Return the id to evict next: the largest owner's least recently used object. None if that
+        owner is within its share."""
         share = self._max_bytes / len(self._by_owner)
         for owner, num_bytes in self._bytes_of.most_common():
             if num_bytes <= share:

@@ -22,11 +22,11 @@ MAX_ID_CHARS = 128
 ConversationName = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 
 Item = dict[str, Any]
-"""A piece of input or output; which fields count depends on its type."""
+"""An item of the input or output; its type determines the relevant fields."""
 
 
 class TextFormat(Body):
-    """The wanted form of the answer."""
+    """The required format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -51,13 +51,13 @@ class Reasoning(Body):
 
 
 class ConversationRef(Body):
-    """A conversation by its id."""
+    """A reference to a conversation by id."""
 
     id: ConversationName
 
 
 class ResponsesRequest(SamplingFields):
-    """A response is asked for."""
+    """A request for a response."""
 
     model: str | None = None
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -86,20 +86,20 @@ class ResponsesRequest(SamplingFields):
 
 
 class InputTokensRequest(ResponsesRequest):
-    """The tokens of a response's prompt are to be counted."""
+    """A request to count the prompt tokens of a response."""
 
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] = []
 
 
 class InputTokensReply(Reply):
-    """The tokens of the prompt."""
+    """The number of prompt tokens."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class InputDetails(Reply):
-    """Where prompt tokens came from."""
+    """The sources of the prompt tokens."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
@@ -112,7 +112,7 @@ class OutputDetails(Reply):
 
 
 class ResponseUsage(Reply):
-    """Tokens counted."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -129,7 +129,7 @@ class ResponseFault(Reply):
 
 
 class ResponseReply(Reply):
-    """A response, or as much of it as there is."""
+    """A response, complete or partial."""
 
     id: str
     object: Literal["response"] = "response"
@@ -161,7 +161,7 @@ class ResponseReply(Reply):
 
 
 class DeletedReply(Reply):
-    """A stored response was forgotten."""
+    """The confirmation that a stored response was deleted."""
 
     id: str
     object: Literal["response"] = "response"

@@ -1,4 +1,4 @@
-"""Steps as a response: the typed events of a stream, and the whole response made of the same.
+"""Responses: the typed events of a stream, and the whole response joined from the same steps.
 
 Source: the OpenAI API reference, responses and their streaming events.
 """
@@ -45,7 +45,7 @@ RUNNING = frozenset({"queued", "in_progress"})
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return the state of a response whose answer has ended, calls or not."""
+    """Return the status of a response whose answer has ended, with or without calls."""
     return "incomplete" if end.cause == "length" or end.is_unfinished else "completed"
 
 
@@ -54,7 +54,7 @@ RESPONSES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """The tools of a server of tools that a request offers, under the label that it uses."""
+    """The tools of one tool server that a request offers, under the request's label."""
 
     label: str
     tools: Sequence[McpTool]
@@ -62,7 +62,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """The end of a block's call: the tool's output, or an error as the API has them."""
+    """The end of a block's call: the tool's output, or an error in the API's format."""
 
     block: ContentBlock
     output: str | None = None
@@ -71,7 +71,7 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """The model has ended. Without a `finish_reason` it goes on once its calls are answered."""
+    """The end of a turn. Without a `finish_reason` the model continues after its calls."""
 
     finish_reason: str | None = None
 
@@ -80,7 +80,7 @@ News = Step | TurnEnd | CallEnd
 
 
 class Answer:
-    """One response as it grows; `status` is its state, `sequence` the number of its next event."""
+    """One response while it grows; `status` is its state, `sequence` its next event's number."""
 
     def __init__(
         self,
@@ -119,25 +119,25 @@ class Answer:
 
     @property
     def is_running(self) -> bool:
-        """Return whether more may come."""
+        """Return whether more output may follow."""
         return self.status in RUNNING
 
     @property
     def awaits_client(self) -> bool:
-        """Return whether the model has called a function of the client's in this turn."""
+        """Return whether the model has called one of the client's functions in this turn."""
         return any(b.kind == "call" and not self._is_mcp(b) for b in self._blocks_of_turn())
 
     def pending(self) -> list[ContentBlock]:
-        """Return the calls of this turn that the server is to make."""
+        """Return this turn's calls that the server has to make."""
         return [b for b in self._blocks_of_turn() if self._is_mcp(b) and b.index not in self._ends]
 
     def take(self, news: News) -> list[dict[str, Any]]:
-        """Return the events of what has come. Mutates: self"""
+        """Return the events of new output. Mutates: self"""
         started = self._start()
         return [*started, *self._taken(news)]
 
     def _start(self) -> list[dict[str, Any]]:
-        """Return the event that a response has left the queue, if it was there. Mutates: self"""
+        """Return the event that a response has left the queue, if it was queued. Mutates: self"""
         was_queued = self.status == "queued"
         self.status = "in_progress"
         return [self.told("response.in_progress")] if was_queued else []
@@ -159,7 +159,7 @@ class Answer:
                 return [*events, *self._told_of(changes)]
 
     def _finish(self, reason: str | None, changes: list[BlockChange]) -> list[dict[str, Any]]:
-        """Return the events of a turn's end, which is the answer's where there is a reason."""
+        """Return the events at the end of a turn; with a reason the whole answer ends."""
         if reason is None:
             events = self._told_of([*changes, *self._blocks.next_turn()])
             self._turn, self._turn_start = self._turn + 1, len(self._blocks.blocks)
@@ -181,18 +181,18 @@ class Answer:
         return self._blocks.blocks[self._turn_start :]
 
     def begin(self) -> list[dict[str, Any]]:
-        """Return the events that come before the first step. Mutates: self"""
+        """Return the events before the first step. Mutates: self"""
         return [self.told("response.created"), self.told(f"response.{self.status}")]
 
     def fail(self, found: Problem) -> dict[str, Any]:
-        """End with an error; return the event that tells it. Mutates: self"""
+        """End with an error; return the event that reports it. Mutates: self"""
         self.status = "failed"
         code = "rate_limit_exceeded" if found.status == 429 else "server_error"
         self._fault = ResponseFault(code=code, message=found.info.message)
         return self.told("response.failed")
 
     def cancel(self) -> None:
-        """End because the client wished it. Mutates: self"""
+        """End because the client cancelled. Mutates: self"""
         self.status = "cancelled"
 
     def output(self) -> list[Item]:
@@ -257,7 +257,7 @@ class Answer:
         )
 
     def told(self, kind: str) -> dict[str, Any]:
-        """Return an event that tells the response as it is. Mutates: self"""
+        """Return an event that contains the current response. Mutates: self"""
         return self._event(kind, response=self.reply().model_dump())
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class Answer:
         return {"type": kind, "sequence_number": number} | fields
 
     def _item(self, block: ContentBlock) -> Item:
-        """Return a block as an item, as far as it has come."""
+        """Return a block as an item, complete or partial."""
         status = self._status(block)
         item: Item = {"id": self._ids[block.index], "status": status}
         match block.kind:
@@ -282,7 +282,7 @@ class Answer:
                 return item | self._call(block)
 
     def _call(self, block: ContentBlock) -> Item:
-        """Return a call of the client's tool, named as the client names it."""
+        """Return a call of the client's tool, under the client's name for it."""
         namespace, name = self._namespaces.get(block.name, ("", block.name))
         text = INPUT if block.is_custom else ARGUMENTS
         call = {"type": text.item, "call_id": block.call_id, "name": name, text.field: block.text}
@@ -372,7 +372,7 @@ class Answer:
         return [*ends, self._item_done(block)]
 
     def _grown(self, block: ContentBlock, text: str) -> dict[str, Any]:
-        """Return a delta's fields beside its text. Mutates: self"""
+        """Return a delta's fields besides its text. Mutates: self"""
         told: list[dict[str, Any]] = []
         if self._logprobs is not None and block.kind == "text":
             told = self._logprobs.take(text)
@@ -391,7 +391,7 @@ class Answer:
         return self._event("response.output_item.done", item=item, **self._place(block))
 
     def _list_tools(self) -> list[dict[str, Any]]:
-        """Return the events that tell what the servers offer, once. Mutates: self"""
+        """Return the events that list the servers' tools, once. Mutates: self"""
         events = []
         for listed in self._unlisted:
             item = _list_item(listed)
@@ -443,7 +443,7 @@ _DONES = {"reasoning": "response.reasoning_text.done", "text": "response.output_
 
 
 def _known(given: Any, names: Sequence[str]) -> Any:
-    """Return an object of the request with the fields that were read; anything else as it is."""
+    """Return a request object reduced to the fields that were read; others unchanged."""
     return {n: given[n] for n in names if n in given} if isinstance(given, dict) else given
 
 
@@ -478,20 +478,20 @@ async def response_frames(news: AsyncIterator[News], answer: Answer) -> AsyncGen
 
 
 async def response_body(news: AsyncIterator[News], answer: Answer) -> ResponseReply:
-    """Return the whole response: exactly its stream, joined. Mutates: answer"""
+    """Return the whole response: its stream, joined. Mutates: answer"""
     async for one in news:
         answer.take(one)
     return answer.reply()
 
 
 def framed(event: dict[str, Any]) -> bytes:
-    """Return an event as it is sent."""
+    """Return an encoded event."""
     return named_frame(
         event["type"], json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
     )
 
 
 def framing(answer: Answer) -> Framing:
-    """Return how a response's stream is framed: an error ends the response, and is sent as a failed
+    """Return the framing of a response stream: an error ends the response and is sent as a failed
     response."""
     return Framing(frame=bytes, end=b"", error=lambda found: framed(answer.fail(found)))

@@ -1,6 +1,7 @@
-"""/v1/responses: OpenAI's Responses dialect, and what is kept of it.
+"""/v1/responses: OpenAI's Responses dialect, and its stored responses.
 
-POST answers, streamed, whole or in the background; the others read, end and forget what is kept.
+POST answers, streamed, whole or in the background. The other routes read, cancel and delete stored
+responses.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ MAX_DIGITS = 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A request understood: its turns without instructions, in chat's words, what it ignores, the
-    tools that the server calls."""
+    """A validated request: its turns without instructions, its chat request, its ignored fields,
+    and the tools that the server calls."""
 
     body: ResponsesRequest
     offer: Offer
@@ -147,8 +148,8 @@ async def create_response(
 
 
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
-    """Return a kept response, as far as it has come, or its stream after the event that the query
-    names in `starting_after`."""
+    """Return a stored response, complete or partial, or its stream after the event given by
+    `starting_after` in the query."""
     kept = state.stored.get(response_id, owner_of(request))
     after = _starting_after(request.query_params.get("starting_after"))
     if request.query_params.get("stream", "").lower() not in ("true", "1"):
@@ -164,7 +165,7 @@ async def get_response(response_id: str, request: Request, state: ResponsesState
 
 
 async def delete_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
-    """Forget a kept response, ending it if it runs in the background."""
+    """Delete a stored response; cancel it first if it runs in the background."""
     kept = state.stored.get(response_id, owner_of(request))
     if kept.task is not None:
         kept.task.cancel()
@@ -182,7 +183,7 @@ async def list_input_items(response_id: str, request: Request, state: ResponsesS
 async def count_input_tokens(
     body: InputTokensRequest, request: Request, server: ServerOf, state: ResponsesStateOf
 ) -> Any:
-    """Return how many tokens the prompt of a response has."""
+    """Return the number of prompt tokens of a response."""
     unknown = server.fields.check(body, is_answered=False)
     with in_words_of(RESPONSES.field_names):
         plan = _plan(server, state, body, request, unknown)
@@ -192,7 +193,7 @@ async def count_input_tokens(
 
 
 async def cancel_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
-    """End a response that runs in the background; one that has ended stays as it is."""
+    """Cancel a response that runs in the background; one that has ended stays unchanged."""
     kept = state.stored.get(response_id, owner_of(request))
     if not kept.is_background:
         raise RequestError(
@@ -254,7 +255,7 @@ def _plan(
 
 
 def _with_referred(body: ResponsesRequest, state: ResponsesState, owner: str) -> ResponsesRequest:
-    """Return the request with the items that its references name. Raises: NotFound"""
+    """Return the request with references replaced by items. Raises: NotFound"""
 
     def find(item_id: str) -> dict[str, Any] | None:
         found = state.stored.find_item(item_id, owner)
@@ -264,8 +265,8 @@ def _with_referred(body: ResponsesRequest, state: ResponsesState, owner: str) ->
 
 
 def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
-    """Return whether the response is kept. Raises: RequestError for what needs keeping where
-    nothing is kept."""
+    """Return whether the response is stored. Raises: RequestError if it must be stored but cannot
+    be"""
     can_store = server.frontend.api_server_count == 1
     for name in ("background", "previous_response_id", "conversation"):
         if getattr(body, name):
@@ -276,7 +277,7 @@ def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
 
 
 def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Message]:
-    """Return the turns that a response left behind. Raises: RequestError"""
+    """Return the turns up to and including an earlier response. Raises: RequestError"""
     try:
         kept = state.stored.get(response_id, owner)
     except NotFound as error:
@@ -317,8 +318,8 @@ async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generat
 def _news(
     server: ServerState, plan: Plan, first: Generation, answer: Answer, request: Request
 ) -> AsyncGenerator[News, None]:
-    """Return the steps of the answer: of one generation, or of as many as the servers' tools
-    take."""
+    """Return the steps of the answer: of one generation, or of several if servers' tools are
+    called."""
     if not plan.offer.servers:
         return first.steps(server)
 
@@ -342,7 +343,7 @@ def _news(
 def _add_to(
     conversation: Conversation, state: ResponsesState, body: ResponsesRequest, answer: Answer
 ) -> None:
-    """Let a conversation go on with what was asked and answered; a failure leaves it as it was.
+    """Append the input and the answer to a conversation; a failure leaves it unchanged.
 
     Mutates: the store
     """
@@ -351,14 +352,14 @@ def _add_to(
 
 
 def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
-    """Keep a response for good, whatever ended it. Mutates: the store"""
+    """Store the final state of a response, however it ended. Mutates: the store"""
     if answer.is_running:
         answer.cancel()
     state.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
 
 
 def _starting_after(given: str | None) -> int:
-    """Return the number of the event after which a stream begins; -1 for its beginning. Raises:
+    """Return the event number after which a stream starts; -1 for its beginning. Raises:
     RequestError"""
     if given is None or given == "":
         return -1
@@ -370,7 +371,7 @@ def _starting_after(given: str | None) -> int:
 def _followed(
     log: EventLog, request: Request, headers: dict[str, str], after: int = -1
 ) -> EventStream:
-    """Return the stream of a response that runs whether anybody reads it or not."""
+    """Return the stream of a background response, which runs independently of readers."""
     head = StreamHead(
         headers=headers,
         request_id=request.state.request_id,
@@ -386,7 +387,7 @@ async def _run(
     steps: AsyncGenerator[News, None],
     log: EventLog | None,
 ) -> None:
-    """Answer without anybody waiting; `log` gets the events. Mutates: answer, log"""
+    """Generate a background response; `log` receives the events. Mutates: answer, log"""
     kept = log or EventLog()
     with contextlib.closing(kept):
         async with owned:
@@ -427,5 +428,5 @@ class ResponsesApi(Api):
     task = GENERATE
 
     def state(self, frontend: FrontendConfig) -> AbstractAsyncContextManager[ResponsesState]:
-        """Return the store of responses, and the servers of tools."""
+        """Return the store of responses and the tool servers."""
         return opened_state(frontend)

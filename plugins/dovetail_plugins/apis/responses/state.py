@@ -1,4 +1,4 @@
-"""What /v1/responses keeps: responses that clients may come back to, and servers of tools."""
+"""The state of /v1/responses: stored responses and conversations, and tool servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail_plugins.apis.responses.store import ResponseStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesState:
-    """The responses and conversations of one process, and the servers of tools with their tools."""
+    """The responses and conversations of one process, and the tool servers with their tools."""
 
     stored: ResponseStore = field(default_factory=ResponseStore)
     conversations: ConversationStore = field(default_factory=ConversationStore)
@@ -27,7 +27,7 @@ class ResponsesState:
 
 @asynccontextmanager
 async def opened_state(frontend: FrontendConfig) -> AsyncIterator[ResponsesState]:
-    """Give the state, --tool-server asked for its tools. Raises: ConfigError"""
+    """Yield the state, with the tools of --tool-server fetched. Raises: ConfigError"""
     yield ResponsesState(tool_servers=await connected(frontend.tool_server))
 
 

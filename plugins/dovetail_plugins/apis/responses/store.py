@@ -1,6 +1,6 @@
-"""ResponseStore: responses that clients may come back to, bounded in bytes and in time.
+"""ResponseStore: responses that clients may come back to, limited in bytes and in time.
 
-In the memory of one process (`owned`); what is kept belongs to the key that asked for it.
+They are in the memory of one process (`owned`) and belong to the key of their request.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class LiveResponse(Protocol):
     id: str
 
     def encoded(self) -> bytes:
-        """Return its JSON as it is now."""
+        """Return its current JSON."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StoredResponse:
-    """One response. While it runs `answer` is it; then `reply` and `messages` are its JSON.
+    """One response. While it runs it is `answer`; afterwards `reply` and `messages` are its JSON.
 
-    `messages` are the turns of the conversation, this answer's included; `items` are the JSON of
-    what this response was asked. `events` are its stream, where it is streamed in the background.
+    `messages` are the turns of the conversation including this answer. `items` is the JSON of the
+    response's input. `events` is its stream, if it is streamed in the background.
     """
 
     owner: str
@@ -50,17 +50,17 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory that it takes."""
+        """Return its memory size in bytes."""
         events = 0 if self.events is None else self.events.num_bytes
         return len(self.reply) + len(self.messages) + len(self.items) + events
 
     def reply_json(self) -> bytes:
-        """Return the response as it is now."""
+        """Return the current response."""
         return self.reply if self.answer is None else self.answer.encoded()
 
 
 class ResponseStore:
-    """Responses by id. What still runs is never dropped to make room."""
+    """Responses by id. Running ones are never dropped to make room."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ResponseStore:
         items: Sequence[dict[str, Any]] = (),
         events: EventLog | None = None,
     ) -> StoredResponse:
-        """Keep a response that is about to run, and what it was asked. Mutates: self"""
+        """Store a response that is about to run, with its input. Mutates: self"""
         kept = StoredResponse(
             owner=owner,
             since_s=self._clock(),
@@ -98,7 +98,7 @@ class ResponseStore:
         return kept
 
     def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
-        """Take a response that has ended as it will stay; one deleted meanwhile stays deleted.
+        """Store the final state of a response that has ended; one deleted meanwhile stays deleted.
 
         Mutates: self
         """
@@ -111,7 +111,7 @@ class ResponseStore:
         self._kept.keep(answer.id, kept)
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Return a response. Raises: NotFound, also for another key's"""
+        """Return a response. Raises: NotFound, also for a response of another key"""
         self._drop_old()
         kept = self._kept.get(response_id, owner)
         if kept is None:
@@ -124,8 +124,7 @@ class ResponseStore:
         return kept
 
     def find_item(self, item_id: str, owner: str) -> dict[str, Any] | None:
-        """Return an item of the owner's responses that have ended, of their output or of what they
-        were asked; the newest first."""
+        """Return an item from the output or input of the owner's ended responses, newest first."""
         self._drop_old()
         mark = json.dumps(item_id).encode()
         for kept in reversed(self._kept.of(owner)):
@@ -143,5 +142,5 @@ class ResponseStore:
         self._kept.drop_oldest(lambda kept: kept.since_s < oldest_s)
 
     def drop(self, response_id: str) -> None:
-        """Forget a response. Mutates: self"""
+        """Delete a response. Mutates: self"""
         self._kept.drop(response_id)

@@ -1,7 +1,7 @@
-"""Tools that the server calls itself: which ones a response offers, and turns until words come.
+"""MCP tools that the server calls itself: those that a response offers, and the turns with calls.
 
-The model calls, the server of the tool answers, the model goes on; bounded in turns and calls.
-Source: the OpenAI API reference, responses, tools of type mcp.
+The model calls a tool, its server answers, and the model continues, within limits on turns and
+calls. Source: the OpenAI API reference, responses, tools of type mcp.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from dovetail_plugins.apis.responses.response import Answer, CallEnd, Listed, Ne
 MAX_TURNS = 16
 KIND = "mcp"
 ADDRESSES = ("server_url", "connector_id", "tunnel_id", "authorization", "headers")
-"""What other services take to reach servers that a request names."""
+"""Fields with which other services reach servers named in requests."""
 _READ = frozenset({"type", "server_label", "allowed_tools", "require_approval"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The servers' tools that a request offers. `ignored` are fields that change nothing."""
+    """The servers' tools that a request offers. `ignored` are fields without effect."""
 
     lists: Sequence[Listed] = ()
     servers: Mapping[str, McpServer] = field(default_factory=dict)
     ignored: Sequence[str] = ()
 
     def functions(self) -> list[dict[str, Any]]:
-        """Return the tools as a request's functions are given."""
+        """Return the tools as function tools of a request."""
         return [
             {
                 "type": "function",
@@ -48,12 +48,12 @@ class Offer:
         ]
 
     def labels(self) -> dict[str, str]:
-        """Return the label of each tool's server, by the tool's name."""
+        """Return tool name -> label of its server."""
         return {tool.name: listed.label for listed in self.lists for tool in listed.tools}
 
 
 def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
-    """Return the offer of the request's tools of type mcp. Raises: RequestError"""
+    """Return the offer made by a request's mcp tools. Raises: RequestError"""
     tools = body.tools or ()
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") != KIND}
     lists: list[Listed] = []
@@ -129,8 +129,8 @@ def _allowed(tool: Mapping[str, Any], server: McpServer, where: str) -> list[Mcp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The turns of a response with such tools. `follow` returns the generation that goes on from
-    the answer so far, with changes of the chat request."""
+    """The turns of a response with such tools. `follow` returns the generation that continues the
+    answer so far, with changes to the chat request."""
 
     server: ServerState
     offer: Offer
@@ -140,7 +140,8 @@ class Turns:
     max_calls: int | None
 
     async def run(self, first: Generation) -> AsyncGenerator[News, None]:
-        """Yield the news of all turns. Whoever reads it gives each to `answer` before the next.
+        """Yield the output of all turns; the caller must pass each item to `answer` before the
+        next.
 
         Raises: RequestError, what the engine raises
         """
@@ -177,7 +178,7 @@ class Turns:
         yield TurnEnd(finish_reason=reason)
 
     def _changes(self, num_tokens: int, may_call: bool) -> dict[str, Any]:
-        """Return how the next turn differs. A choice that was forced has been made."""
+        """Return the changes for the next turn. A forced choice has already been made."""
         may_call = may_call and self.server.frontend.enable_auto_tool_choice
         changes: dict[str, Any] = {"tool_choice": "auto" if may_call else "none"}
         if self.max_tokens is not None:
@@ -185,7 +186,8 @@ class Turns:
         return changes
 
     async def _call(self, block: ContentBlock) -> CallEnd:
-        """Return the result of a call; a fault is passed on to the model and ends nothing."""
+        """Return the result of a call. A fault is passed to the model and does not end the
+        response."""
         try:
             arguments = json_value(block.text or "{}")
         except InvalidJson:

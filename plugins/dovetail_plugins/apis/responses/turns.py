@@ -1,6 +1,6 @@
-"""Input items as turns of a conversation: what an assistant said, thought and called is one turn.
+"""Conversion of input items to turns: an assistant's text, reasoning and calls form one turn.
 
-`words.ITEMS` says which items there are; what is left out says nothing here.
+The item types are listed in `words.ITEMS`; items that are left out are skipped here.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Message = dict[str, Any]
 
 
 def in_namespace(namespace: Any, name: str) -> str:
-    """Return the name that the model sees of a tool within a namespace."""
+    """Return the name of a tool in a namespace that the model sees."""
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
 
 
 def left_out_items(given: str | Sequence[Item]) -> list[str]:
-    """Return the names to report of the items that are left out."""
+    """Return the names to report for items that are left out."""
     kinds = () if isinstance(given, str) else (str(item.get("type")) for item in given)
     return [f"input.{kind}" for kind in dict.fromkeys(kinds) if is_left_out(ITEMS, kind)]
 
 
 def messages_of(given: str | Sequence[Item]) -> list[Message]:
-    """Return items as turns; what an assistant said, thought and called is one. Raises:
+    """Return items as turns; an assistant's text, reasoning and calls form one. Raises:
     RequestError"""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -40,14 +40,14 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
 
 
 class _Turns:
-    """Turns as they are put together."""
+    """Builds turns from items."""
 
     def __init__(self) -> None:
         self._done: list[Message] = []
         self._open: Message | None = None
 
     def add(self, item: Item, where: str) -> None:
-        """Take an item. Raises: RequestError. Mutates: self"""
+        """Add an item. Raises: RequestError. Mutates: self"""
         kind = item.get("type") or "message"
         word = ITEMS.get(kind) if isinstance(kind, str) else None
         if word is None:
@@ -96,7 +96,7 @@ class _Turns:
         self._open["reasoning_content"] = thought
 
     def _mcp_call(self, item: Item, where: str) -> None:
-        """Take a call that a server of tools has answered; one that was cut short says nothing."""
+        """Add a call that a tool server has answered; an interrupted one is skipped."""
         if item.get("output") is None and item.get("error") is None:
             return
         self._call({"call_id": item.get("id")}, where, {"function": _function(item, where)})
@@ -113,7 +113,7 @@ class _Turns:
         self._open["content"] = text
 
     def _assistant(self, begins_with: Sequence[str]) -> None:
-        """Have an assistant's turn open that has nothing but these fields. Mutates: self"""
+        """Make sure that an assistant turn with at most these fields is open. Mutates: self"""
         if self._open is not None and set(self._open) - {"role", *begins_with}:
             self._done.append(self._open)
             self._open = None
@@ -140,8 +140,8 @@ def _word(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _id_of_call(item: Item, where: str) -> str:
-    """Return the id of a call, which some items hold in their own, and others leave out. Raises:
-    RequestError"""
+    """Return the id of a call: `call_id`, or the item's own `id`; empty if both are missing.
+    Raises: RequestError"""
     name = next((name for name in ("call_id", "id") if item.get(name) is not None), None)
     return "" if name is None else _word(item, name, where)
 
@@ -158,12 +158,12 @@ _NO_ARGUMENTS = frozenset({"type", "id", "call_id", "status", "created_by", "cal
 
 
 def _fields(item: Item) -> dict[str, Any]:
-    """Return what is said in a call of a tool that has a form of its own."""
+    """Return the arguments of a call whose tool has its own item format."""
     return {name: value for name, value in item.items() if name not in _NO_ARGUMENTS}
 
 
 def _result(item: Item, where: str) -> Content:
-    """Return the result of such a call: text, parts, or JSON of what else it holds."""
+    """Return the result of such a call: text, parts, or JSON of its other fields."""
     output = item.get("output", _fields(item))
     if isinstance(output, str):
         return output
@@ -174,7 +174,7 @@ def _result(item: Item, where: str) -> Content:
 
 
 def _mcp_text(item: Item, where: str) -> str:
-    """Return the text of a call's end that the model reads. Raises: RequestError"""
+    """Return the text of a call's result for the model. Raises: RequestError"""
     error = item.get("error")
     if error is None:
         return _text(item.get("output"), f"{where}.output")
@@ -191,7 +191,7 @@ def _thought(item: Item, where: str) -> str:
 
 
 def _text(content: Any, where: str) -> str:
-    """Return text given as it is or in parts. Raises: RequestError"""
+    """Return text given directly or in parts. Raises: RequestError"""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -200,7 +200,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _content(content: Any, where: str) -> Content:
-    """Return text given as it is or in parts, media among them. Raises: RequestError"""
+    """Return text given directly or in parts, including media. Raises: RequestError"""
     if not isinstance(content, list):
         return _text(content, where)
     return joined([_text_or_medium(part, f"{where}[{i}]") for i, part in enumerate(content)])
@@ -234,5 +234,5 @@ def _part(part: Any, where: str) -> str:
 
 
 def output_messages(output: Iterable[Item]) -> list[Message]:
-    """Return a response's output as the turns that follow from it."""
+    """Return a response's output as turns."""
     return messages_of(list(output))

@@ -1,4 +1,4 @@
-"""What the tools, items and parts of a response's request mean here: three tables.
+"""What the tools, items and parts of a response request mean here, in three tables.
 
 Source: the OpenAI API reference, responses.
 """
@@ -31,7 +31,7 @@ TOOLS: Words = {
         "web_search_preview_2025_03_11",
     ),
 }
-"""What the types of tools mean. Others are left out too."""
+"""What the tool types mean. Unlisted ones are left out too."""
 
 _CALL = "a call of the tool of this name, with the item's other fields as its arguments"
 _OUTPUT = "the result of that call, as text or as an image"
@@ -92,7 +92,7 @@ ITEMS: Words = {
         "mcp_approval_response",
     ),
 }
-"""What the types of input items mean. Others are refused."""
+"""What the input item types mean. Unlisted ones are refused."""
 
 PARTS: Words = {
     **words_of(
@@ -116,4 +116,4 @@ PARTS: Words = {
     ),
     **words_of("mapped", "an image", "computer_screenshot", read_as="medium"),
 }
-"""What the types of parts mean. Others are refused."""
+"""What the part types mean. Unlisted ones are refused."""

@@ -1,1 +1,1 @@
-"""/score and /rerank: how well texts go together."""
+"""/score and /rerank: the relevance of texts to each other."""

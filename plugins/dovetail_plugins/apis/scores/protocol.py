@@ -15,7 +15,7 @@ from dovetail_plugins.apis._pool.fields import PoolFields, Texts
 
 
 class TextObject(Body):
-    """A text as an object, as some clients write it."""
+    """A text as an object, as some clients send it."""
 
     text: str
 
@@ -25,7 +25,7 @@ Documents = Annotated[list[Document], Field(min_length=1)]
 
 
 class ScoreRequest(PoolFields):
-    """Scores of pairs are asked for. Other servers' names of the two fields are taken."""
+    """A request for the scores of pairs. Other servers' names of the two fields are accepted."""
 
     text_1: str | Texts
     text_2: str | Texts
@@ -35,7 +35,7 @@ class ScoreRequest(PoolFields):
     @model_validator(mode="before")
     @classmethod
     def _other_names(cls, given: Any) -> Any:
-        """Take `queries` and `documents`, `data_1` and `data_2`."""
+        """Accept `queries` and `documents`, `data_1` and `data_2`."""
         if not isinstance(given, dict):
             return given
         names = {"queries": "text_1", "documents": "text_2", "data_1": "text_1", "data_2": "text_2"}
@@ -43,8 +43,8 @@ class ScoreRequest(PoolFields):
 
 
 class RerankRequest(PoolFields):
-    """Documents are to be sorted by how well they answer a query: `documents` in the shape of Jina
-    and Cohere, `texts` in that of text-embeddings-inference."""
+    """A request to sort documents by relevance to a query: `documents` in the format of Jina and
+    Cohere, `texts` in that of text-embeddings-inference."""
 
     query: Document
     documents: Documents | None = None

@@ -21,7 +21,7 @@ Ranking = list[tuple[int, float]]
 
 
 async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
-    """Return how well texts go together, a number for each pair."""
+    """Return the relevance of text pairs, one number per pair."""
     server, model = await server.for_model(body.model)
     ignored = server.fields.check(body)
     pairs = Pairs(
@@ -47,7 +47,7 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
 
 
 async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any:
-    """Sort documents by how well they answer a query, the best first."""
+    """Sort documents by relevance to a query, best first."""
     server, model = await server.for_model(body.model)
     ignored = server.fields.check(body)
     if (body.documents is None) == (body.texts is None):
@@ -73,14 +73,14 @@ async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any
 
 
 def ranked(scores: Iterable[float], top_n: int | None) -> Ranking:
-    """Return places and scores, the best first, ties in their order; the first `top_n` (0 or None:
-    all)."""
+    """Return (index, score) pairs, best first, ties in input order; only the first `top_n` (0 or
+    None: all)."""
     found = sorted(enumerate(scores), key=lambda one: -one[1])
     return found[: top_n or None]
 
 
 def _texts_reply(ranking: Ranking, texts: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return the answer as text-embeddings-inference has it."""
+    """Return the answer in text-embeddings-inference's format."""
     shown = ({} if texts is None else {"text": texts[index]} for index, _ in ranking)
     return [
         {"index": index, **text, "score": number}
@@ -96,7 +96,7 @@ def _reply(
     ranking: Ranking,
     documents: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the answer as Jina and Cohere have it."""
+    """Return the answer in the format of Jina and Cohere."""
     results = []
     for index, number in ranking:
         document = {} if documents is None else {"document": {"text": documents[index]}}

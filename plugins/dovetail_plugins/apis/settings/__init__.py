@@ -1,1 +1,1 @@
-"""What this server is set to, and who decided it."""
+"""The settings of this server and their sources."""

@@ -1,7 +1,7 @@
-"""GET /settings: every setting and plugin in force, and where each came from.
+"""GET /settings: every setting and plugin in force, and its source.
 
-Secrets were masked before this process got the settings. They still name files, models and
-packages, so a server without a key shows them on its own machine alone.
+Secrets were masked before this process received the settings. They still name files, models and
+packages, so a server without a key shows them only on its own machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NOT_SHOWN = problem(
     kind="permission_error",
     code="settings_not_shown",
 )
-"""The answer to those who may not know the settings."""
+"""The answer to clients that may not see the settings."""
 
 
 async def show_settings(request: Request, server: ServerOf) -> Response:
-    """Return every setting and plugin in force, and where each came from; secrets are masked."""
+    """Return every setting and plugin in force, and its source, with secrets masked."""
     if not may_show(server.frontend):
         return NOT_SHOWN.response(request.scope)
     if server.in_force is None:
@@ -48,14 +48,14 @@ async def show_settings(request: Request, server: ServerOf) -> Response:
 
 
 def may_show(frontend: FrontendConfig) -> bool:
-    """Return whether whoever can ask may know the settings."""
+    """Return whether every client that can reach the route may see the settings."""
     has_guard = bool(frontend.api_key) or frontend.uds is not None
     return has_guard or frontend.enable_dev_endpoints or is_local_only(frontend)
 
 
 @cache
 def _summary(kind: str, name: str, target: str) -> str:
-    """Return what a plugin says of itself, as far as it can be read without importing it."""
+    """Return a plugin's own summary, if it can be read without importing the plugin."""
     for entry in registry.entries(kind) if kind in registry.KINDS else ():
         if entry.name == name and entry.target == target:
             return summary_of(entry)

@@ -15,14 +15,14 @@ Sequence = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
 class CutFields(Body):
-    """What is done with texts that are too long: with `truncate` they are cut, else refused."""
+    """Truncation of long texts; without `truncate` they are refused."""
 
     truncate: bool = False
     truncation_direction: Direction = "Right"
 
 
 class EmbedRequest(CutFields):
-    """Vectors of inputs, or of each of their tokens, are asked for."""
+    """A request for the vectors of inputs, or of each of their tokens."""
 
     inputs: Inputs
     normalize: bool = True
@@ -31,21 +31,21 @@ class EmbedRequest(CutFields):
 
 
 class PredictRequest(CutFields):
-    """The classes of a text, of a pair of texts, or of several of either are asked for."""
+    """A request for the classes of a text, a pair of texts, or several of either."""
 
     inputs: str | Sequence | Annotated[list[Sequence], Field(min_length=1)]
     raw_scores: bool = False
 
 
 class Sentences(Body):
-    """A text and those that it is compared with."""
+    """A text, and the texts to compare it with."""
 
     source_sentence: str
     sentences: Texts
 
 
 class SimilarityRequest(Body):
-    """The likeness of texts is asked for."""
+    """A request for the similarity of texts."""
 
     inputs: Sentences
     parameters: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
-"""POST /embed, /embed_all, /predict and /similarity, POST / for what the model does, GET /info.
+"""POST /embed, /embed_all, /predict and /similarity, POST / for the model's main task, GET /info.
 
-Its /rerank is answered by the family `scores`, which tells it by its field `texts`.
+Its /rerank is answered by the family `scores`, which recognizes it by the field `texts`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dovetail_plugins.apis.tei.protocol import (
 
 FIELD = "inputs"
 ROOT_PATHS = {"embedding": "/embed", "classifier": "/predict", "reranker": "/rerank"}
-"""The path that answers POST /, by the type of the model."""
+"""Type of the model -> the path that answers POST /."""
 
 
 async def embed(body: EmbedRequest, request: Request, server: ServerOf) -> Any:
@@ -50,7 +50,7 @@ async def embed(body: EmbedRequest, request: Request, server: ServerOf) -> Any:
 
 
 async def embed_all(body: EmbedRequest, request: Request, server: ServerOf) -> Any:
-    """Return the vectors of each token of inputs."""
+    """Return the vectors of each token of the inputs."""
     params = PoolingParams(task=TOKEN_EMBED, is_normalized=False)
     return await _embedded(server, body, request, params)
 
@@ -67,7 +67,7 @@ async def _embedded(
 
 
 async def predict(body: PredictRequest, request: Request, server: ServerOf) -> Any:
-    """Return the classes of a text or a pair with their probabilities, the likeliest first."""
+    """Return the classes of a text or a pair with their probabilities, most likely first."""
     ignored = server.fields.check(body)
     server.check_text(FIELD)
     given = body.inputs
@@ -91,7 +91,7 @@ async def predict(body: PredictRequest, request: Request, server: ServerOf) -> A
 
 
 def _prompt(server: ServerState, sequence: list[str], body: CutFields) -> tuple[Prompt, int | None]:
-    """Return the prompt of a text, or of a pair with the tokens of its first text."""
+    """Return (the prompt of a text or pair, the number of tokens of a pair's first text)."""
     if len(sequence) == 1:
         return sequence[0], None
     most = server.engine.spec.run.max_model_tokens
@@ -105,7 +105,7 @@ def _predicted(told: np.ndarray, labels: tuple[str, ...]) -> list[dict[str, Any]
 
 
 async def similarity(body: SimilarityRequest, request: Request, server: ServerOf) -> Any:
-    """Return how alike a text and others are, the cosines of their vectors."""
+    """Return the cosine similarity of a text to others."""
     ignored = server.fields.check(body)
     parameters = CutFields.model_validate(body.parameters or {})
     pairs = Pairs(
@@ -119,13 +119,13 @@ async def similarity(body: SimilarityRequest, request: Request, server: ServerOf
 
 
 def _cut(body: CutFields) -> dict[str, Any]:
-    """Return how texts are cut in the words of the other families."""
+    """Return the truncation settings in the fields of the other families."""
     side = body.truncation_direction.lower()
     return {"truncate_prompt_tokens": -1 if body.truncate else None, "truncation_side": side}
 
 
 async def answer_root(request: Request, server: ServerOf) -> Any:
-    """Answer as the path for what the model does: vectors, classes or a ranking."""
+    """Answer with the model's main task: vectors, classes or a ranking."""
     (kind,) = _model_type(server)
     path = ROOT_PATHS[kind]
     routes = request.app.router.routes
@@ -134,7 +134,7 @@ async def answer_root(request: Request, server: ServerOf) -> Any:
 
 
 async def show_info(server: ServerOf) -> dict[str, Any]:
-    """Return what is known of the model and the limits of requests."""
+    """Return the facts of the model and the request limits."""
     run = server.engine.spec.run
     name = server.engine.spec.model_names[0]
     return {
@@ -207,7 +207,7 @@ class TeiApi(Api):
     )
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
-        """Return its JSON body of an error."""
+        """Return the API's JSON error body."""
         kinds = {503: "Unhealthy", 429: "Overloaded", 500: "Backend"}
         kind = kinds.get(status, "Validation")
         return msgspec.json.encode({"error": error.message, "error_type": kind})

@@ -1,1 +1,1 @@
-"""/tokenize, /detokenize and what is known of the tokenizer."""
+"""/tokenize, /detokenize and information about the tokenizer."""

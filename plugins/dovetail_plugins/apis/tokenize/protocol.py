@@ -21,7 +21,7 @@ MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(Body):
-    """Text, or messages to be rendered, become token ids."""
+    """A request to tokenize text, or messages to be rendered."""
 
     model: str | None = None
     prompt: str | None = None
@@ -36,7 +36,7 @@ class TokenizeRequest(Body):
 
 
 class TokenizeReply(Reply):
-    """Token ids and the model's limit."""
+    """The token ids, and the model's length limit."""
 
     count: int
     max_model_len: int
@@ -45,7 +45,7 @@ class TokenizeReply(Reply):
 
 
 class DetokenizeRequest(Body):
-    """Token ids become text."""
+    """A request to convert token ids to text."""
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]

@@ -67,7 +67,7 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
 async def _long_reply(
     server: ServerState, body: TokenizeRequest, text: RenderedPrompt, ignored: list[str]
 ) -> Response:
-    """Return the reply for a long text, written by the process that tokenizes it."""
+    """Return the reply for a long text, encoded by the process that tokenizes it."""
     process = server.engine.text_process
     assert process is not None
     verify_text(PROMPT, text.text)
@@ -89,13 +89,13 @@ async def _long_reply(
 
 
 def _adds_special(body: TokenizeRequest) -> bool:
-    """Return whether special tokens are added: a template writes them itself."""
+    """Return whether special tokens are added; a chat template writes them itself."""
     given = body.add_special_tokens
     return bool(given) if body.messages is not None else given is None or given
 
 
 async def _text(server: ServerState, body: TokenizeRequest) -> RenderedPrompt:
-    """Return the text to tokenize, with the names that had no effect."""
+    """Return the text to tokenize, with the names of fields without effect."""
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages.", where="prompt")
     if body.messages is None:

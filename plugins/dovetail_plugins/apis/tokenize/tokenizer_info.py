@@ -1,7 +1,7 @@
-"""What /get_tokenizer_info tells: a tokenizer's class, settings, special tokens and templates.
+"""The answer of /get_tokenizer_info: a tokenizer's class, settings, special tokens and templates.
 
-Reads tokenizer_config.json beside the tokenizer where there is one. Tells no path of this machine,
-and nothing that JSON cannot say.
+It includes tokenizer_config.json, if the tokenizer has one. Paths on this machine and values that
+JSON cannot represent are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 _PATHS = frozenset({"name_or_path", "tokenizer_file", "special_tokens_map_file", "vocab_file"})
 NO_LIMIT = 10**18
-"""Checkpoints write numbers beyond this for "no limit"."""
+"""Checkpoints use numbers above this for "no limit"."""
 
 
 def tokenizer_info(
@@ -46,7 +46,8 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as every JSON reader takes it: no NaN, no endless number, no half pair."""
+    """Return the value in a form that every JSON parser accepts: no NaN, infinity or lone
+    surrogate."""
     match value:
         case bool() | None:
             return value

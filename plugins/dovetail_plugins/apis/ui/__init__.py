@@ -1,1 +1,1 @@
-"""The page at /: chat, the server's state, its settings."""
+"""The page at /: chat, server state and settings."""

@@ -1,4 +1,4 @@
-"""PageFiles: the files of the page, read once, and the headers that say what the page may do."""
+"""PageFiles: the files of the page, each read once, and the headers that restrict the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Content-Security-Policy: nothing comes from or goes elsewhere, and text never becomes markup."""
+"""Content-Security-Policy: nothing is loaded from or sent elsewhere, and text never becomes
+markup."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -41,20 +42,21 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for each time, and answered with 304
+    "Cache-Control": "no-cache",  # revalidated every time, and answered with 304
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFile:
-    """A file's bytes with their type and tag."""
+    """A file's bytes with their content type and ETag."""
 
     content: bytes
     media_type: str
     etag: str
 
     def response(self, request: Request) -> Response:
-        """Return the file, or 304 to whoever has it already. Source: RFC 9110, section 13.1.2."""
+        """Return the file, or 304 if the client has it already. Source: RFC 9110, section
+        13.1.2."""
         headers = {**HEADERS, "ETag": self.etag}
         known = request.headers.get("if-none-match", "")
         tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
@@ -65,7 +67,7 @@ class PageFile:
 
 @dataclass(slots=True, kw_only=True)
 class PageFiles:
-    """The files that were asked for so far, by name."""
+    """The files requested so far, by name."""
 
     _read: dict[str, PageFile] = field(default_factory=dict)
 
@@ -74,7 +76,7 @@ class PageFiles:
         return self._get(PAGE)
 
     def part(self, name: str) -> PageFile | None:
-        """Return a script, a style or the icon; None for a name that is none. Mutates: self"""
+        """Return a script, a style sheet or the icon; None for other names. Mutates: self"""
         is_part = _NAME.fullmatch(name) is not None and (FOLDER / name).is_file()
         return self._get(name) if is_part else None
 

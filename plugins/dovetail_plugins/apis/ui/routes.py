@@ -1,9 +1,9 @@
 """GET / and /ui: the page; GET /ui/{name}: its scripts and styles.
 
-Programs ask for / to see whether a server is there: those that do not ask for HTML get a line of
-text, which Ollama's clients look for. The page is as open as /health, because it says nothing: what
-it shows it asks for with the key that its reader types. It is files of this package alone and loads
-nothing from elsewhere.
+Programs request / to check whether a server is running: unless they accept HTML they get a line of
+text, which Ollama's clients look for. The page needs no key, like /health, because it contains no
+data: it fetches everything with the key that its user enters. It consists of this package's files
+and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def show_root(request: Request, files: FilesOf) -> Response:
 
 
 async def show_page(request: Request, files: FilesOf) -> Response:
-    """Return the page on which one chats with the model and watches the server."""
+    """Return the page for chatting with the model and watching the server."""
     return files.page().response(request)
 
 
@@ -60,5 +60,5 @@ class UiApi(Api):
 
     @asynccontextmanager
     async def state(self, frontend: Any) -> AsyncIterator[PageFiles]:
-        """Give the files of the page."""
+        """Yield the files of the page."""
         yield PageFiles()

@@ -1,6 +1,6 @@
 """The text-event pipeline: a model's text becomes reasoning, content and tool-call events.
 
-One pipeline for every endpoint, streamed or not; knows no HTTP, tokens or model names.
+Every endpoint uses it, streamed or not. It is independent of HTTP, tokens and model names.
 """
 
 from dovetail.server.generate.events.collector import Collected, CollectedCall

@@ -1,7 +1,7 @@
-"""BareAnswer: an answer that may be nothing but calls without their markers.
+"""BareAnswer: an answer that may consist only of calls without their markers.
 
-Small models forget the tags. What follows such calls decides what they are, so nothing of them is
-passed on before the text ends, or shows that it is something else.
+Small models forget the tags. Text after such calls decides whether they are calls, so nothing is
+emitted until the text ends or turns out to be something else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dovetail.server.generate.events.region import LOOK_EVERY_CHARS, LOOK_EVERY_
 
 OPENINGS = ("{", "[")
 WORDS = ("name", "type", "function", "id", "arguments", "parameters")
-"""Words in the head of a call that is written in JSON."""
+"""The words in the head of a JSON call."""
 _WORD = re.compile(r"[\w.\-]+")
 
 
 def knows_bare(parser: ToolParser | None, tools: tuple[Tool, ...]) -> bool:
-    """Return whether calls of these tools may come without markers."""
+    """Return whether these tools may be called without markers."""
     if parser is None or not tools:
         return False
     try:
@@ -32,8 +32,7 @@ def knows_bare(parser: ToolParser | None, tools: tuple[Tool, ...]) -> bool:
 
 
 def may_name(text: str, tools: tuple[Tool, ...]) -> bool:
-    """Return whether the beginning of a call ends within the name of one of these tools, or within
-    a word that stands before it or its arguments."""
+    """Return whether the start of a call ends within a tool's name or a word of the call's head."""
     last = _WORD.findall(text)[-1:]
     return any(
         name.startswith(word) for word in last for name in (*WORDS, *(t.name for t in tools))
@@ -41,7 +40,7 @@ def may_name(text: str, tools: tuple[Tool, ...]) -> bool:
 
 
 class BareAnswer:
-    """The text from the answer's first bracket on."""
+    """The text of the answer from its first bracket on."""
 
     def __init__(self, parser: ToolParser, tools: tuple[Tool, ...]) -> None:
         self.parser = parser
@@ -51,7 +50,7 @@ class BareAnswer:
         self._num_looked = 0
 
     def read(self, text: str) -> bool:
-        """Take text; return whether all of it can still be calls. Mutates: self"""
+        """Append text; return whether all of it can still be calls. Mutates: self"""
         self._parts.append(text)
         self._num_chars += len(text)
         grown = self._num_chars - self._num_looked
@@ -67,7 +66,7 @@ class BareAnswer:
         return True
 
     def calls(self) -> list[ToolCall]:
-        """Return the calls that the whole text is; none if it is something else."""
+        """Return the calls that make up the whole text; empty if it is something else."""
         try:
             return self.parser.bare(self.whole(), self.tools)
         except MalformedToolCall:

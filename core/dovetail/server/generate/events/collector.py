@@ -1,4 +1,4 @@
-"""Collected: the non-streamed answer, which is exactly its events joined."""
+"""Collected: the non-streamed answer, which is its events joined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.server.generate.events.types import (
 
 @dataclass(slots=True, kw_only=True)
 class CollectedCall:
-    """One whole tool call."""
+    """One complete tool call."""
 
     call_id: str
     name: str

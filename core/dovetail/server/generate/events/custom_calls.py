@@ -1,6 +1,6 @@
-"""Calls of custom tools in an answer: the one text among a call's arguments is its input.
+"""Custom tool calls in an answer: a call's input is the only text among its arguments.
 
-Knows no tools but by name; `custom_tools` says what the model sees of them.
+Tools are known here by name only; `custom_tools` defines how the model sees them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _HALF = re.compile(r"\\u[dD][89abAB]..", re.DOTALL)
 
 
 class CustomInput:
-    """Reads the input of one call out of its arguments, however they are cut. Arguments of another
-    shape are the input themselves."""
+    """Extracts the input of one call from its streamed arguments, however they are split. Arguments
+    in another format are passed on as the input."""
 
     def __init__(self) -> None:
         self._pending = ""
         self._phase = "head"
 
     def feed(self, text: str) -> str:
-        """Return what has become sure of the input. Mutates: self"""
+        """Return the part of the input that is now certain. Mutates: self"""
         self._pending += text
         if self._phase == "head":
             self._read_head()
@@ -64,20 +64,20 @@ class CustomInput:
 
 
 def _may_be_head(text: str) -> bool:
-    """Return whether the text is the beginning of an object whose first member is the input."""
+    """Return whether the text may be the start of an object with "input" as its first member."""
     bare = "".join(text.split())
     return '{"input":"'.startswith(bare)
 
 
 def _may_be_pair(text: str, escape: str) -> bool:
-    """Return whether an escape is the first half of a character whose second may still come."""
+    """Return whether an escape may be the first half of an incomplete surrogate pair."""
     rest = text[len(escape) :]
     return bool(_HALF.fullmatch(escape)) and len(rest) < 6 and "\\u".startswith(rest[:2])
 
 
 def _unescaped(escape: str) -> str:
-    """Return what an escape stands for. One that JSON does not know stands for itself, half a
-    character for the sign of a missing one."""
+    """Return the character of an escape. An escape unknown to JSON is returned unchanged, a lone
+    surrogate as U+FFFD."""
     try:
         text = str(json_value(f'"{escape}"'))
     except ValueError:
@@ -86,14 +86,14 @@ def _unescaped(escape: str) -> str:
 
 
 class CustomCalls:
-    """Turns the arguments of calls of these tools into their input, in the events of one answer."""
+    """Converts the arguments of these tools' calls to their input, in the events of one answer."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._inputs: dict[int, CustomInput] = {}
 
     def read(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events. Mutates: self"""
+        """Return the converted events. Mutates: self"""
         return [read for event in events if (read := self._read(event)) is not None]
 
     def _read(self, event: Event) -> Event | None:

@@ -1,7 +1,7 @@
-"""HeldCall: what opens like a call within thinking that may still be closed.
+"""HeldCall: text inside unclosed thinking that starts like a tool call.
 
-It is a call if the thinking is never closed: then its opening marker ended it. Knows no session: it
-is given what the text would come to if it were content.
+It is a call if the thinking is never closed: then the opening marker ended the thinking. The class
+knows no session: the caller passes the events that the text would produce as content.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dovetail.server.generate.events.types import Event, ToolCallStart
 
 
 class HeldCall:
-    """The text from an opening marker on. `end` is what closes the thinking, `names` are the tools
-    that were offered: a call of another one is thought of, not made."""
+    """The text from an opening marker on. `end` closes the thinking. `names` are the offered tools;
+    a call of any other tool is part of the thinking."""
 
     def __init__(self, end: str, names: Collection[str]) -> None:
         self.end = end
@@ -23,14 +23,14 @@ class HeldCall:
         self._tail = ""
 
     def read(self, text: str) -> bool:
-        """Take text; return whether the thinking is closed in it. Mutates: self"""
+        """Append text; return whether it closes the thinking. Mutates: self"""
         self._parts.append(text)
         window = self._tail + text
         self._tail = window[-(len(self.end) - 1) :] if len(self.end) > 1 else ""
         return self.end in window
 
     def judge(self, events: Sequence[Event]) -> None:
-        """Decide what the text is: a call if that comes first. Mutates: self"""
+        """Decide what the text is: a call if its first event is one. Mutates: self"""
         if self.is_call is None and events:
             first = events[0]
             self.is_call = isinstance(first, ToolCallStart) and (

@@ -1,4 +1,4 @@
-"""Finding markers in text that is still growing: texts, and tags of which the shape is known."""
+"""Search for markers in growing text: fixed texts, and tags given by a pattern."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.interfaces.text import MAX_TAG_CHARS, Layout, Tag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The earliest marker: where it begins and ends, and which of the given ones it is."""
+    """The earliest marker: its start and end, and its index among the given ones."""
 
     start: int
     end: int
@@ -20,7 +20,7 @@ class Found:
 
 
 def find_first(text: str, markers: Sequence[str | Tag], begin: int = 0) -> Found | None:
-    """Return the earliest marker at or after `begin`; the longest wins where two begin alike."""
+    """Return the earliest marker at or after `begin`; the longest of several at one place."""
     matches = [
         (place[0], -place[1], which)
         for which, marker in enumerate(markers)
@@ -51,7 +51,7 @@ def _begun(tag: Tag) -> re.Pattern[str]:
 
 
 def partial_length(text: str, markers: Sequence[str | Tag]) -> int:
-    """Return how many characters at the end of `text` may be the beginning of a marker."""
+    """Return how many characters at the end of `text` may be the start of a marker."""
     words = [marker if isinstance(marker, str) else marker.start for marker in markers]
     begun = [_num_begun(text, marker) for marker in markers if isinstance(marker, Tag)]
     least = max(begun, default=0)
@@ -64,13 +64,13 @@ def partial_length(text: str, markers: Sequence[str | Tag]) -> int:
 
 
 def _num_begun(text: str, tag: Tag) -> int:
-    """Return how many characters at the end of a text are a tag without its end."""
+    """Return how many characters at the end of a text are an unclosed tag."""
     found = _begun(tag).search(text, max(0, len(text) - len(tag.start) - MAX_TAG_CHARS))
     return len(text) - found.start() if found else 0
 
 
 def without_cut_marker(text: str, markers: Sequence[str | Tag]) -> str:
-    """Return a text that was cut off without the marker at its end, where most of it is there."""
+    """Return a truncated text without the marker at its end, if most of the marker is there."""
     size = partial_length(text, markers)
     tail = text[len(text) - size :]
     is_most = any(_is_most(tail, marker) for marker in markers)
@@ -84,7 +84,7 @@ def _is_most(tail: str, marker: str | Tag) -> bool:
 
 
 def longest_first(layout: Iterable[str | Tag]) -> Layout:
-    """Return texts and tags, each once: the longest first, tags last."""
+    """Return the texts and tags without duplicates: longest first, tags last."""
     return tuple(sorted(set(layout), key=_size))
 
 
@@ -93,7 +93,7 @@ def _size(word: str | Tag) -> tuple[bool, int, str]:
 
 
 def without(text: str, words: Sequence[str | Tag]) -> str:
-    """Return a text without these words and tags."""
+    """Return a text with these words and tags removed."""
     for word in words:
         text = text.replace(word, "") if isinstance(word, str) else _whole(word).sub("", text)
     return text

@@ -1,6 +1,6 @@
-"""Region: the text of one open tool region, its end searched for once, its calls reported once.
+"""Region: the text of one open tool region. Its end and its calls are found incrementally.
 
-Knows markers and what has been passed on; the parser says what the text means.
+It handles markers and tracks what was emitted; the parser interprets the text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_OTHERS = 8
 """How many further opening markers are tried as the end of a call."""
 LOOK_EVERY_CHARS = 16
 LOOK_EVERY_SHARE = 8
-"""A growing body is looked at again after so many characters, or this share of it: every look
-reads all of it, so the looks together stay linear."""
+"""A growing body is parsed again after this many characters, or this share of it. Every parse reads
+all of it; this way their total cost stays linear."""
 
 
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"?', re.DOTALL)
@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 @dataclass(slots=True, kw_only=True)
 class _Told:
-    """A call of the region of which something was passed on; `index` None: beyond the limit."""
+    """A call of the region that was emitted at least in part. `index` None: above the limit."""
 
     index: int | None
     num_chars: int = 0
@@ -38,8 +38,8 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A marker that was just read. `opens`: it is not the region's end but a further beginning.
-    `rest` is the text behind it."""
+    """A marker that was just read. `opens`: it starts another region instead of ending this one.
+    `rest` is the text after it."""
 
     text: str
     opens: bool
@@ -47,10 +47,10 @@ class Mark:
 
 
 class Region:
-    """One region. `read` takes text, `body` is what the parser gets.
+    """One region. `read` takes text, `body` is passed to the parser.
 
-    `others` are the markers at which a call whose end is missing may be over, `used_ids` the ids of
-    the answer's calls so far: a model's own id counts once.
+    `others` are the markers that may end a call without an end marker. `used_ids` are the ids of
+    the answer's calls so far: an id from the model is used only once.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Region:
 
     @property
     def has_told(self) -> bool:
-        """Return whether any of its calls was passed on."""
+        """Return whether any of its calls was emitted."""
         return bool(self._told)
 
     def _sought(self) -> tuple[str, ...]:
@@ -87,7 +87,8 @@ class Region:
         return (self.markers.end, *others) if self.markers.end else ()
 
     def read(self, text: str, *, is_final: bool) -> Mark | None:
-        """Take text up to and with the next end marker or beginning; return it, or None."""
+        """Append text up to and including the next end or opening marker; return the marker or
+        None."""
         sought = self._sought()
         window = self._tail + text
         match = find_first(window, sought)
@@ -99,7 +100,7 @@ class Region:
             return None
         marker = sought[match.which]
         cut = match.start + len(marker) - len(self._tail)
-        if cut < 0:  # A longer marker was waited for, which did not come.
+        if cut < 0:  # It waited for a longer marker, which did not come.
             text, cut = self.cut(self._num_chars + cut) + text, 0
         self._add(text[:cut])
         self._tail = ""
@@ -116,7 +117,7 @@ class Region:
         self._num_chars += len(text)
 
     def cut(self, at: int) -> str:
-        """End the body at a place of it; return what follows. Mutates: self"""
+        """Truncate the body at a position; return the rest. Mutates: self"""
         text = self.whole()
         self._parts = [text[:at]]
         self._num_chars = at
@@ -133,12 +134,12 @@ class Region:
         return text[: self._first_end - len(self.markers.end)], text[self._first_end :]
 
     def body(self) -> str:
-        """Return the text before the marker just read."""
+        """Return the text before the last marker read."""
         return self.whole()[: -self._num_marked]
 
     def growing_body(self) -> str | None:
-        """Return the text so far without what may be the beginning of a marker, when it is time to
-        look at it again; else None. Mutates: self"""
+        """Return the text so far, without a possible partial marker, if it is due to be parsed;
+        else None. Mutates: self"""
         grown = self._num_chars - self._num_looked
         if grown < max(LOOK_EVERY_CHARS, self._num_chars // LOOK_EVERY_SHARE):
             return None
@@ -147,7 +148,7 @@ class Region:
         return text[: len(text) - partial_length(text, self._sought())]
 
     def unread(self) -> str:
-        """Return the text after the opening marker, to be read as ordinary text."""
+        """Return the text after the opening marker, to be parsed as ordinary text."""
         text = self.whole()
         return text[len(self.markers.start) :] if self.markers.is_body else text
 
@@ -162,9 +163,9 @@ class Region:
     ) -> list[Event]:
         """Return the events for what is new in the calls so far. Mutates: self
 
-        Arguments are told as far as they are JSON: from the beginning once they are whole or too
-        long to wait for, or, with `may_be_cut`, where the text ends in the last of them.
-        `num_calls` were told before this region; calls beyond `most` are left out. `is_growing`:
+        Arguments are emitted as far as they are valid JSON: from the start once they are complete
+        or too long to hold back, or, with `may_be_cut`, if the text ends inside the last call.
+        `num_calls` were emitted before this region; calls above `most` are dropped. `is_growing`:
         more text follows, so the last call may wait for its id.
         """
         events: list[Event] = []
@@ -197,7 +198,7 @@ class Region:
         return [ToolCallStart(index=number, call_id=call_id, name=call.name)]
 
     def untold(self, calls: list[ToolCall]) -> str:
-        """Return the text of calls that were not passed on, as far as the parser says it."""
+        """Return the text of calls that were not emitted, as far as the parser provides it."""
         return "".join(c.text for position, c in enumerate(calls) if position not in self._told)
 
     def _new_id(self) -> str:
@@ -205,17 +206,17 @@ class Region:
 
     @property
     def num_told(self) -> int:
-        """Return how many of its calls were passed on."""
+        """Return how many of its calls were emitted."""
         return sum(told.index is not None for told in self._told.values())
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Return whether a call's arguments are a JSON object and nothing else."""
+    """Return whether a call's arguments are exactly one JSON object."""
     return _sure(call)[1]
 
 
 def only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
-    """Return whether calls say no more than what was sure before they were taken as whole."""
+    """Return whether complete calls add only closing braces to what was certain before."""
     sure = [call.arguments for call in begun] + ["{"] * (len(calls) - len(begun))
     return all(
         call.arguments in (before, before + "}") for call, before in zip(calls, sure, strict=False)
@@ -223,7 +224,7 @@ def only_closes(calls: list[ToolCall], begun: list[ToolCall]) -> bool:
 
 
 def _sure(call: ToolCall) -> tuple[str, bool, bool]:
-    """Return (the arguments as far as they are JSON, whether they are whole, or broken)."""
+    """Return (the arguments as far as they are valid JSON, is_whole, is_broken)."""
     text = call.arguments
     if not (call.name and text.startswith("{")):
         return "", False, True
@@ -235,9 +236,8 @@ def _sure(call: ToolCall) -> tuple[str, bool, bool]:
 
 
 def _escaped(arguments: str) -> str:
-    """Return arguments with the control characters in their strings escaped: models write line
-    ends there as they are, and no client's reader of JSON takes them. The rest is the model's own.
-    """
+    """Return arguments with the control characters in their strings escaped. Models write raw line
+    ends there, which clients' JSON parsers reject. The rest is unchanged."""
     if _CONTROL.search(arguments) is None:
         return arguments
     return _STRING.sub(lambda string: _CONTROL.sub(_escape, string[0]), arguments)

@@ -1,9 +1,9 @@
-"""Session: one answer's text, fed in any pieces, as events that do not depend on the pieces.
+"""Session: splits one answer's text into events that do not depend on how the text was cut.
 
-Reasoning and tool parsers only say their markers and parse one finished region; this file finds
-the regions. What the events come to is a function of the joined text alone. Blanks beside a region
-are layout; no other text is lost: a region that is not a call comes out as content. Stop strings
-are looked for in content alone; what follows one is not read.
+Reasoning and tool parsers only define markers and parse one complete region; this file finds the
+regions. The joined events depend on the joined text alone. Blanks around a region are layout. No
+other text is lost: a region that is not a call becomes content. Stop strings are searched only in
+content; what follows one is ignored.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from dovetail.server.generate.events.speech import Speech
 from dovetail.server.generate.events.types import ContentDelta, Event
 
 FEED_CHARS = 4096
-"""Longer text is read in parts of this size: text that waits is copied at every marker."""
+"""Longer text is processed in parts of this size, because pending text is copied at every
+marker."""
 MAX_REGION_ENDS = 8
-"""How many end markers may stand inside one call's strings before the region is given up."""
+"""How many end markers may occur in a call's strings before the region is given up."""
 MAX_GIVEN_UP = 64
-"""After so many regions that are no call, the rest of an answer is content: every one is read again
-behind its marker."""
+"""After this many regions that are not calls, the rest of an answer is content: each of them is
+parsed again after its marker."""
 MAX_TRIALS = 16
-"""How many markers of calls in open thinking are tried as its end."""
+"""How many call markers inside open thinking are tried as its end."""
 
 
 class Session:
-    """The state machine of one answer. Feed text, then finish once."""
+    """The state machine of one answer. Call `feed` with text, then `finish` once."""
 
     def __init__(self, plan: SessionPlan) -> None:
         self.plan = plan
@@ -76,13 +77,13 @@ class Session:
 
     @property
     def is_held(self) -> bool:
-        """Return whether it is open if the text so far is reasoning or a call."""
+        """Return whether it is still undecided if the text so far is reasoning or a call."""
         return self._phase == "held"
 
     def feed(self, text: str, *, may_stop: bool = True) -> list[Event]:
         """Return the events that this text completes. Mutates: self
 
-        A stop string that becomes complete while `may_stop` is false is ordinary text.
+        A stop string that is completed while `may_stop` is false counts as ordinary text.
         """
         if self.plan.is_plain:
             return [ContentDelta(text=text)] if text else []
@@ -94,9 +95,9 @@ class Session:
         return events
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """Return what was held back. Mutates: self
+        """Return the events for text that was held back. Mutates: self
 
-        `is_cut`: the answer was cut off by a limit, so a call that is not closed stays open.
+        `is_cut`: a limit ended the answer, so an unclosed call stays unclosed.
         """
         self._is_cut = is_cut
         events = self._run(is_final=True)
@@ -119,8 +120,8 @@ class Session:
         return self._speech.take()
 
     def _next_marker(self, markers: Layout, is_final: bool) -> tuple[str, str] | None:
-        """Return (text before, marker) and cut both from the pending text, or None after saying
-        all text that cannot be part of a marker."""
+        """Return (text before, marker), removed from the pending text. If there is none, emit all
+        text that cannot be part of a marker and return None."""
         match = find_first(self._pending, markers)
         if is_final and self._is_cut and match is None:
             starts = [region.start for region in self._regions if not region.opens_answer]
@@ -211,7 +212,8 @@ class Session:
         return True
 
     def _calls_that_end_it(self, markers: Markers) -> tuple[str, ...]:
-        """Return the markers of calls that may end thinking which is not closed ahead."""
+        """Return the call markers that may end thinking for which no closing marker was seen
+        ahead."""
         if self._is_closed_ahead or self._num_trials >= MAX_TRIALS:
             return ()
         found = [region.start for region in self._regions if not region.opens_answer]
@@ -220,8 +222,7 @@ class Session:
         return tuple(start for start in found if start not in (markers.end, markers.start))
 
     def _hold(self, marker: str) -> None:
-        """Hold back what opens like a call: whether it is one shows when the thinking is closed, or
-        never is."""
+        """Hold back text that starts like a call until the thinking or the answer ends."""
         assert self.plan.reasoning is not None
         self._phase = "held"
         self._num_trials += 1
@@ -252,7 +253,7 @@ class Session:
         return True
 
     def _pass_marker(self, is_final: bool) -> bool:
-        """Read past the marker of a call that is none: it may begin with layout."""
+        """Skip the marker of something that is not a call. It may begin with layout."""
         text, layout = self._pending, self._layout_of_thoughts
         if not is_final and partial_length(text, layout) == len(text):
             return False
@@ -263,7 +264,7 @@ class Session:
         return True
 
     def _leave(self, phase: str) -> None:
-        """Pass from one region to the next."""
+        """Switch to the next region."""
         self._phase = phase
         self._speech.leave(is_reasoning=phase == "reasoning")
 
@@ -271,7 +272,7 @@ class Session:
         self._speech.say(text, is_settled=self._is_settled())
 
     def _opens_bare(self) -> bool:
-        """Return whether an answer begins that may be nothing but calls."""
+        """Return whether an answer starts here that may consist only of calls."""
         if not self._may_be_bare or self._speech.has_answered or self.num_calls:
             return False
         first = self._pending.lstrip()[:1]
@@ -294,7 +295,7 @@ class Session:
         return not calls
 
     def _is_settled(self) -> bool:
-        """Return whether nothing but content can follow text: then blanks wait for nothing."""
+        """Return whether only content can follow, so that blanks need not be held back."""
         reasoning = self.plan.reasoning
         can_think = reasoning is not None and reasoning.may_reopen
         is_content = self._phase == "content" and not can_think
@@ -319,7 +320,7 @@ class Session:
         return self._close_region(region, calls, body, mark.rest)
 
     def _end_implied(self, region: Region, mark: Mark) -> bool:
-        """Close a region whose calls are over, but for their end, where another one opens."""
+        """Close a region with complete calls but no end marker, because another region opens."""
         body = region.body()
         calls, can_grow = self._parse(body)
         begun = self._begun(body) or []
@@ -331,7 +332,7 @@ class Session:
         return self._close_region(region, calls, body, mark.text + mark.rest)
 
     def _end_unmarked(self, region: Region, at: int | None) -> bool:
-        """Close a region that no marker ended: at this place of its body, or with the text."""
+        """Close a region without an end marker: at this position, or at the end of the text."""
         rest = "" if at is None else region.cut(at)
         body = region.whole()
         is_cut = self._is_cut and at is None
@@ -352,7 +353,7 @@ class Session:
         return self._close_region(region, calls, body, rest)
 
     def _is_head(self, region: Region, body: str) -> bool:
-        """Return whether a cut answer ends within a call's head, which nobody is to see."""
+        """Return whether a truncated answer ends within a call's head, which must not be shown."""
         assert self.plan.tool_parser is not None
         is_known = "streams" in self.plan.tool_parser.capabilities
         if not is_known or region.has_told or region.num_ends:
@@ -362,12 +363,12 @@ class Session:
         return is_begun and (not region.markers.opens_answer or may_name(body, self.plan.tools))
 
     def _syntax_end(self, region: Region, body: str) -> int | None:
-        """Return where a region without an end marker is over, or None."""
+        """Return the end position of a region without an end marker, or None."""
         assert self.plan.tool_parser is not None
         return None if region.markers.end else self.plan.tool_parser.region_end(body)
 
     def _look(self, region: Region) -> bool:
-        """Pass on what has grown of the region's calls, or give it up as plain text."""
+        """Emit the growth of the region's calls, or give the region up as plain text."""
         body = region.growing_body()
         if body is None:
             return False
@@ -390,8 +391,8 @@ class Session:
         *,
         may_be_cut: bool = False,
     ) -> bool:
-        """Pass on the region's calls, or those that its body begins with, and as content what the
-        parser says is none; give the region up where there is neither."""
+        """Emit the region's calls (or those at the start of its body), and the rest as content.
+        Give the region up if it has neither."""
         found = calls or self._begun(body) or []
         self._tell(region, found, may_be_cut=may_be_cut)
         untold = region.untold(found)
@@ -405,7 +406,7 @@ class Session:
         return bool(self._pending)
 
     def _give_up(self, region: Region, rest: str) -> bool:
-        """Let a region's opening marker pass as plain text, and its end, and read on behind it."""
+        """Treat a region's markers as plain text, and parse the text after the opening one."""
         self._phase, self._region = "content", None
         self._num_given_up += 1
         self._ends_of_none.append(region.markers.end)
@@ -427,7 +428,7 @@ class Session:
             return None, False
 
     def _closed(self, body: str) -> list[ToolCall] | None:
-        """Return the calls of a body that is over within a value, or None."""
+        """Return the calls of a body that ends within a value, or None."""
         assert self.plan.tool_parser is not None
         try:
             return self.plan.tool_parser.close(body, self.plan.tools)
@@ -435,7 +436,7 @@ class Session:
             return None
 
     def _begun(self, body: str) -> list[ToolCall] | None:
-        """Return the calls that a body begins with, or None when it can be none."""
+        """Return the calls at the start of a body, or None if it cannot contain any."""
         assert self.plan.tool_parser is not None
         try:
             return self.plan.tool_parser.so_far(body, self.plan.tools)

@@ -1,7 +1,7 @@
-"""Speech: what an answer has said so far: blanks beside regions, stop strings, events.
+"""Speech: the text emitted so far: blanks around regions, stop strings, events.
 
-Blanks around a region are layout. Content that goes on behind a region is divided from what was
-before it as the model divided them: by the blanks before the region, or else by those behind it.
+Blanks around a region are layout. Content after a region is separated from the content before it by
+the blanks before the region, or else by those after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dovetail.server.generate.events.types import ContentDelta, Event, Reasoning
 
 
 class Speech:
-    """`has_said`: text was said since the last region. `has_answered`: content was, at all."""
+    """`has_said`: text was emitted since the last region. `has_answered`: any content was."""
 
     def __init__(self, stops: StopMatcher, *, is_reasoning: bool) -> None:
         self.stops = stops
@@ -26,18 +26,18 @@ class Speech:
         self._gap_behind = ""
 
     def take(self) -> list[Event]:
-        """Return the events that were not taken yet. Mutates: self"""
+        """Return and remove the pending events. Mutates: self"""
         events, self._events = self._events, []
         return events
 
     def add(self, events: list[Event]) -> None:
-        """Append events of calls: no stop string goes on behind them. Mutates: self"""
+        """Append events of calls. A stop string cannot continue across them. Mutates: self"""
         if events:
             self.say_held()
         self._events += events
 
     def say(self, text: str, *, is_settled: bool = False) -> None:
-        """Emit text, holding blanks back until more text follows, unless only text can follow."""
+        """Emit text. Trailing blanks wait until more text follows, unless only text can."""
         if self._skips_blank:
             kept = text.lstrip()
             self._gap_behind += "" if self.is_reasoning else text[: len(text) - len(kept)]
@@ -62,13 +62,13 @@ class Speech:
         self._gap_before = self._gap_behind = ""
 
     def set_apart(self) -> None:
-        """Take the blanks before a region for layout."""
+        """Treat the blanks before a region as layout."""
         if self.has_answered and not self.is_reasoning and not self._gap_before:
             self._gap_before = "".join(self._blank)
         self._blank = []
 
     def leave(self, *, is_reasoning: bool) -> None:
-        """Pass from one region to the next."""
+        """Switch to the next region."""
         self.set_apart()
         self.is_reasoning = is_reasoning
         self.has_said = False
@@ -84,13 +84,13 @@ class Speech:
             self._events.append(ContentDelta(text=text))
 
     def say_held(self) -> None:
-        """Emit what may have been the beginning of a stop string."""
+        """Emit held-back text that might have been the start of a stop string."""
         text = self.stops.flush()
         if text:
             self._events.append(ContentDelta(text=text))
 
     def finish(self) -> None:
-        """Emit what was held back. Mutates: self"""
+        """Emit all held-back text. Mutates: self"""
         if self._blank:
             self._emit("".join(self._blank))
             self._blank = []

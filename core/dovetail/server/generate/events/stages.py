@@ -1,7 +1,7 @@
-"""StagedSession: one answer of which a parser reads its part itself.
+"""StagedSession: one answer with a part that a parser reads itself.
 
-The reasoning is read first, what it leaves is read for calls; either is done by the parser's own
-reader or by the markers of an ordinary Session.
+The first stage reads the reasoning; the second looks for calls in the rest. Each stage is the
+parser's own reader or the markers of an ordinary Session.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dovetail.server.generate.events.types import ContentDelta, Event, Reasoning
 
 
 class Stage(Protocol):
-    """A reader of a part of an answer."""
+    """A reader of one part of an answer."""
 
     @property
     def num_calls(self) -> int:
-        """Return how many calls were passed on."""
+        """Return how many calls were emitted."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -43,11 +43,11 @@ class Stage(Protocol):
         """Return the events that this text completes. Mutates: self"""
 
     def finish(self, *, is_cut: bool) -> list[Event]:
-        """Return what was held back. Mutates: self"""
+        """Return the events for text that was held back. Mutates: self"""
 
 
 class MarkerStage(Session):
-    """An ordinary session: token ids mean nothing to it."""
+    """An ordinary session, which ignores token ids."""
 
     def feed(  # type: ignore[override]
         self, text: str, token_ids: Sequence[int] = (), *, may_stop: bool = True
@@ -57,7 +57,7 @@ class MarkerStage(Session):
 
 
 class ReaderStage:
-    """A parser's own reader; its calls are passed on as those of a region are."""
+    """A parser's own reader. Its calls are emitted like a region's."""
 
     def __init__(self, reading: ReadingPlan, plan: SessionPlan) -> None:
         parser = plan.tool_parser
@@ -72,7 +72,7 @@ class ReaderStage:
 
     @property
     def num_calls(self) -> int:
-        """Return how many calls were passed on."""
+        """Return how many calls were emitted."""
         return self._region.num_told
 
     @property
@@ -93,7 +93,7 @@ class ReaderStage:
         return events + self._grown() if self._is_time() else events
 
     def finish(self, *, is_cut: bool) -> list[Event]:
-        """Return what was held back. Mutates: self"""
+        """Return the events for text that was held back. Mutates: self"""
         if self.matched is not None:
             return []
         events = self._said(self._reader.finish(is_cut=is_cut), may_stop=True)
@@ -117,12 +117,13 @@ class ReaderStage:
         return events
 
     def _held(self) -> list[Event]:
-        """Return the text that may have been the beginning of a stop string."""
+        """Return held-back text that might have been the start of a stop string."""
         text = self._stops.flush()
         return [ContentDelta(text=text)] if text else []
 
     def _is_time(self) -> bool:
-        """Return whether the calls have grown enough to be looked at: every look reads all."""
+        """Return whether the calls have grown enough to be parsed again, which reads all of
+        them."""
         size = sum(len(call.name) + len(call.arguments) for call in self._calls)
         if size - self._num_looked < max(LOOK_EVERY_CHARS, size // LOOK_EVERY_SHARE):
             return False
@@ -130,7 +131,7 @@ class ReaderStage:
         return True
 
     def _grown(self) -> list[Event]:
-        """Return the events of the calls so far, in their order."""
+        """Return the events of the calls so far, in order."""
         calls = list(self._calls)
         waits = (i for i, call in enumerate(calls) if not _is_due(call))
         events = self._region.tell(calls[: next(waits, len(calls))], 0, self._max_calls)
@@ -145,7 +146,7 @@ class StagedSession:
     """One answer. `num_calls` grows with `feed`."""
 
     is_held = False
-    """Nothing that was read as reasoning becomes a call."""
+    """Text read as reasoning never becomes a call."""
 
     def __init__(self, plan: SessionPlan) -> None:
         self.plan = plan
@@ -155,7 +156,7 @@ class StagedSession:
 
     @property
     def num_calls(self) -> int:
-        """Return how many calls were passed on."""
+        """Return how many calls were emitted."""
         return self._answer.num_calls
 
     @property
@@ -171,7 +172,7 @@ class StagedSession:
     def feed(self, text: str, token_ids: Sequence[int], *, may_stop: bool = True) -> list[Event]:
         """Return the events that these tokens complete. Mutates: self
 
-        A stop string that becomes complete while `may_stop` is false is ordinary text.
+        A stop string that is completed while `may_stop` is false counts as ordinary text.
         """
         if self.matched is not None:
             return []
@@ -186,9 +187,9 @@ class StagedSession:
         return passed_on
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """Return what was held back. Mutates: self
+        """Return the events for text that was held back. Mutates: self
 
-        `is_cut`: the answer was cut off by a limit, so a call that is not closed stays open.
+        `is_cut`: a limit ended the answer, so an unclosed call stays unclosed.
         """
         events: list[Event] = []
         if self._reasoning is not None:
@@ -196,7 +197,7 @@ class StagedSession:
         return events + self._answer.finish(is_cut=is_cut)
 
     def _passed_on(self, events: Sequence[Event], *, may_stop: bool) -> list[Event]:
-        """Return the events, the content among them as the next stage reads it. Mutates: self"""
+        """Return the events, with content replaced by the next stage's. Mutates: self"""
         passed: list[Event] = []
         for event in events:
             if isinstance(event, ContentDelta):

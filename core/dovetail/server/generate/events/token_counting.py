@@ -1,8 +1,7 @@
-"""CountedSession: a session that also counts the tokens of the reasoning.
+"""CountedSession: a session that also counts the reasoning tokens.
 
-A token belongs to where the answer was when it began, so the end marker counts and the opening one
-does not; where a parser reads the answer itself, to what it was read as. Ids of tokens mean nothing
-here: they are for such parsers.
+A token counts by the state before it: the closing marker is reasoning, the opening one is not. If a
+parser reads the answer itself, the state after it counts. Token ids are used only by such parsers.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ class CountedSession:
 
     @property
     def has_unfinished_call(self) -> bool:
-        """Return whether a call that was passed on has arguments that are not whole JSON."""
+        """Return whether an emitted call has incomplete JSON arguments."""
         return any(check("".join(parts)).end is None for parts in self._arguments.values())
 
     def feed(self, text: str, token_ids: Sequence[int], num_chars: Sequence[int]) -> list[Event]:
-        """Return the events of a text that tokens brought, each its share of it. Mutates: self"""
+        """Return the events of a text. `num_chars` is each token's share of it. Mutates: self"""
         if not self._counts or not token_ids:
             return self._feed(text, token_ids)
         events: list[Event] = []
@@ -80,14 +79,14 @@ class CountedSession:
         return events if self._custom is None else self._custom.read(events)
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """Return what was held back. Mutates: self"""
+        """Return the events for text that was held back. Mutates: self"""
         events = self._noted(self.session.finish(is_cut=is_cut))
         if self.session.is_reasoning:
             self._count_held()
         return events
 
     def _count_held(self) -> None:
-        """Count the tokens of what opened like a call and is reasoning after all."""
+        """Count the held tokens that turned out to be reasoning instead of a call."""
         self.num_reasoning_tokens += self._num_held
         self._num_held = 0
 
@@ -96,7 +95,7 @@ class CountedSession:
 
 
 def _pieces(text: str, num_tokens: int, num_chars: Sequence[int]) -> Iterator[str]:
-    """Yield each token's share of the text; whatever is not told belongs to the last one."""
+    """Yield each token's share of the text. The rest belongs to the last token."""
     start = 0
     for position in range(num_tokens - 1):
         end = start + (num_chars[position] if position < len(num_chars) else 0)
@@ -106,7 +105,7 @@ def _pieces(text: str, num_tokens: int, num_chars: Sequence[int]) -> Iterator[st
 
 
 def joined(events: Sequence[Event]) -> list[Event]:
-    """Return the events with neighbours that go on in the same text as one."""
+    """Return the events, with adjacent ones of the same text merged."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

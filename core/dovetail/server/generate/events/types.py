@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningDelta:
-    """More of the model's thinking."""
+    """More of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentDelta:
-    """More of the answer proper."""
+    """More of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallStart:
-    """A call begins; `index` counts the calls of this answer from 0. `is_custom`: its tool takes
+    """The start of a call. `index` counts the answer's calls from 0. `is_custom`: its tool takes
     text."""
 
     index: int
@@ -32,7 +32,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallArgsDelta:
-    """More of a call's arguments: append-only JSON text, or the text that a custom tool takes."""
+    """More of a call's arguments: append-only JSON text, or the text input of a custom tool."""
 
     index: int
     text: str

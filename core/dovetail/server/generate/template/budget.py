@@ -1,6 +1,6 @@
-"""How much work one rendering may do. A template is code out of a model folder, so it is counted.
+"""Work limits of one rendering. A template is code from a model folder, so its work is counted.
 
-Knows no jinja: `sandbox` calls it at every loop turn, every call and every piece of text built.
+It does not depend on jinja: `sandbox` calls it for every loop iteration, call and built text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPUTED_WIDTH = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 class TemplateLimit(RequestError):
-    """A rendering went over one of its limits."""
+    """A rendering exceeded one of its limits."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -41,7 +41,7 @@ class TemplateLimit(RequestError):
 
 
 class Budget:
-    """The work one rendering has done so far. Ticks are loop turns and calls; seconds are the
+    """The work of one rendering so far. Ticks are loop iterations and calls. Seconds are the
     thread's own CPU time, so a busy machine refuses no request."""
 
     __slots__ = ("_chars", "_deadline_s", "_ticks")
@@ -52,7 +52,7 @@ class Budget:
         self._chars = 0
 
     def charge(self, num_chars: int) -> None:
-        """Count text that was built, kept or not. Raises: TemplateLimit"""
+        """Count text that was built, used or not. Raises: TemplateLimit"""
         self._chars += num_chars
         if self._chars > MAX_CHARS_IN_ALL:
             raise TemplateLimit(
@@ -60,7 +60,7 @@ class Budget:
             )
 
     def tick(self) -> None:
-        """Count one loop turn or call. Raises: TemplateLimit"""
+        """Count one loop iteration or call. Raises: TemplateLimit"""
         self._ticks += 1
         if self._ticks % _TICKS_PER_LOOK:
             return
@@ -71,7 +71,7 @@ class Budget:
 
 
 BUDGET: ContextVar[Budget] = ContextVar("template_budget")
-"""Set for the time of one rendering or compilation."""
+"""Set during one rendering or compilation."""
 
 
 def tick() -> None:
@@ -80,24 +80,24 @@ def tick() -> None:
 
 
 def check_size(size: int) -> None:
-    """Raise TemplateLimit when a text would become longer than MAX_CHARS, or all together."""
+    """Raise TemplateLimit if a text would exceed MAX_CHARS, or all texts MAX_CHARS_IN_ALL."""
     if size > MAX_CHARS:
         raise TemplateLimit(f"the chat template builds more than {MAX_CHARS} characters.")
     BUDGET.get().charge(size)
 
 
 def check_items(size: int) -> None:
-    """Raise TemplateLimit when a list would become longer than MAX_ITEMS."""
+    """Raise TemplateLimit if a list would exceed MAX_ITEMS."""
     if size > MAX_ITEMS:
         raise TemplateLimit(f"the chat template builds a list of more than {MAX_ITEMS} items.")
     BUDGET.get().charge(size)
 
 
 def check_written(*values: Any) -> None:
-    """Raise TemplateLimit when a value would be huge if it were written out or compared.
+    """Raise TemplateLimit if values would be huge when written out or compared.
 
-    A list may hold another many times over, and so take no room itself: a thousand times a thousand
-    times a thousand items are three short steps, and one native call that writes them takes hours.
+    A list may contain another many times without taking memory: three short steps build a thousand
+    times a thousand times a thousand items, which one native call takes hours to write.
     """
     size = sum(written_size(value) for value in values)
     if size > MAX_CHARS:
@@ -105,7 +105,7 @@ def check_written(*values: Any) -> None:
 
 
 def written_size(value: Any) -> int:
-    """Return about how many characters a value has once it is written out."""
+    """Return the approximate number of characters of a value when written out."""
     return _written_size(value, {}, 0) if isinstance(value, CONTAINERS) else _plain_size(value)
 
 
@@ -114,7 +114,7 @@ def _plain_size(value: Any) -> int:
 
 
 def _written_size(value: Any, known: dict[int, int], depth: int) -> int:
-    """Return the size of a list or mapping, each part of which is looked at once. Mutates: known"""
+    """Return the size of a list or mapping, visiting each part once. Mutates: known"""
     if id(value) in known:
         return known[id(value)]
     if depth > MAX_DEPTH:
@@ -131,30 +131,30 @@ def _written_size(value: Any, known: dict[int, int], depth: int) -> int:
 
 
 def check_pad(*values: Any) -> None:
-    """Raise TemplateLimit when a number given to a filter or text method is a huge width."""
+    """Raise TemplateLimit if a number passed to a filter or text method is a huge width."""
     for value in values:
         if isinstance(value, int) and abs(value) > MAX_PAD:
             raise TemplateLimit(f"the chat template uses a width above {MAX_PAD}.")
 
 
 def check_format(text: str) -> None:
-    """Raise TemplateLimit when a format string asks for a huge or computed width."""
+    """Raise TemplateLimit if a format string has a huge or computed width."""
     if _WIDE_FIELD.search(text) or _COMPUTED_WIDTH.search(text.replace("{{", "")):
         raise TemplateLimit("the chat template formats with a huge width.")
 
 
 def joined_size(separator: str, parts: list[Any]) -> int:
-    """Return the characters of a join."""
+    """Return the number of characters of a join."""
     return len(separator) * len(parts) + sum(map(written_size, parts))
 
 
 def formatted_size(text: str, mark: str, values: Any) -> int:
-    """Return an upper bound of the characters of a text whose fields, each of which has a mark,
-    are filled: a field may name any value."""
+    """Return an upper bound for the characters of a formatted text. Each field has a mark, and may
+    show any of the values."""
     is_one_each = mark == "%" and isinstance(values, tuple)
     return len(text) + written_size(values) * (1 if is_one_each else text.count(mark))
 
 
 def replaced_size(text: str, old: str, new: str) -> int:
-    """Return an upper bound of the characters of a replacement."""
+    """Return an upper bound for the characters of a replacement."""
     return len(text) + text.count(old) * len(new)

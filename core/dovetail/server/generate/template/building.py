@@ -1,4 +1,4 @@
-"""The renderer of an engine's conversations, as the settings have it."""
+"""build_renderer: the renderer of an engine's conversations, configured by the settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def build_renderer(
     tokenizer: Tokenizer | None = None,
     template: str | None = None,
 ) -> ChatRenderer:
-    """Return the renderer for a tokenizer, the engine's own unless another is given: that of an
-    adapter, which has the model's template where it brings none. `template` takes the place of
-    --chat-template. Raises: ConfigError"""
+    """Return the renderer for a tokenizer, by default the engine's own. An adapter's tokenizer
+    without a template uses the model's. `template` replaces --chat-template. Raises: ConfigError"""
     media, own = engine.spec.media, engine.tokenizer
     tokenizer = tokenizer or own
     facts, override = tokenizer.facts(), load_template(template or frontend.chat_template)

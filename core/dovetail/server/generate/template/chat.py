@@ -1,6 +1,6 @@
 """ChatRenderer: messages, tools and kwargs become the prompt text.
 
-Holds the server's template; knows no tokens. Rendering is pure and may run in any thread.
+It holds the server's template and uses no tokens. Rendering is pure and may run in any thread.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from dovetail.unsupported import sentence
 
 AUTO = "auto"
 MAX_GIVEN = 16
-"""Templates of requests that are kept compiled."""
+"""How many templates from requests are cached in compiled form."""
 
 FINAL_TURN_ROLES = frozenset({"assistant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
-    """A conversation as the model reads it.
+    """A rendered conversation.
 
-    `tail` is what follows the last turn that was not the assistant's, `unused` names the fields of
-    the request that the template has no use for, `plain` has the control words that clients wrote:
-    plain text. `media` are the media of the messages' parts, in their order: the template wrote its
-    own words where each stands.
+    `tail` is the text after the last turn that is not the assistant's. `unused` names the request
+    fields that the template does not use. `plain` has the spans of control words that clients
+    wrote, which are plain text. `media` are the messages' media in order: the template wrote its
+    own words at their places.
     """
 
     text: str
@@ -49,7 +49,7 @@ class RenderedPrompt:
 
 
 class ChatRenderer:
-    """Renders with the checkpoint's template, or the one given by a flag."""
+    """Renders with the checkpoint's template, or with one given by a flag."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class ChatRenderer:
         media_words: Mapping[str, str] | None = None,
         interleaves_media: bool = False,
     ) -> None:
-        """`added_texts` are those of all added tokens; with `allows_control_tokens` clients may
-        write any of them. `default_kwargs` are the template's variables where a request says
-        nothing of them. `media_kinds` are what the model takes beside text, at most as many of
-        each modality as `media_limits` say. Where the template reads text alone, `media_words`
-        stand for them: before a message's text, or with `interleaves_media` at their places."""
+        """`added_texts` are the texts of all added tokens; with `allows_control_tokens` clients may
+        write any of them. `default_kwargs` are the template variables that a request does not set.
+        `media_kinds` are the media that the model takes, limited per modality by `media_limits`. If
+        the template supports only text, `media_words` represent them: before a message's text, or
+        with `interleaves_media` at their places."""
         self._media_words = dict(media_words or {})
         self._interleaves_media = interleaves_media
         self._media_kinds = media_kinds
@@ -95,12 +95,12 @@ class ChatRenderer:
 
     @property
     def source(self) -> str:
-        """Return the source of the templates in use; empty when there is none."""
+        """Return the source of the templates in use; empty if there is none."""
         found = {t.source for t in (self._template, self._tool_template) if t is not None}
         return "\n".join(sorted(found))
 
     def render(self, body: ChatRequest, switches: Sequence[Switch] = ()) -> RenderedPrompt:
-        """Return the prompt; `switches` are the dialect's own words on thinking.
+        """Return the prompt; `switches` are the dialect's own thinking switches.
 
         Raises: RequestError
         """
@@ -139,7 +139,7 @@ class ChatRenderer:
         )
 
     def _places(self) -> MediaPlaces:
-        """Return marks for the media of one conversation."""
+        """Return the media marks of one conversation."""
         return MediaPlaces(words=self._media_words, interleaves=self._interleaves_media)
 
     def _words_of(self, template: ChatTemplate) -> ControlWords:
@@ -164,7 +164,7 @@ class ChatRenderer:
 
 
 def check_template(value: str | None) -> None:
-    """Raise ConfigError unless --chat-template, where it is given, can be compiled."""
+    """Raise ConfigError if --chat-template is given but cannot be compiled."""
     source = load_template(value)
     if not source:
         return
@@ -176,7 +176,7 @@ def _build(source: str | None, facts: TokenizerFacts, where: str) -> ChatTemplat
 
 
 def _build_given(source: str, *, special: dict[str, str]) -> ChatTemplate:
-    """Return a request's own template, under the same limits. Raises: RequestError"""
+    """Return a request's own template, with the same limits. Raises: RequestError"""
     try:
         return ChatTemplate(source, special)
     except ConfigError as error:
@@ -186,8 +186,8 @@ def _build_given(source: str, *, special: dict[str, str]) -> ChatTemplate:
 def _switched(
     template: ChatTemplate, switches: Sequence[Switch]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what switches set of the template's variables, the first that sets one first, and the
-    fields of those none of whose names the template knows."""
+    """Return the template variables that the switches set (the first switch wins), and the fields
+    of switches unknown to the template."""
     kwargs: dict[str, Any] = {}
     without_effect: list[str] = []
     for switch in switches:
@@ -199,8 +199,8 @@ def _switched(
 
 
 def _adds_generation_prompt(body: ChatRequest) -> bool:
-    """Return whether the answer's opening is added: not by default where the final message is to
-    be continued. Raises: RequestError"""
+    """Return whether the answer's opening is added; by default not if the final message is to be
+    continued. Raises: RequestError"""
     if not body.continue_final_message:
         return body.add_generation_prompt
     if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
@@ -231,7 +231,7 @@ def _check_media_options(body: ChatRequest, media_kinds: frozenset[str]) -> None
 
 
 def _text(message: dict[str, Any]) -> str:
-    """Return the text that ends a message; empty where a medium does."""
+    """Return the text at the end of a message; empty if it ends with media."""
     content = message["content"]
     if isinstance(content, str):
         return content
@@ -239,8 +239,8 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def _cut_after_final(prompt: str, final: str) -> str:
-    """Return the prompt up to the end of the final message. White space at its end is part of what
-    is continued, also where the template strips it. Raises: RequestError"""
+    """Return the prompt up to the end of the final message. Its trailing white space is part of the
+    continued text, even if the template strips it. Raises: RequestError"""
     text = final.strip()
     at = prompt.rfind(text) if text else -1
     if at < 0:
@@ -252,9 +252,9 @@ def _cut_after_final(prompt: str, final: str) -> str:
 
 
 def _tail(prompt: str, messages: Sequence[dict[str, Any]]) -> str:
-    """Return the prompt after the last turn that is not the assistant's: a marker that a user
-    typed says nothing about the state in which the model begins. Turns are found in their order,
-    so that a short one is not mistaken for a piece of the template."""
+    """Return the prompt after the last turn that is not the assistant's, because a marker typed by
+    a user does not show the model's initial state. Turns are searched in order, so that a short one
+    is not mistaken for text of the template."""
     start = end = 0
     for message in messages:
         text = _text(message).strip()

@@ -1,10 +1,10 @@
-"""Which control words in a rendered conversation are the clients' own text, not the template's.
+"""Finds the control words in a rendered conversation that are client text, not the template's.
 
 A control word is the text of a special token, or of another added token that the template writes.
-The conversation is rendered a second time with every character of the clients' text that could
-begin one replaced by a stand-in: where the second rendering, its stand-ins put back, is the first,
+The conversation is rendered a second time with a stand-in for every character of client text that
+could begin a control word. If the second rendering, with the stand-ins reversed, equals the first,
 each control word that begins with a stand-in came from a client. Templates may trim, split, join
-and repeat the text; what they look for in it (`</think>` in an earlier answer) stays visible.
+and repeat the text; texts that they look for (`</think>` in an earlier answer) stay visible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.errors import RequestError
 Span = tuple[int, int]
 FIRST_STAND_IN = 0xE000
 LAST_STAND_IN = 0xF8FF
-"""The private use area, from which the stand-ins are taken that occur nowhere else."""
+"""The private use area. Stand-ins are its characters that occur nowhere else."""
 
 MIN_CHARS = 3
 FOLLOWED = ("messages", "tools", "documents")
@@ -57,10 +57,10 @@ class ControlWords:
     def from_clients(
         self, render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any], prompt: str
     ) -> tuple[Span, ...]:
-        """Return where clients' control words stand in the prompt that `render` made.
+        """Return the spans of clients' control words in the prompt that `render` made.
 
-        Raises: RequestError when the template changes the text so that it cannot be told, and the
-        text holds the word of a special token
+        Raises: RequestError if the template changes the text so that they cannot be found, and the
+        text contains the text of a special token
         """
         try:
             return self._found(render, variables, prompt)
@@ -87,7 +87,7 @@ class ControlWords:
         return ()
 
     def _stand_ins(self, texts: Sequence[str]) -> dict[str, str]:
-        """Return a character for each start that no text holds."""
+        """Return an unused stand-in character for each start character."""
         free = (chr(code) for code in range(FIRST_STAND_IN, LAST_STAND_IN))
         unused = (char for char in free if not any(char in text for text in texts))
         return dict(zip(self._starts, unused, strict=False))
@@ -99,7 +99,7 @@ class ControlWords:
         assistant: str,
         others: str,
     ) -> dict[str, Any]:
-        """Return the variables with stand-ins in all that clients wrote."""
+        """Return the variables with stand-ins in all client text."""
 
         def replace(value: Any, kind: str) -> Any:
             pattern = self._replaceable[kind]
@@ -123,7 +123,7 @@ class ControlWords:
         return replaced
 
     def _refuse(self, variables: Mapping[str, Any]) -> None:
-        """Raise RequestError if the text of a special token is in what clients wrote."""
+        """Raise RequestError if client text contains the text of a special token."""
         for name, value in variables.items():
             for part, where in _parts(name, value):
                 for text in _texts(part):
@@ -142,14 +142,14 @@ def _is_marker(word: str) -> bool:
 
 
 def _pattern(words: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern of the words, the longest first; without words it matches nothing."""
+    """Return a pattern of the words, longest first; without words it matches nothing."""
     ordered = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 def _begins(starts: str, visible: Iterable[str], hidden: Iterable[str]) -> re.Pattern[str] | None:
-    """Return the pattern of a start, which does not match where it begins a text that is to stay
-    visible and none that is to be hidden."""
+    """Return a pattern of the start characters. It does not match at the start of a `visible` text,
+    unless a `hidden` one starts there."""
     if not starts:
         return None
     shown, covered = _pattern(visible).pattern, _pattern(hidden).pattern
@@ -157,7 +157,7 @@ def _begins(starts: str, visible: Iterable[str], hidden: Iterable[str]) -> re.Pa
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text within a value, names too."""
+    """Yield every text in a value, including names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -170,7 +170,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[Any, str]]:
-    """Yield a variable's parts, with their places in the request."""
+    """Yield the parts of a variable, each with its place in the request."""
     if name in FOLLOWED and isinstance(value, list):
         yield from ((part, f"{name}[{i}]") for i, part in enumerate(value))
     else:
@@ -178,7 +178,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _try(render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any]) -> str | None:
-    """Return a rendering, None where the template refuses what it does not expect."""
+    """Return a rendering; None if the template refuses the input."""
     try:
         return render(variables)
     except RequestError:

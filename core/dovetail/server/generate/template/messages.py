@@ -1,7 +1,6 @@
-"""Messages as a template reads them: plain dicts of the shapes that checkpoints expect, and the
-media among their parts.
+"""Messages in the form that templates expect: plain dicts, and the media among their parts.
 
-Developer turns, content parts, call arguments and both reasoning names are made uniform here, once,
+Developer turns, content parts, call arguments and both reasoning names are normalized here, once
 for every endpoint.
 """
 
@@ -23,13 +22,13 @@ from dovetail.unsupported import sentence
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _OF_FUNCTIONS = re.compile(r"""role\W{1,6}(==|in)\W[^%}]*["']function["']""")
-"""A template that knows the older role of results."""
+"""A template that supports the older role of tool results."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""The roles of OpenAI's chat; a template may know others."""
+"""The roles of OpenAI's chat; a template may support others."""
 NULLABLE = frozenset({"assistant", "function"})
-"""Those whose content may be null."""
+"""The roles that may have null content."""
 THINKING = re.compile(r"\bthinking\b")
-"""A template that reads reasoning by this name (gpt-oss, LFM2.5, Command A Reasoning)."""
+"""A template that reads reasoning under this name (gpt-oss, LFM2.5, Command A Reasoning)."""
 
 
 def normalise(
@@ -41,12 +40,10 @@ def normalise(
 ) -> tuple[list[dict[str, Any]], tuple[MediaItem, ...]]:
     """Return template messages, and their media in the order of their parts.
 
-    `content_format` is "string" or "openai"; `media_kinds` are what the model takes beside text
-    (`interfaces.media_settings.KINDS`), and `places` marks them in texts. A text alone becomes a
-    part where the template reads parts and nothing else.
-
-    Raises: RequestError for parts that the model does not take and arguments that nest too
-    deep.
+    `content_format` is "string" or "openai". `media_kinds` are the media that the model takes
+    (`interfaces.media_settings.KINDS`), and `places` marks them in texts. A single text is wrapped
+    in a part if the template supports only parts. Raises: RequestError for parts that the model
+    does not take, and for arguments nested too deep.
     """
     reader = _Reader(content_format, template, media_kinds, places)
     turns = [reader.message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -54,7 +51,7 @@ def normalise(
 
 
 class _Reader:
-    """Reads messages for one template; `media` are those found so far."""
+    """Converts messages for one template; `media` collects their media."""
 
     __slots__ = ("content_format", "media", "media_kinds", "places", "source", "wraps_text")
 
@@ -73,13 +70,13 @@ class _Reader:
         self.media: list[MediaItem] = []
 
     def message(self, message: Message, where: str) -> dict[str, Any]:
-        """Return a message as the template reads it. Raises: RequestError. Mutates: self"""
+        """Return a message in the template's form. Raises: RequestError. Mutates: self"""
         self._check(message, where)
         content = self._content(message, where)
         return _message(message, content, where, self.source)
 
     def _check(self, message: Message, where: str) -> None:
-        """Raise RequestError for a role that nobody reads, and for a turn that says nothing."""
+        """Raise RequestError for an unsupported role, and for an empty turn."""
         role, is_known = message.role, message.role in ROLES
         if not is_known and role not in self.source:
             raise RequestError(
@@ -119,7 +116,7 @@ class _Reader:
         return "\n".join(part["text"] for part in parts)
 
     def _part(self, part: ContentPart | str, where: str) -> dict[str, Any]:
-        """Return a part as the template reads it. Raises: RequestError. Mutates: self"""
+        """Return a part in the template's form. Raises: RequestError. Mutates: self"""
         if isinstance(part, str):
             return {"type": "text", "text": part}
         given = part.model_dump(exclude_unset=True)
@@ -154,7 +151,7 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     reasoning = _thoughts(message)
     if reasoning:
         turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
-        # gpt-oss's template reads the content before a call as the thoughts, and takes one of them.
+        # gpt-oss's template takes the content before a call as the thoughts, and accepts only one.
         if THINKING.search(source) and not (content and message.tool_calls):
             turn["thinking"] = reasoning
     if message.tool_calls:
@@ -163,21 +160,21 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
 
 
 def _thoughts(message: Message) -> str:
-    """Return what the assistant thought, whatever the client calls it."""
+    """Return the assistant's reasoning, whichever field the client used."""
     given = (message.model_extra or {}).get("thinking")
     other = given if isinstance(given, str) else ""
     return message.reasoning_content or message.reasoning or other
 
 
 def _extras(message: Message) -> dict[str, Any]:
-    """Return the fields of a message that say something and are not read here."""
+    """Return the nonempty fields of a message that are not handled here."""
     extra = (message.model_extra or {}).items()
     is_thought = isinstance((message.model_extra or {}).get("thinking"), str)
     return {n: v for n, v in extra if v not in (None, []) and not (is_thought and n == "thinking")}
 
 
 def unused_extras(messages: Sequence[Message], template_source: str) -> set[str]:
-    """Return the names of message fields that neither dovetail nor the template knows."""
+    """Return the names of message fields that neither dovetail nor the template uses."""
     names = {name for message in messages for name in _extras(message)}
     return {name for name in names if name not in template_source}
 
@@ -197,9 +194,9 @@ def _call(call: MessageToolCall, where: str) -> dict[str, Any]:
 
 
 def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
-    """Return the arguments of an earlier call as templates read them. Those that are not a JSON
-    object, such as those of an answer that was cut, are an empty one: the result that follows tells
-    the model that the call failed. Raises: RequestError for arguments that nest too deep"""
+    """Return an earlier call's arguments as an object. Invalid ones, as in a truncated answer,
+    become an empty object: the tool result that follows shows the model that the call failed.
+    Raises: RequestError for arguments nested too deep"""
     arguments = call.function.arguments
     if isinstance(arguments, dict):
         return arguments
@@ -215,7 +212,7 @@ def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
 
 
 def tool_dicts(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
-    """Return tools as templates read them, the client's own fields kept."""
+    """Return the tools as template variables, with the client's extra fields."""
     return [_tool(tool) for tool in tools if not tool.is_left_out]
 
 
@@ -225,7 +222,7 @@ def _tool(tool: ToolBody) -> dict[str, Any]:
 
 
 def tool_values(tools: Sequence[ToolBody]) -> tuple[Tool, ...]:
-    """Return tools as parsers read them."""
+    """Return the tools in the form that parsers take."""
     return tuple(
         Tool(
             name=tool.function.name,

@@ -1,7 +1,7 @@
-"""MediaPlaces: marks for media in the text of messages, for chat templates that read text alone.
+"""MediaPlaces: media marks in the text of messages, for chat templates that support only text.
 
-The template renders marks that no client can have written; afterwards each becomes what the model
-reads for a medium, so that a client's own spelling of that stays plain text.
+The template renders marks that no client can forge. Afterwards each mark is replaced by the model's
+own words for media, so that a client's copy of these words stays plain text.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPlaces:
-    """What stands for a medium of each kind in a prompt (`words`; empty: the model takes none).
-    `interleaves`: media stay among the texts of a message; else they come before them."""
+    """The text that represents media of each kind in a prompt (`words`; empty: the model takes
+    none). `interleaves`: media stay at their places in a message; else they come first."""
 
     words: Mapping[str, str]
     interleaves: bool = False
     secret: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def joined(self, parts: Sequence[Mapping[str, str]]) -> str:
-        """Return the parts of a message as one text with marks in it."""
+        """Return the parts of a message as one text with marks."""
         texts = [
             part["text"] if part["type"] == "text" else self._mark(part["type"]) for part in parts
         ]
@@ -35,7 +35,7 @@ class MediaPlaces:
         return "\n".join(texts)
 
     def put(self, text: str, spans: Sequence[Span]) -> tuple[str, tuple[Span, ...]]:
-        """Return a text with the words in place of the marks, and where `spans` of it lie then."""
+        """Return a text with the marks replaced by words, and the moved `spans`."""
         pieces: list[str] = []
         moved = list(spans)
         end = shift = 0

@@ -1,4 +1,4 @@
-"""A jinja environment in which a template can neither escape nor run without bound.
+"""A jinja environment that a template cannot escape from, and that limits its work.
 
 ImmutableSandboxedEnvironment forbids attribute tricks and mutation; this file adds a budget for
 loops, calls, text sizes and numbers. Source of the tags and filters: transformers' chat templates.
@@ -49,8 +49,7 @@ _SHALLOW = frozenset(
         "slice",
     ]
 )
-"""Filters that look at no more than the items of a list; all others write or compare what is in
-them."""
+"""Filters that look only at the items of a list; all others write or compare their contents."""
 _DEEP_TESTS = frozenset(
     [
         "!=",
@@ -75,7 +74,8 @@ _DROPPED_GLOBALS = ("lipsum", "cycler", "joiner")
 
 
 class GenerationTag(Extension):
-    """{% generation %} marks the assistant's text for training; here its body is plain."""
+    """{% generation %} marks the assistant's text for training; here its body is rendered as
+    usual."""
 
     tags = {"generation"}
 
@@ -86,7 +86,7 @@ class GenerationTag(Extension):
 
 
 class _Bounder(NodeTransformer):
-    """Puts the budget into loops and text joins, before code is generated."""
+    """Adds budget checks to loops and text joins before code generation."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -114,7 +114,8 @@ class _Bounder(NodeTransformer):
 
 
 def _looked_at(node: nodes.Expr) -> nodes.Expr:
-    """Return an expression whose value is compared or hashed, with all that is in it."""
+    """Return an expression whose value, with its contents, is size-checked before it is compared or
+    hashed."""
     return nodes.Filter(node, _COMPARED, [], [], None, None, lineno=node.lineno)
 
 
@@ -158,7 +159,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join rendered pieces within the size limit."""
+        """Join rendered pieces, within the size limit."""
         texts: list[str] = []
         size = 0
         for part in parts:
@@ -173,7 +174,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return an item; a key of lists, all of which is hashed, may not be huge. Raises:
+        """Return an item. A key that is a list is hashed in full, so it may not be huge. Raises:
         TemplateLimit"""
         return super().getitem(obj, _written(argument))
 
@@ -197,13 +198,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the safe stand-in for str.format; huge widths are refused."""
+        """Return the safe replacement of str.format, which refuses huge widths."""
         safe = super().wrap_str_format(value)
         return None if safe is None else _bounded_format(value.__self__, safe)
 
 
 def _bounded_format(text: str, fn: Callable[..., str]) -> Callable[..., str]:
-    """Wrap str.format or str.format_map of a text: what it builds may not be huge."""
+    """Wrap a text's str.format or str.format_map so that its result cannot be huge."""
     budget.check_format(text)
 
     @functools.wraps(fn)
@@ -263,8 +264,8 @@ def _first_int(values: Iterable[Any], default: int) -> int:
 
 
 def _written(value: Any) -> Any:
-    """Return what an expression shows or compares, if it would not be huge once written. Raises:
-    TemplateLimit"""
+    """Return a value that is written or compared. Raises: TemplateLimit if it would be huge once
+    written"""
     if isinstance(value, budget.CONTAINERS):
         budget.check_written(value)
     return value
@@ -283,8 +284,8 @@ def _bounded_test(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bounded(fn: Callable[..., Any], *, is_deep: bool) -> Callable[..., Any]:
-    """Wrap a filter: numbers among its arguments may not be huge, and it counts as a call. One
-    that is deep writes or compares what is in lists."""
+    """Wrap a filter: it counts as a call, and its number arguments may not be huge. A deep filter
+    writes or compares the contents of lists."""
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -300,7 +301,7 @@ def _bounded(fn: Callable[..., Any], *, is_deep: bool) -> Callable[..., Any]:
 
 
 def _charge(result: Any) -> None:
-    """Count what a call or filter built."""
+    """Count the result of a call or filter."""
     if isinstance(result, str):
         budget.check_size(len(result))
     elif isinstance(result, list | tuple):
@@ -358,7 +359,7 @@ def _summed(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loop(values: Any) -> Iterator[Any]:
-    """Yield what a loop goes over, counting every turn."""
+    """Yield the items of a loop, counting every iteration."""
     for value in values:
         budget.tick()
         yield value
@@ -387,7 +388,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as transformers' filter does: no HTML escapes, text kept as it is."""
+    """Return JSON like transformers' filter: no HTML escapes, non-ASCII text unchanged."""
     if indent is not None and indent > 16:
         raise budget.TemplateLimit("the chat template indents JSON by more than 16.")
     budget.check_written(value)

@@ -1,7 +1,7 @@
-"""score_template: a template that writes two texts as one prompt, for decoders that rank.
+"""score_template: a template that joins two texts into one prompt, for reranking decoders.
 
-It is a chat template for two messages, whose roles are "query" and "document". Source: the
-templates that vLLM documents for Qwen3-Reranker, which take the same messages.
+It is a chat template for two messages with the roles "query" and "document". Source: vLLM's
+documented templates for Qwen3-Reranker, which take the same messages.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dovetail.server.generate.template.template import ChatTemplate
 
 
 def score_template(value: str, facts: TokenizerFacts) -> Callable[[str, str], str]:
-    """Return what makes one prompt of two texts; `value` is a template or the name of its file.
+    """Return a function that joins two texts into one prompt.
 
-    Raises: ConfigError; what is returned: RequestError
+    `value` is a template or its file name. Raises: ConfigError; the function raises: RequestError
     """
     template = ChatTemplate(load_template(value) or "", facts.special_tokens)
 

@@ -1,4 +1,4 @@
-"""Names by which chat templates know thinking: whether to, and how hard."""
+"""The variables of chat templates for thinking: whether to think, and how hard."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from dovetail.server.generate.chat_body import ChatRequest
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Names by which chat templates know whether to think."""
+"""The variables that turn thinking on or off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """A request's field that is passed to the template under several names, any of which may do."""
+    """A request field that is passed to the template under several names; one match is enough."""
 
     field: str
     kwargs: Mapping[str, Any]
 
 
 def switch(field: str, is_on: bool) -> Switch:
-    """Return the wish to think or not to think."""
+    """Return a switch that turns thinking on or off."""
     return Switch(field=field, kwargs=dict.fromkeys(SWITCHES, is_on))
 
 
 def switches_of(body: ChatRequest, others: Sequence[Switch] = ()) -> list[Switch]:
-    """Return a request's switches of thinking: those that its dialect knows, then the switches of
-    other servers, then the effort."""
+    """Return a request's thinking switches: its dialect's own, then other servers', then the
+    effort."""
     others = list(others)
     if body.enable_thinking is not None:
         others.append(switch("enable_thinking", body.enable_thinking))

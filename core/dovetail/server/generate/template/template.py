@@ -1,6 +1,6 @@
-"""ChatTemplate: one compiled template, what it uses, and a bounded way to run it.
+"""ChatTemplate: one compiled template, the variables it uses, and a bounded way to run it.
 
-A template that raises is the request's error, never the server's.
+An exception in a template is an error of the request, never of the server.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ RESERVED = frozenset(
         "dict",
     }
 )
-"""Names that `chat_template_kwargs` may not set."""
+"""Variables that `chat_template_kwargs` may not set."""
 
 
 class ChatTemplate:
-    """A template ready to run; immutable, shared by all requests and threads."""
+    """A compiled template; immutable, shared by all requests and threads."""
 
     def __init__(
         self,
@@ -65,13 +65,14 @@ class ChatTemplate:
         self.looked_for = looked_for(tree)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Return the prompt. Raises: RequestError when the template fails or is too costly."""
+        """Return the prompt. Raises: RequestError if the template fails or is too costly"""
         context = {**self._special, **variables}
         with _budget(), _as_request_error():
             return self._template.render(context)
 
     def pick_kwargs(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return (those the template uses, names it does not). Raises: RequestError"""
+        """Return (the variables that the template uses, names of the others). Raises:
+        RequestError"""
         for name in kwargs:
             if name in RESERVED or name in self._special or name.startswith("_"):
                 raise RequestError(
@@ -128,7 +129,7 @@ def _reason(error: Exception) -> str:
 
 
 def looked_for(tree: nodes.Template) -> frozenset[str]:
-    """Return the texts that a template may look for: all that it does not simply write."""
+    """Return the texts that a template may search for: all that it does not simply write."""
     holders = (nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Assign)
     return frozenset(
         const.value
@@ -139,14 +140,14 @@ def looked_for(tree: nodes.Template) -> frozenset[str]:
 
 
 def content_format(tree: nodes.Template) -> str:
-    """Return "openai" when the template loops over a message's content parts, else "string"."""
+    """Return "openai" if the template loops over a message's content parts, else "string"."""
     names = _content_names(tree)
     loops = (loop.iter for loop in tree.find_all(nodes.For))
     return "openai" if any(_is_content(it, names) for it in loops) else "string"
 
 
 def takes_text(tree: nodes.Template) -> bool:
-    """Return whether the template asks if a content is text, so that text need not be a part."""
+    """Return whether the template tests if a content is text, so that text need not be a part."""
     names = _content_names(tree)
     tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
     return any(_is_content(test.node, names) for test in tests)
@@ -156,7 +157,7 @@ _FILTERS_OF_PARTS = frozenset({"list", "rejectattr", "reverse", "selectattr"})
 
 
 def _content_names(tree: nodes.Template) -> set[str]:
-    """Return the variables that hold a message's content."""
+    """Return the variables that contain a message's content."""
     names = {"content"}
     for assign in tree.find_all(nodes.Assign):
         if _is_content(assign.node, names) and isinstance(assign.target, nodes.Name):
