@@ -99,7 +99,7 @@ class ContextAttention(AttentionBackend):
         )
 
     def _prepare_rows(self, layout: BatchLayout) -> DividedStep:
-        """Return any kind of step: each row is divided into up to N, of tokens N positions apart."""
+        """Return any kind of step: each row is split into up to N, of tokens N positions apart."""
         parts = self._parts(layout)
         tokens = np.concatenate([part.tokens for part in parts])
         starts = np.cumsum([0, *(len(part.tokens) for part in parts)])
