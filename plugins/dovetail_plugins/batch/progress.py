@@ -1,4 +1,4 @@
-"""Progress: how far a batch is, as a bar on a terminal, as a line now and then elsewhere."""
+"""Progress of a batch: a bar on a terminal, otherwise a log line from time to time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERIOD_S = 10.0
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    """The tokens of an answer under OpenAI's older names, or under those of newer routes."""
+    """The token counts of an answer, under OpenAI's older names or those of newer routes."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -39,7 +39,7 @@ class _Counted(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Counts lines and tokens; shows them while it is entered. `is_bar` chooses the bar."""
+    """Counts lines and tokens, and shows them inside a with block. `is_bar`: as a bar."""
 
     def __init__(self, found: Scan, *, is_bar: bool) -> None:
         self.num_done = found.num_answered
@@ -69,7 +69,7 @@ class Progress:
         try:
             usage = json_struct(body, _Counted).usage
         except InvalidJson:
-            return  # a route that counts no tokens
+            return  # the route counts no tokens
         if usage is not None:
             read = usage.input_tokens + usage.cache_read_input_tokens
             self.num_prompt_tokens += usage.prompt_tokens + read
@@ -84,7 +84,7 @@ class Progress:
         return self.num_tokens / max(self.seconds(), 1e-9)
 
     def line(self) -> str:
-        """Return how far it is in one line."""
+        """Return the progress in one line."""
         return (
             f"{self.num_done} of {self._found.num_lines} done, {self.num_failed} failed, "
             f"{self.tokens_per_s():.0f} tokens/s, {self._left()} left"

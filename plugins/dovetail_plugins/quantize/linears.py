@@ -1,7 +1,7 @@
-"""Blocks of transformers' models with one linear layer for each matrix of the checkpoint.
+"""Rewrites transformers' blocks to have one linear layer for each matrix of the checkpoint.
 
-transformers holds all experts of a block in two tensors, and GPT-2's matrices inputs first. Here
-every matrix is an nn.Linear: a text can be watched on its way through it.
+transformers stores all experts of a block in two tensors, and GPT-2's matrices inputs first. Here
+every matrix is an nn.Linear, so that its inputs can be recorded.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import nn
 from dovetail_plugins.layers.layer_names import LETTERS
 
 FUSED, DOWN = "gate_up_proj", "down_proj"
-"""What transformers calls the matrices of all experts."""
+"""transformers' names of the matrices with all experts."""
 MIXTURE, SPARSE_BLOCK = ".mlp.", ".block_sparse_moe."
-"""What transformers calls a mixture of experts, and what checkpoints of Mixtral do."""
+"""transformers' name of a mixture of experts, and the name in Mixtral checkpoints."""
 
 
 class Names:
-    """The checkpoint's names of the parameters of transformers' model. `base` is the name of the
-    model under its head, which some checkpoints leave out."""
+    """Maps parameter names of transformers' model to the checkpoint's. `base` is the name of the
+    model below its head, which some checkpoints omit."""
 
     def __init__(self, stored: Collection[str], base: str) -> None:
         self._stored, self._base = frozenset(stored), f"{base}."
 
     def __call__(self, own: str) -> str | None:
-        """Return a parameter's name in the checkpoint, None where it holds none."""
+        """Return a parameter's name in the checkpoint; None if it has none."""
         spelled = (own, own.removeprefix(self._base))
         found = (name for one in spelled for name in (one, _as_mixtral(one)))
         return next((name for name in found if name in self._stored), None)
@@ -43,8 +43,7 @@ def _as_mixtral(name: str) -> str:
 class Experts(nn.Module):
     """The experts of a block, each with its own linear layers.
 
-    Called as transformers calls its own: with tokens, and per token the experts that were picked
-    and what they count.
+    Called like transformers' own: with tokens, and the chosen experts and their weights per token.
     """
 
     def __init__(self, fused: nn.Module) -> None:
@@ -86,8 +85,8 @@ def _hollow(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
 
 
 def make_plain(block: nn.Module, path: str, name_of: Names) -> None:
-    """Give a block a linear layer for each matrix. Experts that the checkpoint holds in two tensors
-    too stay as they are. Mutates: block"""
+    """Give a block a linear layer for each matrix. Experts that the checkpoint stores in two
+    tensors, too, stay unchanged. Mutates: block"""
     from transformers.pytorch_utils import Conv1D
 
     for name, module in list(block.named_modules()):
@@ -98,7 +97,7 @@ def make_plain(block: nn.Module, path: str, name_of: Names) -> None:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Return whether a module holds experts in two tensors, outputs first."""
+    """Return whether a module stores experts in two tensors, outputs first."""
     own = dict(module.named_parameters(recurse=False))
     if own.keys() != {FUSED, DOWN} or any(one.dim() != 3 for one in own.values()):
         return False
@@ -106,6 +105,6 @@ def _is_fused(module: nn.Module) -> bool:
 
 
 def _put(block: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of another. Mutates: block"""
+    """Replace a module by another. Mutates: block"""
     holder, _, leaf = name.rpartition(".")
     block.get_submodule(holder).add_module(leaf, module)
