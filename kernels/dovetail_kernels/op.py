@@ -62,9 +62,9 @@ class Op:
     """A computation. Its reference is always there and takes anything.
 
     `cases` are checked, `perf_cases` (the same ones if not given) are timed, `small_cases`
-    (likewise) are checked where kernels are interpreted, which takes seconds for what takes
-    microseconds. `preferred` is an implementation from outside that this process takes wherever it
-    runs: a device's own.
+    (likewise) are checked if kernels are interpreted, where microseconds become seconds.
+    `preferred` is an external implementation that this process uses wherever it runs: a device's
+    own.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ MOVES_ONLY = (torch.int64, torch.uint8, torch.float64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCase:
-    """The tensors that the ranks of a group give: `shape` each, in `dtype`; with gaps between
-    columns where `has_gaps`."""
+    """The input tensors of a group's ranks: `shape` each, in `dtype`; with gaps between columns if
+    `has_gaps`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class GroupCase:
         return f"{list(self.shape)} {dtype}{' gaps' if self.has_gaps else ''} seed {self.seed}"
 
     def tensors(self, count: int, *, offset: int = 0) -> list[torch.Tensor]:
-        """Return as many tensors, the same ones whoever asks."""
+        """Return `count` tensors, the same ones for every caller."""
         generator = torch.Generator().manual_seed(1000 * self.seed + offset)
         return [self._tensor(self.shape, generator) for _ in range(count)]
 

@@ -212,7 +212,7 @@ class SharedMemoryRanks:
         self, pieces: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]] | None = None
     ) -> list[torch.Tensor]:
         """Return what the ranks have for this one; pieces[r] goes to rank r. `lengths[i][j]` is the
-        first size of the piece from rank i to rank j, where every rank knows them all already.
+        first size of the piece from rank i to rank j, if every rank already knows them all.
 
         Shapes: pieces R x [T_r, ...], their first sizes may differ -> R x [T_q, ...]
         """
@@ -351,7 +351,7 @@ def _spin_us(asked: int | None, size: int) -> int:
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """Return x itself where its numbers lie side by side, else a copy of it where they do."""
+    """Return x itself if it is contiguous, else a contiguous copy."""
     if x.device.type != "cpu":
         raise ValueError(f"x is on {x.device}: the memory of ranks holds tensors of the CPU")
     return x if x.is_contiguous() else x.contiguous()
@@ -375,7 +375,7 @@ def _described(tag: int) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process, where the system tells."""
+    """Return whether a signal has stopped a process, if the system says so."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):

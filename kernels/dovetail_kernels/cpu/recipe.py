@@ -57,14 +57,14 @@ NEEDS = {
     "avx512bf16": ("avx512_bf16",),
     "amx": ("amx_tile", "amx_bf16"),
 }
-"""What the system calls the features of each set beside those of the sets before it."""
+"""The system's names of the features of each set, without those of earlier sets."""
 CPUINFO = Path("/proc/cpuinfo")
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 BUILD_TIMEOUT_S = 600
 
 
 Tell = Callable[[str], None]
-"""Told a line for each instruction set that is compiled."""
+"""Called with a line for each instruction set that is compiled."""
 
 
 class BuildError(Exception):
@@ -102,8 +102,8 @@ def all_sets(machine: str) -> dict[str, list[str]]:
 
 
 def usable_sets() -> tuple[str, ...]:
-    """Return the sets that this machine can run, the lowest first; all of its type's where the
-    system does not tell its features."""
+    """Return the sets that this machine can run, lowest first; all of its type's if the system does
+    not list its features."""
     sets = tuple(all_sets(platform.machine()))
     try:
         text = CPUINFO.read_text(encoding="utf-8")
@@ -218,7 +218,7 @@ def _make(
 
 
 def max_jobs(asked: str) -> int:
-    """Return how many files are compiled at once: as many as there are processors, unless asked."""
+    """Return how many files are compiled at once: by default as many as there are processors."""
     most = os.cpu_count() or 1
     return min(int(asked), most) if asked.isdecimal() and int(asked) else most
 

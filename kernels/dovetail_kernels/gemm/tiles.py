@@ -48,9 +48,9 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The facts that a product's tile depends on beside its shape: the kind of codes, the type that
-    is multiplied, whether a word's codes have separate sums; bytes of an output's words in a step,
-    and of a row's inputs."""
+    """The facts besides the shape that determine a product's tile: the kind of codes, the
+    multiplied type, whether a word's codes have separate sums; bytes of an output's words in a
+    step, and of a row's inputs."""
 
     kind: str
     dot_type: str
@@ -99,8 +99,8 @@ def _usual(rows: int, work: Work) -> Tiles:
 
 
 def _fitting(tile: Tiles, work: Work, shared_bytes: int) -> Tiles:
-    """Return a tile with as many stages as shared memory holds, up to its own; half its rows where
-    it does not hold two."""
+    """Return a tile with as many stages as shared memory holds, up to its own; half its rows if two
+    do not fit."""
     stage_bytes = tile.outputs * work.word_bytes + tile.rows * work.input_bytes
     stages = min(tile.stages, shared_bytes // stage_bytes)
     if stages < 2 and tile.rows > 16:

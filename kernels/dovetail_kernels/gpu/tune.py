@@ -46,8 +46,8 @@ def choices_of(op: str, device: str) -> Sequence[Choice]:
 
 
 def fastest(op: str, choice: Choice, time: Timer) -> dict[str, int] | None:
-    """Return the numbers that are faster than the usual tile; None where none are. What does not
-    fit the device is passed over."""
+    """Return the numbers that are faster than the usual tile; None if there are none. What does not
+    fit the device is skipped."""
     usual = _timed(op, choice, {}, time)
     times = [_timed(op, choice, numbers, time) for numbers in choice.candidates]
     if not times or min(times) >= WORTH * usual:

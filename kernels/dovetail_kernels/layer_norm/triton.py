@@ -46,7 +46,7 @@ def run(
     delta: torch.Tensor | None = None,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """Return the norm of x (see the op). Rows of x and delta may lie apart.
+    """Return the norm of x (see the op). Rows of x and delta may be strided.
 
     Shapes: x and delta [T, E], weight and bias [E] -> [T, E]
     Mutates: x, when there is a delta

@@ -6,8 +6,8 @@ tokens one after the other: the block with the largest logit left is read again,
 and the block's next one put in its place. So nothing is sorted or widened, and what a row costs
 beyond its two reads is a block and a few hundred comparisons for each token that is reported.
 
-Floor: a read of the rows' logits, the tokens reported written. Taken are two reads; the second
-one's logits are still in the device's cache where the rows' together fit into it.
+Floor: a read of the rows' logits, the tokens reported written. It reads them twice; the second read
+hits the device's cache if the rows' logits fit into it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _tell(
 def run(
     logits: torch.Tensor, tokens: torch.Tensor, num_top: int, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the numbers of each token's row (see the op). Rows of logits may lie apart.
+    """Return the numbers of each token's row (see the op). Rows of logits may be strided.
 
     Shapes: logits [R, V], tokens [S] int64, rows [S] int64 or None -> [S, HEAD + 2 num_top] int64
     """

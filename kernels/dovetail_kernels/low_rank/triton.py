@@ -124,9 +124,8 @@ def run(
     parts: Sequence[int],
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return base + up^T (down x) by each row's slot (see the op). Rows of x and base may lie
-    apart; weights are contiguous. The thin product is rounded to x's dtype, where that is of 16
-    bits.
+    """Return base + up^T (down x) by each row's slot (see the op). Rows of x and base may be
+    strided; weights are contiguous. The thin product is rounded to x's dtype if that has 16 bits.
 
     Shapes: x [T, I], slots [T], down [S, P, R, I], up [S, R, O], ranks [S], base [O] or [T, O] ->
     [T, O]

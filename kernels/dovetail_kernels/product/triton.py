@@ -40,7 +40,7 @@ def run(
     factors: torch.Tensor | None = None,
     activation: str = "none",
 ) -> torch.Tensor:
-    """Return x * act(gate) * factors. Rows of x and gate may lie apart.
+    """Return x * act(gate) * factors. Rows of x and gate may be strided.
 
     Shapes: x, gate [T, C], factors [C] -> [T, C]
     """

@@ -5,10 +5,10 @@
 depends neither on the pieces nor on the device. No launch depends on a number on the device, and
 nothing is read back.
 
-Floor: 4 V bytes a row at the device's bandwidth, and where a row is not greedy 20 operations a
-token for its weight. Taken are two reads of a row (greedy: one), one more for top-k, two more for
-top-p; `search` reads it three to seven times more only where the tokens in question, those between
-the bounds that the blocks' maxima give, are more than FOUND. Nothing is sorted.
+Floor: 4 V bytes a row at the device's bandwidth, and 20 operations a token for its weight if a row
+is not greedy. Actual cost: two reads of a row (greedy: one), one more for top-k, two more for
+top-p. `search` reads it three to seven times more only if more than FOUND tokens are between the
+bounds from the blocks' maxima. Nothing is sorted.
 """
 
 from __future__ import annotations

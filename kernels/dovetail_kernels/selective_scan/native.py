@@ -34,7 +34,7 @@ class SelectiveScanArgs(ctypes.Structure):
 
 
 class SelectiveScan:
-    """The recurrence of one layer, whose weights it reads where they lie: contiguous float32.
+    """The recurrence of one layer; its weights are read in place: contiguous float32.
 
     Shapes: a [D, S], d [D], dt_bias [D]
     """
@@ -75,8 +75,8 @@ class SelectiveScan:
     ) -> torch.Tensor:
         """Return (c . h + d x) silu(z) (see the op).
 
-        Rows of x, dt, b, c and z may lie apart, and blocks of the state. All but the state is
-        float32.
+        Rows of x, dt, b, c and z, and blocks of the state, may be strided. Everything except the
+        state is float32.
         Shapes: x, dt, z [T, D], b, c [T, S], state [N, D, S] -> [T, D]. Mutates: state
         """
         out, args = torch.empty(x.shape), self._args

@@ -1,12 +1,12 @@
 """selective_scan's long rows in Triton: chunks side by side, joined by a walk over their ends.
 
-h_t = e_t h_{t-1} + g_t is the pair (e_t, g_t), and pairs that follow one another join to one:
-(e, g) then (e', g') is (e' e, e' g + g'). So a chunk is a pair too, of what its tokens leave in a
-state of zeros and of how much they leave of what was before, which is exp(a sum of delta). Source:
-Blelloch, "Prefix sums and their applications", 1990; Gu & Dao, "Mamba", 2023, section 3.3
+h_t = e_t h_{t-1} + g_t is the pair (e_t, g_t), and pairs that follow one another join to one: (e,
+g) then (e', g') is (e' e, e' g + g'). So a chunk is a pair too, of what its tokens leave in a state
+of zeros and of how much they leave of what was before, which is exp(a sum of delta).
+Source: Blelloch, "Prefix sums and their applications", 1990; Gu & Dao, "Mamba", 2023, section 3.3
 
 - `sum_chunks`: the pair of each chunk, all chunks of all rows at once
-- `walk`: the state before each chunk, from chunk to chunk of a row; keeps what is kept
+- `walk`: the state before each chunk, from chunk to chunk of a row; stores states
 - `scan`: the results of each chunk, all at once, from the state before it
 
 Within a chunk the state goes from token to token in registers, as in `token_by_token`. No exponent
@@ -120,7 +120,7 @@ def walk(
         left = tl.load(at, mask=both, other=0.0)
         total = tl.load(sums + before + channel, mask=inside, other=0.0)
         after = tl.exp2(total[None, :] * rates) * h + left
-        tl.store(at, h, mask=both)  # behind the use of `left`, whose fetch from there is then over
+        tl.store(at, h, mask=both)  # after `left` is used: its load from there is complete
         h = after
         _, end = span_of(own + i, start, count, block_tokens, BT)
         if is_kept(end - 1, last, block_tokens):
@@ -130,8 +130,8 @@ def walk(
 
 @triton.jit
 def _by_lines(at, apart, inside, size, BS: tl.constexpr, BD: tl.constexpr):
-    """Return lines of numbers that lie `apart`. Loaded so, all numbers of a channel are in one
-    thread, and to sum them up takes no other. Shapes: at [BD] -> [BS, BD]"""
+    """Return lines of numbers with the stride `apart`. This way all numbers of a channel are in one
+    thread, and summing them up needs no other. Shapes: at [BD] -> [BS, BD]"""
     number, lines = tl.arange(0, BS), tl.zeros((BS, BD), tl.float32)
     for i in tl.static_range(BS):
         line = tl.load(at + i * apart, mask=inside & (i < size), other=0.0)

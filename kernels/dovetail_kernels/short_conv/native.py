@@ -61,7 +61,7 @@ class ShortConv:
     ) -> torch.Tensor:
         """Return the convolution of the rows' inputs (see the op).
 
-        Rows of x may lie apart, and blocks of the state. All but the state is float32.
+        Rows of x, and blocks of the state, may be strided. Everything except the state is float32.
         Shapes: x [T, C], weight [C, W], bias [C], state [N, C, W - 1] -> [T, C]. Mutates: state
         """
         out, args = torch.empty(x.shape), self._args

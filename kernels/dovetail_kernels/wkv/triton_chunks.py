@@ -7,7 +7,7 @@ earlier, plus e^(p' - q) times the later, and q. No exponent is above 0. Source:
 sums and their applications", 1990; Peng et al., "RWKV", 2023, appendix D
 
 - `sum_chunks`: the triple of each chunk's tokens alone, all chunks of all rows at once
-- `walk`: the triple before each chunk, from chunk to chunk of a row; keeps what is kept
+- `walk`: the triple before each chunk, from chunk to chunk of a row; stores states
 - `average`: the results of each chunk, all at once, from the triple before it
 
 Within a chunk tokens go one after the other in registers, as in `token_by_token`.
@@ -52,7 +52,7 @@ NONE = tl.constexpr(-1e38)
 
 @triton.jit
 def past_of(at, channel, channels, is_known):
-    """Return the triple that lies at a place; that of no past where there is none."""
+    """Return the triple at an address, or the triple of no past."""
     above = tl.load(at + channel, mask=is_known, other=0.0).to(tl.float32)
     below = tl.load(at + channels + channel, mask=is_known, other=0.0).to(tl.float32)
     top = tl.load(at + 2 * channels + channel, mask=is_known, other=0.0).to(tl.float32)
@@ -136,7 +136,7 @@ def walk(
         begin, end = span_of(own + i, start, count, block_tokens, BT)
         fallen = top + (end - begin).to(tl.float32) * falls
         after = joined(above, below, fallen, more_above, more_below, more_top)
-        tl.store(at, above, mask=inside)  # behind the use of what was fetched from there
+        tl.store(at, above, mask=inside)  # after the use of what was loaded from there
         tl.store(at + channels, below, mask=inside)
         tl.store(at + 2 * channels, top, mask=inside)
         above, below, top = after

@@ -37,7 +37,7 @@ class Everything(StoreIndex):
         return True
 
     def keep(self, key: bytes) -> bool:
-        """Return False: nothing is stored."""
+        """Return that nothing is kept."""
         return False
 
 

@@ -1,6 +1,6 @@
-"""Elementwise products of activations: with an activated gate, with per-channel factors.
+"""Products of activations that no matrix makes: with an activated gate, with factors of channels.
 
-Native calls if there are any, so that steps with them can be recorded.
+Native calls where there are any, so that steps over them can be recorded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of BART and related models: encoder and decoder have separate sizes."""
+"""Facts of BART and its kin: sizes of encoder and decoder stand apart."""
 
 from __future__ import annotations
 

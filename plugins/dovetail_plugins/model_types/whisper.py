@@ -1,4 +1,4 @@
-"""Facts of Whisper: encoder and decoder have separate sizes."""
+"""Facts of Whisper: sizes of encoder and decoder stand apart."""
 
 from __future__ import annotations
 
