@@ -30,7 +30,7 @@ class RejectionSampler(Acceptance):
         own = p.gather(1, drafts.unsqueeze(1)).squeeze(1)
         if q is None:
             return own
-        # Where q is 0 the draft cannot have been sampled from it: p alone says whether it stands.
+        # If q is 0 the draft cannot have been sampled from it: p alone decides acceptance.
         theirs = q.gather(1, drafts.unsqueeze(1)).squeeze(1).to(own.dtype)
         return (own / theirs.where(theirs > 0, own.new_ones(()))).clamp_(max=1.0)
 

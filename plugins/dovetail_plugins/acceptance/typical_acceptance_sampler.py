@@ -44,13 +44,13 @@ class TypicalOptions:
 
     @property
     def alpha(self) -> float:
-        """Return posterior_alpha, or what it is where it is not given."""
+        """Return posterior_alpha, or its default."""
         given = self.posterior_alpha
         return float(self.posterior_threshold**0.5) if given is None else given
 
 
 class TypicalAcceptanceSampler(Acceptance):
-    """Changes the distribution of sampled answers: a likely draft stands, drawn or not."""
+    """Changes the distribution of sampled answers: a likely draft is accepted, sampled or not."""
 
     info = Info(
         summary="typical acceptance, which accepts likely drafts and changes the distribution",

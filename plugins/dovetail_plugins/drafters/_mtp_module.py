@@ -17,7 +17,7 @@ from dovetail_plugins.drafters._mtp_layouts import MtpLayout
 
 
 class MtpModule(nn.Module):
-    """input_proj over norm(vector) and norm(state), a decoder layer, and a norm behind it."""
+    """input_proj over norm(vector) and norm(state), then a decoder layer and a norm."""
 
     def __init__(self, context: DraftContext, layout: MtpLayout) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
 _PUBLISHED = {"EAGLEModel": "LlamaForCausalLM", "Eagle3DraftModel": "LlamaForCausalLM"}
-"""Classes of draft heads whose names do not say of which family their layers are."""
+"""Classes of draft heads whose names do not say which family their layers are from."""
 _WORDS = ("Eagle3", "Eagle")
 
 

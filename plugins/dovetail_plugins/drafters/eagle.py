@@ -1,8 +1,8 @@
 """Eagle: one decoder layer that continues the model's hidden states.
 
-The layer reads a token's vector and the hidden state before it; its output stands for the hidden
-state after it, and the model's own head makes logits of it, or one that was trained beside it.
-Format: the checkpoints of SafeAILab/EAGLE, versions 1 and 2 (fc.weight, layers.0...).
+The layer reads a token's vector and the previous hidden state, and predicts the next hidden state;
+logits come from the model's own head, or from one trained with the layer. Format: the checkpoints
+of SafeAILab/EAGLE, versions 1 and 2 (fc.weight, layers.0...).
 Source: Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", 2024.
 """
 
@@ -59,7 +59,7 @@ class Eagle(WorkerDrafter):
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return what stands for the hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
+        """Return the predicted hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
         assert states is not None, "it continues hidden states"
         return self._module(self._target.embed(token_ids), positions, states)
 

@@ -1,4 +1,4 @@
-"""Medusa: heads on the last hidden state, each of which guesses a token further ahead.
+"""Medusa: heads on the last hidden state, each guessing one token further ahead.
 
 Format: the checkpoints of FasterDecoding/Medusa ({head}.{block}.linear.weight and
 {head}.{blocks}.weight), and the names blocks.i.layers.j.weight, lm_heads.i.weight.
@@ -58,7 +58,7 @@ class Medusa(WorkerDrafter):
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
-        """Return 0: nothing is kept of a token."""
+        """Return 0: nothing is cached per token."""
         return 0
 
     def __init__(self, options: Any, context: DraftContext) -> None:

@@ -42,7 +42,7 @@ class MlpSpeculator(WorkerDrafter):
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
-        """Return 0: nothing is kept of a token."""
+        """Return 0: nothing is cached per token."""
         return 0
 
     def __init__(self, options: Any, context: DraftContext) -> None:

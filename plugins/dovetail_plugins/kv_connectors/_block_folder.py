@@ -1,7 +1,7 @@
 """BlockFolder: sealed blocks as files, one for each block and rank (`interfaces.block_files`).
 
-A file has its name only once it is whole, because it is written under another one and renamed. What
-a broken disk or a lost write leaves is found out by whoever reads it.
+A file is written under a temporary name and renamed once it is whole. Readers detect what a broken
+disk or a lost write leaves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BlockFolder:
         return all(Path(f"{place}.{rank}").exists() for rank in range(self._facts.world_size))
 
     def read(self, key: bytes) -> bytes | None:
-        """Return this rank's block, None where there is none. Raises: OSError"""
+        """Return this rank's block, None if there is none. Raises: OSError"""
         try:
             return Path(self._own(key)).read_bytes()
         except FileNotFoundError:

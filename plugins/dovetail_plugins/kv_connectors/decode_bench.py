@@ -37,7 +37,7 @@ class Everything(StoreIndex):
         return True
 
     def keep(self, key: bytes) -> bool:
-        """Return that nothing is kept."""
+        """Return False: nothing is stored."""
         return False
 
 

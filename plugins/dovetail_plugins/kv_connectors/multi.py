@@ -1,7 +1,7 @@
-"""Multi: several connectors in order. A block is read from the first one that has it, and kept by
+"""Multi: several connectors in order. A block is read from the first one that has it, and stored by
 every one that wants it.
 
-What the interface says of a place to read from is one word here: what each connector said, as JSON.
+The interface's source of a read is a single string here: the sources of all connectors, as JSON.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dovetail.json_values import json_value
 log = logging.getLogger(__name__)
 
 _DROP = b"multi"
-"""Stands with a number before the key of a block that one of the connectors is to drop."""
+"""Prefix, with a connector's number, of the key of a block that this connector is to drop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiOptions:
-    """The connectors, the first one asked first."""
+    """The connectors, in the order in which they are queried."""
 
     connectors: tuple[Selection, ...] = field(
         default=(),
@@ -104,7 +104,7 @@ class MultiIndex(StoreIndex):
         return any([index.keep(key) for index in self._indexes])
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
-        """Have each prepare; return where each reads. Mutates: self"""
+        """Let each connector prepare; return the source of each. Mutates: self"""
         sources = [index.look(keys, params) for index in self._indexes]
         return json.dumps(sources) if any(sources) else ""
 
@@ -124,7 +124,7 @@ class MultiIndex(StoreIndex):
             index.lost(keys)
 
     def take_dropped(self) -> Sequence[bytes]:
-        """Return what one of them drops, behind its number. Mutates: self"""
+        """Return the dropped keys, each prefixed with its connector's number. Mutates: self"""
         return [
             _DROP + bytes((number,)) + key
             for number, index in enumerate(self._indexes)
@@ -185,7 +185,7 @@ class MultiStore(BlockStore):
             raise faults[0]
 
     def drop(self, key: bytes) -> None:
-        """Drop a block from the store whose number stands before its key, or from all."""
+        """Drop a block from the store whose number prefixes its key, or from all."""
         if key.startswith(_DROP):
             number = key[len(_DROP)]
             self._stores[number].drop(key[len(_DROP) + 1 :])

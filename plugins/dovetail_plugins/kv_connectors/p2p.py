@@ -1,9 +1,9 @@
 """P2P: engines give each other blocks, from host memory to host memory.
 
-Every block that becomes full is kept in memory, the most recently used ones, from where this engine
-has them back and others get them: on one machine over ZeroMQ and shared memory, between machines by
-TCP once both have proved a secret. They travel in pieces, so that the engines may differ in block
-size and in tensor-parallel size. Rank r of engine k is met at port kv_port + 16 k + r.
+The most recently used full blocks are stored in memory. This engine reads them back from there, and
+others fetch them: on one machine over ZeroMQ and shared memory, between machines by TCP once both
+have proved a secret. They travel in pieces, so that the engines may differ in block size and in
+tensor-parallel size. Rank r of engine k listens on port kv_port + 16 k + r.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HOST, PORT = "remote_host", "remote_port"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2POptions:
-    """Where this engine is met, whom it asks, and how much it keeps."""
+    """Where this engine listens, which engines it queries, and how much it stores."""
 
     kv_ip: str = field(default="127.0.0.1", metadata={"help": "address at which others reach it"})
     kv_port: int = field(
@@ -95,19 +95,19 @@ class P2POptions:
     )
 
     def place(self, facts: StoreFacts, rank: int) -> Place:
-        """Return where a rank of this engine is met."""
+        """Return where a rank of this engine listens."""
         number = self.kv_rank + facts.engine
         return Place(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number + rank)
 
     def named_peers(self) -> list[Place]:
-        """Return where the engines are met that are named. Raises: ConfigError"""
+        """Return where the configured peers listen. Raises: ConfigError"""
         try:
             return [place_of(peer) for peer in self.peers]
         except ValueError as error:
             raise ConfigError(f"{error}.", where=f"{EXTRA}.peers") from error
 
     def others(self, facts: StoreFacts) -> list[Place]:
-        """Return where the other engines are met. Raises: ConfigError"""
+        """Return where the other engines listen. Raises: ConfigError"""
         places = self.named_peers()
         own = self.place(facts, 0)
         for number in range(self.kv_parallel_size):
@@ -149,7 +149,7 @@ class P2P(KVConnector):
 
 
 class _Peers:
-    """The engines that one thread asks, by their places; those asked last are kept."""
+    """The engines that one thread queries, by place; the most recent ones stay connected."""
 
     def __init__(self, options: P2POptions, own: Facts, carrier: Carrier | None) -> None:
         self._own = own
@@ -231,7 +231,7 @@ class P2PIndex(StoreIndex):
         return best
 
     def _named(self, params: Mapping[str, Any]) -> Place | None:
-        """Return the engine that a request names, None where it names none."""
+        """Return the engine that a request names, None if it names none."""
         host, port = params.get(HOST), params.get(PORT)
         if host is None and port is None:
             return None
@@ -249,7 +249,7 @@ class P2PIndex(StoreIndex):
         return None
 
     def ticket(self, num_tokens: int) -> dict[str, Any]:
-        """Return where this engine is met, in the words of vLLM's connectors."""
+        """Return where this engine listens, in the format of vLLM's connectors."""
         unit = self._facts.unit_tokens
         place = self._options.place(self._facts, 0)
         return {
@@ -298,7 +298,7 @@ class P2PStore(BlockStore):
     def gather(
         self, keys: Sequence[bytes], source: str, ranks_for: RanksFor
     ) -> Iterator[tuple[bytes, Parts]]:
-        """Yield the blocks of the shelf, then those of the engine `source`. Raises: OSError"""
+        """Yield blocks of the shelf, then missing ones from engine `source`. Raises: OSError"""
         missing = []
         for key, parts in super().gather(keys, source, ranks_for):
             if parts is None and source:

@@ -17,7 +17,7 @@ from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStorageOptions:
-    """Where the files are."""
+    """The folder of the files."""
 
     folder: str = field(
         default="", metadata={"help": "folder of the files, the same for all engines"}

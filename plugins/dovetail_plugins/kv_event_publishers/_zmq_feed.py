@@ -1,8 +1,8 @@
 """ZmqFeed: the events of one engine without a gap, read from its ZeroMQ sockets.
 
-Batches have numbers. What was missed is asked for again at the replay socket; what nobody keeps any
-more, or a number that was there with another content, which is an engine that was started anew,
-makes all that was known void. Nothing is waited for but an answer at the replay socket.
+Batches have numbers. Missed batches are requested from the replay socket. If they are gone, or a
+number comes back with other content (a restarted engine), everything known is void. It only ever
+waits for answers from the replay socket.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ZmqFeed(EventFeed):
             news.append(None)
 
     def _asked(self, first: int) -> list[tuple[int, bytes]]:
-        """Return what the engine still has from a number on; nothing where it does not answer."""
+        """Return what the engine still has from a number on; nothing if it does not answer."""
         import zmq
 
         if self._replay_at is None:

@@ -55,7 +55,7 @@ class Layout(Protocol):
 
 
 class StoredMethod(QuantMethod):
-    """A layer is a StoredLinear, or a plain one where the checkpoint left it alone."""
+    """A layer is a StoredLinear, or a plain one if the checkpoint does not quantize it."""
 
     capabilities = frozenset({"from_checkpoint"})
     Options = ActivationOptions
@@ -108,8 +108,8 @@ class StoredMethod(QuantMethod):
         return None if is_one else MixedLayout(layouts, spec)
 
     def is_plain(self, spec: LinearSpec) -> bool:
-        """Return whether the checkpoint holds the layer in full precision: as its tensors say or,
-        where those are not known, its lists."""
+        """Return whether the checkpoint holds the layer in full precision: from its tensors or, if
+        those are unknown, its lists."""
         stored = self.names.is_plain(spec.name)
         if stored is not None:
             return stored

@@ -1,12 +1,12 @@
-"""The decoder beside an encoder: self attention over its own tokens, cross attention, an MLP.
+"""The decoder of encoder-decoder models: layers of self attention, cross attention and an MLP.
 
-With norms before what they serve (`has_norms_before`) a layer computes, for the T tokens of a step:
+With pre-norm (`has_norms_before`) a layer computes, for the T tokens of a step:
 
     x = x + self_attn(self_norm(x))
-    x = x + cross_attn(cross_norm(x))       # over what the encoder made, see cross_attention.py
+    x = x + cross_attn(cross_norm(x))       # over the encoder's output, see cross_attention.py
     x = x + mlp(mlp_norm(x))
 
-and else each norm comes behind its sum. A family derives from `EncoderDecoder`, says in a
+Otherwise each norm follows its sum. A family derives from `EncoderDecoder`, says in a
 `CrossDecoderConfig` how it differs, and makes its encoder.
 Sources: Vaswani et al. 2017; Raffel et al., T5, 2019; Lewis et al., BART, 2019
 """
@@ -137,7 +137,7 @@ class CrossDecoderLayer(nn.Module):
 
 
 class CrossDecoder(nn.Module):
-    """Layers between what makes first states (`embed`) and the last norm, where there is one."""
+    """Layers between the first states (`embed`) and the last norm, if there is one."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class EncoderDecoder(nn.Module, Model):
         )
 
     def tied_names(self) -> dict[str, str]:
-        """Return the names that a checkpoint may hold the table of words by, beside its own."""
+        """Return the other names by which a checkpoint may store the word table."""
         names = [f"{part}.embed_tokens.weight" for part in ("encoder", "decoder")]
         return dict.fromkeys([*names, *([HEAD_WEIGHT] if self.config.is_tied else ())], WORDS)
 
@@ -261,7 +261,7 @@ class EncoderDecoder(nn.Module, Model):
 
 
 def encoder_context(context: BuildContext, *, num_layers: int, num_heads: int) -> BuildContext:
-    """Return the context in which the encoder beside a decoder is built."""
+    """Return the context in which a decoder's encoder is built."""
     model = context.model
     own = msgspec.structs.replace(
         model,
@@ -277,8 +277,8 @@ def encoder_context(context: BuildContext, *, num_layers: int, num_heads: int) -
 def of_layers(
     old: str, new: str, count: int, names: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the renames of what lies in `count` numbered layers: the same names mean one thing in
-    an encoder and another in a decoder."""
+    """Return the renames of parts of `count` numbered layers: the same names mean one thing in an
+    encoder and another in a decoder."""
     return tuple(
         (f"{old}{i}.{was}.", f"{new}{i}.{now}.") for i in range(count) for was, now in names.items()
     )

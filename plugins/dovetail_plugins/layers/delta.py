@@ -206,11 +206,11 @@ class JoinedDeltaMixer(DeltaMixer):
 
 
 class ChannelDeltaMixer(DeltaRule):
-    """Kimi delta attention: each channel of a key has its own decay, which two matrices make of the
-    layer's input by way of D numbers, and so they make the gate behind the norm, a sigmoid:
+    """Kimi delta attention: each channel of a key has its own decay, computed from the layer's
+    input by two matrices via D numbers. The gate after the norm, a sigmoid, is computed likewise:
 
-    q, k, v = silu(conv1d(qkv_proj(x)));  f, g, beta = in_proj_fgb(x)   # D, D and H numbers
-    h = o_proj(norm(gated_delta(q, k, v, f_b_proj(f), beta)) sigmoid(g_b_proj(g)))
+    q, k, v = silu(conv1d(qkv_proj(x)));  f, g, beta = in_proj_fgb(x)   # D, D and H numbers h =
+    o_proj(norm(gated_delta(q, k, v, f_b_proj(f), beta)) sigmoid(g_b_proj(g)))
 
     Source: Kimi Team, Kimi Linear, 2025 (arXiv 2510.26692).
     """

@@ -1,6 +1,6 @@
-"""Dense attention: an encoder's items, each of which sees all of itself, with nothing cached.
+"""Dense attention: each of an encoder's items sees all of itself, with nothing cached.
 
-Items lie one after another; how long each is stands in a slot of the thread while an encoder runs.
+Items are concatenated; their lengths are in a thread-local slot while an encoder runs.
 """
 
 from __future__ import annotations

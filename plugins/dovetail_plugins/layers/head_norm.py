@@ -59,7 +59,7 @@ class WholeRMSNorm(WeightHolder):
         return (wide * scale * self.weight.float()).to(x.dtype)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         if leaf != "weight":
             return None
         return place_parts(leaf, self.weight, (self.part,), part, None)
@@ -103,7 +103,7 @@ class LayerNormPerHead(WeightHolder):
         return ((normed * self.weight.float()).to(x.dtype).flatten(-2),)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         words = leaf.split(".")
         if leaf == "weight":
             return [self._placed(head, is_alone=False) for head in self._heads]

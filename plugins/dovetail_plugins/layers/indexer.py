@@ -42,15 +42,15 @@ class IndexerConfig:
 
     @property
     def spec(self) -> IndexSpec:
-        """Return what a backend is told of it."""
+        """Return its description for a backend."""
         return IndexSpec(
             num_heads=self.num_heads, head_size=self.head_size, num_picked=self.num_picked
         )
 
 
 class Indexer(nn.Module):
-    """The parameters of one layer's indexer. `plain` is a context whose weights are never stored
-    quantized, as those of the heads' weights are not."""
+    """The parameters of one layer's indexer. `plain` is a context without quantized weights: the
+    head-weight matrix is never quantized."""
 
     def __init__(
         self, context: BuildContext, plain: BuildContext, name: str, config: IndexerConfig

@@ -25,7 +25,7 @@ LETTERS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def parts_of(name: str) -> Iterator[str]:
-    """Yield a layer's name and, where it is fused or stacked, the names of its parts."""
+    """Yield a layer's name and, if it is fused or stacked, the names of its parts."""
     yield name
     yield from fused_parts(name)
 
@@ -48,7 +48,7 @@ def one_for_parts(
 ) -> Found:
     """Return a config's setting for a layer, which must be the same for all its parts.
 
-    A config may name the parts or, where the checkpoint itself is fused, the layer.
+    A config may name the parts or, if the checkpoint itself is fused, the layer.
     Raises: ConfigError when parts differ: they are one matrix here.
     """
     parts = [look_up(part) for part in fused_parts(name)]

@@ -70,7 +70,7 @@ class TorchLinear(LinearMethod):
     ) -> torch.Tensor:
         """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]
 
-        Mutates: residual, where the product is written over it (layers/residual.py)
+        Mutates: residual, if the product is written over it (layers/residual.py)
         """
         if bias is not None or x.dtype != residual.dtype or not adds_in_place(residual):
             return residual + self.apply(layer, x, bias)

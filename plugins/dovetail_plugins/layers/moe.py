@@ -27,8 +27,8 @@ class MoE(nn.Module):
 
     `routes_in_float32`: the scores are computed so, whatever the model's type. With
     `has_correction_bias` the checkpoint has a bias for the choice of experts, which stays float32.
-    `act`, `alternates` and `bias` are those of the experts; the router has a bias if they have.
-    `size`: what experts read and write, where it is not the hidden size. `is_gated`: see Experts.
+    `act`, `alternates` and `bias` are the experts'; the router has a bias if they have. `size`: the
+    experts' input and output size, if it is not the hidden size. `is_gated`: see Experts.
     """
 
     experts_class: ClassVar[type[Experts]] = Experts

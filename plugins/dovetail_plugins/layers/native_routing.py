@@ -43,7 +43,7 @@ class NativeRouting:
 
 
 def native_routing(context: BuildContext, rule: RoutingRule) -> NativeRouting | None:
-    """Return the kernel of a rule (see dovetail_kernels.route), or None where none runs it."""
+    """Return the kernel of a rule (see dovetail_kernels.route), or None if none runs it."""
     if rule.scoring not in ("softmax", "sigmoid"):
         return None
     told: dict[str, Any] = {

@@ -28,8 +28,8 @@ _WIDE, _OUTPUT = "int8_float32", "int8"
 
 
 def multiplied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, str]:
-    """Return a layer's weight in the format that its product is to have, and what its activations
-    become (see `rounding.TAKES`). `asked`: the option `activations`."""
+    """Return a layer's weight in the format of its product, and the type of its activations (see
+    `rounding.TAKES`). `asked`: the option `activations`."""
     becomes = taken(
         takes_of(weight),
         asked,
@@ -46,7 +46,7 @@ def multiplied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, st
 
 
 def is_cpu(device: str, dtype: torch.dtype) -> bool:
-    """Return whether products are a CPU's own; not where a GPU's kernels are interpreted."""
+    """Return whether products run on the CPU; False if a GPU's kernels are interpreted."""
     return torch.device(device).type == "cpu" and not runs_on_gpu(device, dtype)
 
 

@@ -26,9 +26,9 @@ GroupScore = Literal["best", "two_best"]
 class RoutingRule:
     """How the `num_picked` experts of a token are chosen and weighed.
 
-    Experts lie in `num_groups` groups of neighbours, of which only the `num_kept_groups` best may
-    be picked from. With `renormalizes` the picked experts' weights are divided by their sum, or by
-    `least_sum` where the sum is less; then all weights are multiplied by `factor`. With
+    Experts are in `num_groups` groups of neighbours; only the `num_kept_groups` best may be picked
+    from. With `renormalizes` the picked experts' weights are divided by their sum, or by
+    `least_sum` if the sum is less; then all weights are multiplied by `factor`. With
     `weighs_inputs` a weight multiplies what an expert reads, not what it makes (`route` does not
     look at it). `margin` belongs to sparsemixer.
     """
@@ -74,7 +74,7 @@ def route(
 
 
 def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """Return the values with -inf in the groups that are not kept. Shapes: [T, X] -> [T, X]"""
+    """Return the values with -inf in the dropped groups. Shapes: [T, X] -> [T, X]"""
     groups = values.unflatten(-1, (rule.num_groups, -1))
     best = groups.topk(2 if rule.group_score == "two_best" else 1, dim=-1).values.sum(dim=-1)
     kept = best.topk(rule.num_kept_groups, dim=-1).indices

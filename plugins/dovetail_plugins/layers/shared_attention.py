@@ -1,7 +1,7 @@
-"""SharedAttention: attention of a layer that keeps nothing and reads what another has written.
+"""SharedAttention: attention of a layer without its own cache, which reads another layer's.
 
-Its queries see the keys and values of its source, those of the running step included: the source
-comes before it in the model. Owns no weights and no memory.
+Its queries see the keys and values of its source, including the running step's: the source precedes
+it in the model. Owns no weights and no memory.
 Source: Sun et al., "You only cache once", 2024; Brandon et al., "Reducing transformer key-value
 cache size with cross-layer attention", 2024
 """
@@ -22,8 +22,8 @@ from dovetail.layers.opaque import Opaque, is_traced
 
 
 class SharedAttention(nn.Module):
-    """Attention of this rank's heads over the cache of the layer that is named `shares`, which
-    `find_sources` finds. The spec's KV heads are those of the source."""
+    """Attention of this rank's heads over the cache of the layer named `shares`; see
+    `find_sources`. The spec's KV heads are the source's."""
 
     def __init__(self, name: str, spec: AttentionSpec, *, shares: str) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ class SharedAttention(nn.Module):
 
 
 def find_sources(model: nn.Module) -> None:
-    """Let the layers of a model that share caches know their sources. Mutates: those layers
+    """Connect the layers of a model that share caches to their sources. Mutates: those layers
 
-    Raises: ConfigError where a source is not a part of the model here: it is on another stage.
+    Raises: ConfigError if a source is not in this part of the model: it is on another stage.
     """
     known = {layer.name: layer for layer in attention_layers(model)}
     for layer in shared_layers(model):

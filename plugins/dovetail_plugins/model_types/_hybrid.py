@@ -64,7 +64,7 @@ def mamba2_cache(config: Config, layer_types: Sequence[str]) -> CacheFacts:
 def cache_facts(
     config: Config, layer_types: Sequence[str], *, channels: int, state_numbers: int
 ) -> CacheFacts:
-    """Return what a row keeps where mixers' convolutions have so many channels."""
+    """Return what a row caches if mixers' convolutions have `channels` channels."""
     return CacheFacts(
         num_attention_layers=layer_types.count(FULL),
         num_state_layers=layer_types.count(MIXER),

@@ -1,4 +1,4 @@
-"""Facts of BART and its kin: sizes of encoder and decoder stand apart."""
+"""Facts of BART and related models: encoder and decoder have separate sizes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._shared_kv import kinds, sources
 
 FULL_EVERY = 5
-"""Of so many layers the last one sees everything, where config.json does not list them."""
+"""Every N-th layer has full attention, if config.json does not list them."""
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:

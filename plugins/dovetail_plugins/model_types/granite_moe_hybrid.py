@@ -15,7 +15,7 @@ from dovetail_plugins.model_types._hybrid import (
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind as config.json lists them; none attends where it does not."""
+    """Return each layer's kind as listed in config.json; without a list none attends."""
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if not kinds:
         return (MIXER,) * int(config["num_hidden_layers"])

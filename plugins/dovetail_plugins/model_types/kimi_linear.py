@@ -33,8 +33,8 @@ OWN_NAMES = {
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind: as `linear_attn_config` counts those that attend, from one on, as
-    `layer_types` lists them, or every fourth behind the first attends."""
+    """Return each layer's kind: as listed in `layer_types`, or from the attention layers in
+    `linear_attn_config` (counted from one), or every fourth after the first attends."""
     count = int(config["num_hidden_layers"])
     if config.get("layer_types"):
         return tuple(config["layer_types"])
@@ -80,7 +80,7 @@ def cache(config: Config) -> CacheFacts:
 def delta_cache(
     config: Config, kinds: Sequence[str], *, heads: int, size: int, conv: int
 ) -> CacheFacts:
-    """Return what a row keeps where delta layers have so many heads of one size."""
+    """Return what a row caches if delta layers have `heads` heads of one size."""
     return CacheFacts(
         num_attention_layers=len(kinds) - kinds.count(LINEAR),
         latent_size=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]),

@@ -13,7 +13,7 @@ from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_cache
 
 Config = Mapping[str, Any]
 PERIOD = (LINEAR, "sliding_attention", LINEAR, "full_attention", "sliding_attention")
-"""The kinds of layers where config.json lists none, again and again."""
+"""The repeating layer kinds, if config.json lists none."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:

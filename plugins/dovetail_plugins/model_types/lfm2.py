@@ -24,7 +24,7 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def inner_size(config: Mapping[str, Any]) -> int:
-    """Return the inner size of the MLPs, which a rule makes of the stated one where asked."""
+    """Return the inner size of the MLPs, adjusted by a rule if requested."""
     size = int(config.get("block_ff_dim") or config["intermediate_size"])
     if not config.get("block_auto_adjust_ff_dim", True):
         return size

@@ -15,8 +15,8 @@ Config = Mapping[str, Any]
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind, as config.json lists them; else two of four attend, one of them
-    with a window, of which the first layer has none."""
+    """Return each layer's kind as listed in config.json; else two of four attend, one of them with
+    a window, but never the first layer."""
     kinds = config.get("layer_types")
     if kinds:
         return tuple(kinds)

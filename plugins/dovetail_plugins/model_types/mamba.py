@@ -84,7 +84,7 @@ def _mamba2_cache(config: Config) -> CacheFacts:
     )
 
 
-# Nothing attends: the number of heads stands for nothing.
+# No attention: the number of heads has no meaning.
 _MAMBA = ModelFacts(
     positions="none",
     defaults={

@@ -40,7 +40,7 @@ RWKV = Value(
             "vocab_size": 50277,
             "hidden_size": 4096,
             "num_hidden_layers": 32,
-            "num_attention_heads": 1,  # nothing attends: it stands for nothing
+            "num_attention_heads": 1,  # no attention: it has no meaning
             "head_dim": 64,
             "context_length": 1024,
             "layer_norm_epsilon": 1e-5,

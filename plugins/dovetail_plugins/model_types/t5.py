@@ -55,7 +55,7 @@ MANY_LANGUAGES = dataclasses.replace(
 
 
 def num_decoder_layers(config: Mapping[str, Any]) -> int:
-    """Return the layers of the decoder: as many as the encoder has, where no number is stated."""
+    """Return the layers of the decoder: by default as many as the encoder has."""
     return int(config.get("num_decoder_layers") or config["num_layers"])
 
 

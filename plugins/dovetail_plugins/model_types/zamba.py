@@ -40,7 +40,7 @@ def mixer_sizes(config: Config) -> MambaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a state in each layer, keys and values where the block is called."""
+    """Return what a row caches: a state in each layer, keys and values if it calls the block."""
     kinds, inner = layer_types(config), inner_size(config)
     return CacheFacts(
         num_attention_layers=kinds.count(HYBRID),

@@ -50,7 +50,7 @@ def mixer_sizes(config: Config) -> Mamba2Sizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a state in each layer, keys and values where a block is called."""
+    """Return what a row caches: a state in each layer, keys and values if it calls a block."""
     kinds = layer_types(config)
     inner, state = inner_size(config), int(config["mamba_d_state"])
     channels = inner + 2 * int(config["mamba_ngroups"]) * state

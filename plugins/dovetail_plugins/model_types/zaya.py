@@ -11,7 +11,7 @@ from dovetail.interfaces.plugin import Value
 
 Config = Mapping[str, Any]
 HYBRID, HYBRID_SLIDING = "hybrid", "hybrid_sliding"
-"""The kinds of layers as config.json has them: both attend behind convolutions."""
+"""The kinds of layers in config.json: both attend after convolutions."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:

@@ -36,13 +36,13 @@ UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indices")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """The keys that a mask lets queries see: everything before, or the last `window_tokens`.
-    `shape` is that of the mask in whose place it stands."""
+    `shape` is that of the mask it replaces."""
 
     window_tokens: int | None
     shape: tuple[int, ...] = ()
 
     def __getitem__(self, kept: tuple[slice, ...]) -> Seen:
-        """Return itself where all of a mask is taken. Raises: TypeError for a part of it."""
+        """Return itself if all of a mask is taken. Raises: TypeError for a part of it."""
         if all(part in (slice(None), slice(0, None)) for part in kept):
             return self
         raise TypeError(f"'{Seen.__name__}' object has no parts")
@@ -116,12 +116,12 @@ class Probed:
 def probe(
     trunk: nn.Module, call: TrunkCall, device: str, *, num_layers: int, max_tokens: int
 ) -> Probed:
-    """Run two tokens through a trunk whose implementation is PROBE; return what was learnt.
+    """Run two tokens through a trunk whose implementation is PROBE; return what was learned.
 
-    Every attention module has then a child of our Attention for each time that it attends in a
-    pass. Values computed mean nothing. Modules that attend by products of their own are found where
-    fewer than `num_layers` attend otherwise, and run by ours from now on; a mask of their own is
-    looked at as far as `max_tokens`.
+    Every attention module then has one child of our Attention for each time it attends in a pass.
+    The computed values are meaningless. If fewer than `num_layers` attend, modules that multiply
+    queries and keys themselves are found too, and run by ours from now on. Their own masks are
+    inspected up to `max_tokens`.
     Mutates: trunk. Raises: ConfigError when a layer asks for something no backend does.
     """
     trunk.register_forward_pre_hook(restart)
@@ -183,7 +183,7 @@ def _running(trunk: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _idle(trunk: nn.Module, run: set[nn.Module]) -> Iterator[str]:
-    """Yield the paths of layers that did not run, beside others in the same list that did."""
+    """Yield the paths of layers that did not run although others in the same list did."""
     for path, layers in trunk.named_modules():
         if not isinstance(layers, nn.ModuleList) or not run.intersection(layers):
             continue
@@ -227,8 +227,8 @@ def opening(trunk: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 class Watch(TorchFunctionMode):
-    """Notes the functions that run and the rows of tables that are looked up. On the meta device,
-    where no number has a value, questions of numbers are answered with yes."""
+    """Records the functions that run and the table rows that are looked up. On the meta device,
+    where numbers have no values, questions about numbers are answered with yes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,9 +406,9 @@ def _run_scores(
 
 
 def _padded(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
-    """Return x with zeros behind its heads and behind each. Shapes: [1, H, T, D] -> [1, H', T, D']
+    """Return x zero-padded to more and longer heads. Shapes: [1, H, T, D] -> [1, H', T, D']
 
-    Zeros in keys and queries add nothing to scores; what zeros of values become is cut off.
+    Zeros in keys and queries add nothing to scores; the padding of values is cut off.
     """
     more = (0, size - x.shape[-1], 0, 0, 0, heads - x.shape[1])
     return F.pad(x, more) if any(more) else x

@@ -56,14 +56,14 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
-    positions, and the head: the causal model's own, or that of a whole of which it is a part.
+    """transformers' causal model, the trunk inside it, the call that runs the trunk over tokens and
+    positions, and the head: the causal model's own, or that of the whole model it is a part of.
 
-    `renamings` are what transformers renames of a checkpoint, as far as it is plain text, and
-    `conversion` makes tensors of those that it cuts or joins.
-    `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
+    `renamings` are transformers' plain-text renamings of checkpoint names; `conversion` makes the
+    tensors that it cuts or joins.
+    `inputs_first` are the name endings of matrices stored as [.., I, O].
 
-    `first_position` is what the trunk's own code would number a text's first token.
+    `first_position` is the number that the trunk's own code gives a text's first token.
     """
 
     causal: Any
@@ -202,7 +202,7 @@ def refusing(model: ModelSpec, reason: str) -> Iterator[None]:
 
 
 def _known_reason(error: Exception) -> str | None:
-    """Return an error's meaning in words, where it names a way of computing."""
+    """Return what an error means, if it points to an unsupported way of computing."""
     text = str(error)
     if isinstance(error, KeyError) and hf_attention.PROBE in error.args:
         return "its attention does not go through transformers' attention interface"
@@ -224,7 +224,7 @@ def _told(error: Exception) -> str:
 
 
 def _config(context: BuildContext) -> Any:
-    """Return transformers' config, of the checkpoint's own class where its code has one."""
+    """Return transformers' config, of the checkpoint's own class if its code has one."""
     code, fields = context.model.code, _config_fields(context)
     if code is not None and CONFIG in code.classes:
         return load_class(code, CONFIG)(**fields)

@@ -37,8 +37,8 @@ class Conversion:
     def __call__(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors as transformers' model has them. Raises: ConfigError where a part of
-        one is missing"""
+        """Yield the tensors as transformers' model has them. Raises: ConfigError if a part of a
+        tensor is missing"""
         waiting: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
             rule, target, pattern = self._matched(name)
@@ -86,8 +86,8 @@ class Conversion:
 
 
 def conversion_of(model: Any, trunk: nn.Module) -> Conversion | None:
-    """Return what makes a model's tensors, with `trunk` as the part of it that is loaded, None
-    where a checkpoint has them. Raises: ConfigError for rules that are not known here"""
+    """Return what converts a model's tensors, of which `trunk` is loaded; None if the checkpoint
+    already has them. Raises: ConfigError for rules that are not known here"""
     rules = []
     parameters = [path for path, _ in trunk.named_parameters() if not _is_of_experts(trunk, path)]
     for rule in get_model_conversion_mapping(model, add_legacy=False):

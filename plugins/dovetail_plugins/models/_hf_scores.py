@@ -1,10 +1,10 @@
-"""Scores: what stands for the products of queries and keys where a model's own code attends.
+"""Scores: a placeholder for the product of queries and keys in a model's own attention code.
 
 Older models of transformers compute softmax(q kᵀ * scale + mask) v themselves. While such a module
-runs, its product of queries and keys is not computed: it is a `Scores`, which keeps what is done to
-it, and the product with the values attends. Whatever else is done to it is an error, so a model is
-served only if its code means what an attention backend does. In a trial pass that is found out; in
-every later pass the layer that it made attends.
+runs, its product of queries and keys is not computed but replaced by a `Scores`, which records the
+operations on it; the product with the values then attends. Any other operation on it is an error,
+so a model is served only if its code means what an attention backend does. A trial pass finds this
+out; in every later pass the layer that it made attends.
 """
 
 from __future__ import annotations

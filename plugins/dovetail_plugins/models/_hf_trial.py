@@ -1,8 +1,8 @@
-"""Trial: a call of transformers' model with two media, which says what its text model is given.
+"""Trial: a call of transformers' model with two media, to see what its text model receives.
 
-`generate` is called as a user would, with what the checkpoint's own processor makes of blank media,
-and ended where the text model begins. Products are not computed, and what the encoder and the table
-of tokens return is replaced by random numbers, so that what arrives can be told apart.
+`generate` is called as a user would, with the checkpoint's own processor on blank media, and
+stopped at the text model. Products are not computed, and the outputs of encoder and token table
+become random numbers, so that what arrives can be told apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAIN = (
 )
 """What a text model may be given."""
 TYPES = "mm_token_type_ids"
-"""The argument of models that must be told which tokens stand for media."""
+"""The argument of models that need to know which tokens are media placeholders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class Trial:
         return feature
 
     def _inputs(self, kind: str) -> dict[str, Any]:
-        """Return what the processor makes of a text with two media, or with one where it takes one
-        for each text."""
+        """Return the processor's output for a text with two media, or with one if it takes only one
+        per text."""
         media, options = blank_media(self._processor, kind)
         if TYPES in inspect.signature(self._whole.forward).parameters:
             options["return_mm_token_type_ids"] = True
@@ -117,8 +117,8 @@ class Trial:
         raise ConfigError("its text model is not called.")
 
     def _check_vectors(self, kind: str, heard: _Heard, places: torch.Tensor) -> None:
-        """Raises: ConfigError where a text model is given others than vectors of the encoder at the
-        places of media and of the table of tokens elsewhere."""
+        """Raises: ConfigError if the text model receives vectors other than the encoder's at media
+        positions and the token table's elsewhere."""
         given = heard.given.get("inputs_embeds")
         rows = torch.cat([one.flatten(0, -2) for one in heard.vectors])
         if given is None or given.shape[1] != len(places):
@@ -150,7 +150,7 @@ class Trial:
     def _check_positions(
         self, kind: str, told: Any, places: torch.Tensor, made: Mapping[str, Any]
     ) -> None:
-        """Raises: ConfigError for positions other than those of places, or of a grid in three
+        """Raises: ConfigError for positions other than plain token positions or a grid in three
         directions. Mutates: self"""
         count = len(places)
         plain = torch.arange(count, device=self._device)

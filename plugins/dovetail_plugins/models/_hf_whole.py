@@ -1,9 +1,9 @@
-"""A model of transformers that takes media, taken apart: its encoder, and its text model with
-dovetail's attention in it.
+"""A transformers model that takes media, split into its encoder and its text model with dovetail's
+attention.
 
-Refused with a reason, beside what `_hf_build` refuses: a model whose text model is given more than
-vectors at the places of media (other masks, states of an encoder, vectors for later layers). Which
-that is, a trial call with two media says: see `_hf_trial`.
+Refused with a reason, in addition to what `_hf_build` refuses: a model whose text model receives
+more than vectors at media positions (other masks, states of an encoder, vectors for later layers).
+A trial call with two media finds that out: see `_hf_trial`.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ApertusMLP(nn.Module):
 
 
 class ApertusLayer(DecoderLayer):
-    """A layer of the decoder with the learned activation, where the config names it."""
+    """A decoder layer with the learned activation, if the config names it."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

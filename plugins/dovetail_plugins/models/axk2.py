@@ -108,11 +108,11 @@ def _apart(sizes: tuple[int, int], both: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 class GatedIndexedAttention(GatedQueries, IndexedAttention):
-    """The same where an indexer picks what is attended to."""
+    """The same with an indexer that picks the tokens to attend to."""
 
 
 class AXK2Layer(IndexedLayer):
-    """A layer with a gate behind the norm before attention, and behind the one before experts."""
+    """A layer with a gate after the norm before attention, and after the one before experts."""
 
     attention_class = GatedQueries
     indexed_class = GatedIndexedAttention
@@ -135,6 +135,6 @@ class AXK2ForCausalLM(DeepseekV32ForCausalLM):
     layer_class = AXK2Layer
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of released checkpoints are not transformers'."""
+        """Return the names: released checkpoints do not use transformers'."""
         usual = super().weight_map()
         return replace(usual, renames=(*usual.renames, *RENAMES))

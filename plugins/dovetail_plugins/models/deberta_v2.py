@@ -5,8 +5,8 @@ same matrices make of a bucket's vector:
 
     score = (q_i . k_j  +  q_i . k'_c(i - j)  +  k_j . q'_c(i - j)) / sqrt(3 D)
 
-A number for each pair of states is no bias of a relative position alone, so no attention backend is
-asked: each row is computed by itself in torch's operators, without a cache.
+One number for each pair of states is no bias of a relative position alone, so no attention backend
+supports it: each row is computed by itself with torch operators, without a cache.
 Source: He et al. 2020 and 2021.
 """
 
@@ -69,7 +69,7 @@ class RelativeStates(WeightHolder):
         self._products: dict[str, Products] = {}
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes: whole on every rank (see WeightHolder)."""
+        """Return the target of a checkpoint tensor: whole on every rank (see WeightHolder)."""
         parameter = self._parameters.get(leaf)
         return None if parameter is None else [Placement(name=leaf, piece="", target=parameter)]
 
@@ -113,8 +113,8 @@ def log_buckets(distances: torch.Tensor, count: int, reach: int) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundRows(Around):
-    """What a layer takes: vectors of distances and their norm, and of each row the first token,
-    the one behind the last, and the buckets of queries and keys."""
+    """A layer's extra inputs: vectors of distances and their norm, and for each row (first token,
+    end, buckets of queries and keys)."""
 
     relative: RelativeStates
     norm: nn.Module | None

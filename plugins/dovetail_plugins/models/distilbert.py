@@ -1,4 +1,4 @@
-"""DistilBERT: BERT with half the layers and no types; classes of prompts behind a ReLU.
+"""DistilBERT: BERT with half the layers and no types; a ReLU before the prompt classifier.
 
 Source: Sanh et al. 2019.
 """

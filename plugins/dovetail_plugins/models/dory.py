@@ -228,7 +228,7 @@ class DoryModel(DecoderModel):
     def _passed(
         self, x: torch.Tensor, ropes: Mapping[str, Rope], way: list[tuple[int, int]]
     ) -> torch.Tensor:
-        """Return states behind some layers, each with the number of its loop. Shapes: x [T, E] ->
+        """Return states after some layers, each with the number of its loop. Shapes: x [T, E] ->
         [T, E]"""
         for number, loop in way:
             if self.inner is not None and number in self.inner:
@@ -251,8 +251,8 @@ def names_of_pair(trunk: str, number: int) -> tuple[tuple[str, str], ...]:
 
 
 class DoryForCausalLM(DecoderForCausalLM):
-    """Nemotron Labs Dory with a head, whose logits are scaled token by token. It is not divided:
-    its lengths are those of all heads, and its loops pass layers again."""
+    """Nemotron Labs Dory with a head, whose logits are scaled token by token. It cannot be divided:
+    its lengths span all heads, and its loops run layers again."""
 
     info = Info(
         summary="Nemotron Labs Dory: layers passed several times",
@@ -269,7 +269,7 @@ class DoryForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError where loops would share keys and values."""
+        """Return the config. Raises: ConfigError if loops would share keys and values."""
         config = model.hf_config
         if config["recurrent_kv_cache_mode"] != "per_loop":
             raise ConfigError(

@@ -22,7 +22,7 @@ DRAFTER = "mtp_"
 
 
 class Ernie45MoeLayer(DecoderLayer):
-    """A layer of experts, or of one MLP where config.json says so."""
+    """A layer of experts, or with one MLP if config.json says so."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

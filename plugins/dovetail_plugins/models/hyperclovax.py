@@ -1,4 +1,4 @@
-"""HyperCLOVA X SEED: Granite with norms behind attention and MLP too, and logits that are
+"""HyperCLOVA X SEED: Granite with norms also after attention and MLP, and logits that are
 multiplied by their scale.
 
 Source: NAVER Cloud, HyperCLOVA X THINK Technical Report, 2025 (arXiv 2506.22403).
@@ -21,8 +21,8 @@ from dovetail_plugins.models.granite import GraniteForCausalLM
 
 
 class HyperCLOVAXLayer(DecoderLayer):
-    """A layer with norms behind attention and MLP, where the config has them: of what they return
-    as it is, not divided as sums are."""
+    """A layer with norms after attention and MLP, if the config has them; those read plain
+    outputs, not divided like the residual sums."""
 
     def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
         """Make the norms of this layer. Mutates: self"""

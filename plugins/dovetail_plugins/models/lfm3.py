@@ -1,4 +1,4 @@
-"""LFM3: LFM2 with norms behind each part too, windows in some layers, and a gate for each head.
+"""LFM3: LFM2 with norms also after each part, windows in some layers, and a gate for each head.
 
 Source: Liquid AI, LFM3-1.7B, 2026, as transformers has it.
 """
@@ -63,7 +63,7 @@ class Lfm3Attention(DecoderAttention):
 
 
 class Lfm3Layer(Lfm2Layer):
-    """One layer: a convolution or attention, and an MLP, with norms before and behind."""
+    """One layer: a convolution or attention, and an MLP, with norms before and after."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)

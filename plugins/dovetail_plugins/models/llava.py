@@ -33,7 +33,7 @@ class LlavaNextVideoForConditionalGeneration(MediaModel):
 
 
 class LlavaOnevisionForConditionalGeneration(MediaModel):
-    """LLaVA OneVision: images in tiles, videos by frames of which four patches are one vector."""
+    """LLaVA OneVision: images in tiles; in video frames, four patches become one vector."""
 
     info = Info(summary="LLaVA OneVision", source="https://arxiv.org/abs/2408.03326")
 

@@ -119,8 +119,8 @@ class MiniMaxForCausalLM(MixtralForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config; layers with softmax attention slide where config.json gives a
-        window. Raises: ConfigError for what only the first checkpoints' settings can say."""
+        """Return the usual config; layers with softmax attention slide if config.json gives a
+        window. Raises: ConfigError for layers that no published checkpoint has."""
         config = model.hf_config
         _refuse_others(config)
         window = config.get("sliding_window") or None

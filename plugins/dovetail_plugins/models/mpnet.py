@@ -21,7 +21,7 @@ RENAMES = (
 )
 FUSED = {"q": ("qkv_proj", "q"), "k": ("qkv_proj", "k"), "v": ("qkv_proj", "v")}
 MAX_DISTANCE = 128
-"""From where on all keys share a bucket."""
+"""The distance beyond which all keys share a bucket."""
 
 
 class MPNetModel(bert.BertModel):

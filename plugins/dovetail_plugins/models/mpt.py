@@ -68,7 +68,7 @@ class MptForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError for what its variants have beside ALiBi"""
+        """Return the config. Raises: ConfigError for unsupported variants"""
         facts = model.hf_config
         attention: Mapping[str, Any] = facts.get("attn_config") or {}
         _check(facts, attention)

@@ -32,7 +32,7 @@ RENAMES = (
     (".post_attention_layernorm.", ".attention_norm."),
     (".post_mlp_layernorm.", ".output_norm."),
 )
-"""The names of its first code, and those of transformers."""
+"""The names used by its first code, and by transformers."""
 FUSED = {
     **decoder.FUSED,
     "fc12": ("gate_up_proj", "gate"),

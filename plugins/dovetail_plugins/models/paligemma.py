@@ -30,13 +30,13 @@ class PrefixLayer(DecoderLayer):
 
 
 class PrefixGemma(GemmaForCausalLM):
-    """Gemma behind images."""
+    """Gemma after images."""
 
     layer_class = PrefixLayer
 
 
 class PrefixGemma2(Gemma2ForCausalLM):
-    """Gemma 2 behind images."""
+    """Gemma 2 after images."""
 
     layer_class = Gemma3Layer
 

@@ -100,7 +100,7 @@ class RgLru(DividedVectors):
         step = r * self.get_buffer("factor")
         share = torch.where(is_first.unsqueeze(1), 1.0, (-torch.expm1(-2 * step)).sqrt())
         driven = (share * i * x.float() / step).to(x.dtype)
-        raw = (step + torch.log(-torch.expm1(-step))).to(x.dtype)  # of which softplus is the step
+        raw = (step + torch.log(-torch.expm1(-step))).to(x.dtype)  # the step is softplus of this
         one = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
         return self._scan(state, rows, x=driven, dt=raw, b=one, c=one, z=None)
 
@@ -113,7 +113,7 @@ class RgLru(DividedVectors):
 
 
 class RecurrentBlock(nn.Module):
-    """The recurrence behind a convolution, times a gate."""
+    """A convolution and a recurrence, times a gate."""
 
     def __init__(self, context: BuildContext, name: str, act: str) -> None:
         super().__init__()

@@ -7,8 +7,8 @@ of a step (C channels):
     h = h + output(wkv(k, v, r))                                      # dovetail_kernels.wkv
     h = h + sigmoid(receptance(mix_r(h))) value(relu(key(mix_k(h)))^2)
 
-where both parts read their own layer norm of h. So that 16 bits do not overflow, h is halved after
-every `rescale_every` layers, and what is added to it is likewise.
+Each block reads its own layer norm of h. So that 16 bits do not overflow, h is halved after every
+`rescale_every` layers, and what is added to it is likewise.
 Source: Peng et al., RWKV: reinventing RNNs for the transformer era, 2023 (arXiv 2305.13048).
 """
 

@@ -29,7 +29,7 @@ TEXT_PARTS = (
     *("model.language_model.", "language_model.model.", "language_model."),
     *("model.text_model.", "text_model."),
 )
-"""Where models that take images or sound keep the trunk of their text part."""
+"""Paths of the text part's trunk in models that take images or sound."""
 TEXT_HEAD = "language_model.lm_head."
 OTHER_PARTS = (
     *("vision_tower.", "vision_model.", "vision_embedder.", "vision_embed_tokens.", "visual."),
@@ -43,7 +43,7 @@ OTHER_PARTS = (
 
 
 class Given(nn.Module):
-    """Stands in for the trunk inside transformers' causal model: hands back hidden states.
+    """Replaces the trunk inside transformers' causal model and returns given hidden states.
 
     `kind` is the class that the trunk itself returns, so that the head finds all its fields.
     """
@@ -142,7 +142,7 @@ class TransformersBacked(nn.Module, Model):
 
 
 def _without_weights(causal: nn.Module) -> nn.Module:
-    """Return what stands for a head that is not needed: its parts without their weights."""
+    """Return a placeholder for an unneeded head: its parts without weights."""
     return nn.ModuleDict({name: Elsewhere() for name, _ in causal.named_children()})
 
 

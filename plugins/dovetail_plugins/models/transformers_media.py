@@ -55,7 +55,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
         return whole.built
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of the text model, of the head, and of the encoder."""
+        """Return the names of the text model, the head and the encoder."""
         base, _, text = self.trunk_name.partition(".")
         names = [name for name, _ in self.head.named_children() if name != base]
         head = [

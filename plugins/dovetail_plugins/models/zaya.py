@@ -1,5 +1,5 @@
-"""ZAYA1: attention behind convolutions of queries and keys, and one expert a token, which a router
-picks that remembers what the layer before made of the token.
+"""ZAYA1: attention after convolutions of queries and keys, and one expert per token, picked by a
+router that also reads the previous layer's router state.
 
 For the T tokens of a step (H query heads, K kv heads, D head size, G = H / K; t the token):
 
@@ -8,7 +8,7 @@ For the T tokens of a step (H query heads, K kv heads, D head size, G = H / K; t
     q, k = grouped(depthwise(q, k)) + (m, n)             # over a few tokens; grouped: within a head
     q, k = q / rms(q), k / rms(k) * temp
     h = o_proj(attention(q, k, [v of t, w of t - 1]))
-    x = (x + a) b + (h + c) d                            # behind the experts with others
+    x = (x + a) b + (h + c) d                            # after the experts, with others
 
     r = down(x) + scale * r of the layer before          # [T, R]
     p = softmax(mlp(norm(r)));  e = argmax(p + biases)   # the last of X + 1 experts gives nothing
@@ -118,8 +118,8 @@ class ConvolvedQKV(DividedVectors):
         self._convolve.finish()
 
     def finish(self) -> None:
-        """Make matrices of the heads of the grouped convolution, and what both biases add behind
-        it: a row begins with inputs of zeros. Mutates: self"""
+        """Make matrices of the grouped convolution's heads, and the sum of both biases after it: a
+        row begins with inputs of zeros. Mutates: self"""
         weight, bias = (self.get_parameter(f"grouped_{leaf}").data for leaf in ("weight", "bias"))
         before = self.get_parameter("depthwise_bias").data.unflatten(0, (-1, self.size))
         by_head = weight.unflatten(0, (-1, self.size))
@@ -307,7 +307,7 @@ class ScaledSum(nn.Module):
 
 
 class ZayaLayer(DecoderLayer):
-    """One layer: attention and an expert, each behind a norm and added by channel."""
+    """One layer: attention and an expert, each after a norm and added by channel."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)
@@ -360,7 +360,7 @@ class ZayaModel(DecoderModel):
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return hidden states, on all stages but the last with what routers remember behind them.
+        """Return hidden states, followed by the router states on all stages except the last.
         Shapes: token_ids, positions [T] -> [T, E] or [T, E + R]"""
         before: torch.Tensor | None = None
         if self.stage.is_first:
@@ -386,7 +386,7 @@ class ZayaModel(DecoderModel):
 
 
 class ZayaForCausalLM(DecoderForCausalLM):
-    """ZAYA1 with its tied head. Its two kv heads, one of which is a token late, stay on one
+    """ZAYA1 with its tied head. Its two kv heads, one of them delayed by a token, stay on one
     rank."""
 
     info = Info(

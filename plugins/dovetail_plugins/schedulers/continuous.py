@@ -1,12 +1,12 @@
 """ContinuousScheduler: continuous batching by a token budget, with preemption.
 
-Every step hands `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
+Every step gives `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
 Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
-the tokens between `num_computed_tokens` and what is known or under way, and drafts of what follows
-where room is left. When blocks run out, the running request with the largest key gives its blocks
-back and waits again: what it had cached goes to host blocks while some are free (if it is a whole
-block or more), and otherwise is computed again. Prompts in parts may be limited in number, long
-ones further: then shorter ones overtake those that wait for their turn.
+the tokens from `num_computed_tokens` up to the last known or pending one, plus drafts of what
+follows if there is room. When blocks run out, the running request with the largest key gives its
+blocks back and waits again: what it had cached goes to host blocks while some are free (if it is a
+whole block or more), and otherwise is computed again. The number of chunked prompts may be limited,
+and of long ones further: then shorter ones overtake those that wait for their turn.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
@@ -128,7 +128,7 @@ class ContinuousScheduler(Scheduler):
     def _max_tokens(self, request: RequestState) -> int:
         """Return the length at which the request surely ends, whatever is drawn."""
         if request.pooling is not None:
-            return request.num_prompt_tokens + 1  # what is told of the prompt, in place of a token
+            return request.num_prompt_tokens + 1  # a pooled result instead of a token
         # The last token is drawn but never computed: one more than the cache holds.
         limit = min(self._spec.max_model_tokens, self._capacity_tokens + 1)
         if request.sampling.max_tokens is None:
@@ -136,7 +136,7 @@ class ContinuousScheduler(Scheduler):
         return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
     def _enqueue(self, job: Job) -> None:
-        """Put a job among the waiting, where its key says. Mutates: request.status"""
+        """Insert a job into the waiting queue by its key. Mutates: request.status"""
         job.request.status = WAITING
         insort(self._waiting, job, key=order_of)
 
@@ -203,15 +203,15 @@ class ContinuousScheduler(Scheduler):
         num_wanted = num_known - request.num_computed_tokens
         if num_wanted <= 1:
             return num_wanted
-        # A long prompt leaves one token to every row behind it, so that nobody's decode stalls.
+        # A long prompt leaves one token for every later row, so that no decode stalls.
         num_tokens = min(self._capped(num_wanted), max(1, tokens_left - num_behind))
         return request.reach(request.num_computed_tokens, num_tokens)
 
     def _take_drafts(self, job: Job, tokens_left: int) -> tuple[int, ...]:
         """Return the job's drafts that this step verifies, as many as there is room for.
 
-        None while a prompt or a recompute is under way, and none where their blocks could be
-        missing for the next token of a running job: a guess makes nobody yield.
+        None during prefill or recompute, and none if their blocks could be missing for the next
+        token of a running job: drafts never cause preemption.
         Mutates: request.draft_ids, taken or void
         """
         request = job.request
@@ -224,10 +224,10 @@ class ContinuousScheduler(Scheduler):
         return drafts if num_blocks <= self._cache.num_free_blocks else ()
 
     def _wanted_drafts(self, job: Job, start: int, num_tokens: int) -> int:
-        """Return how many drafts the worker is to make behind the token that this step draws, as
-        many as there can be room for in the step that verifies them, and in blocks that are free.
+        """Return how many drafts the worker is to make after the token that this step samples: as
+        many as fit into the step that verifies them, and into free blocks.
 
-        The job needs room for `num_tokens` tokens from `start` on. None where nothing is drawn.
+        The job needs room for `num_tokens` tokens from `start` on. None if nothing is sampled.
         """
         request, limit = job.request, self._spec.max_step_tokens
         end = start + num_tokens
@@ -339,7 +339,7 @@ class ContinuousScheduler(Scheduler):
     ) -> Blocks | None:
         """Return a waiting request's blocks up to position `end`, None when there are too few.
 
-        Mutates: the cache, and the tally where host blocks hold more than the prefix index.
+        Mutates: the cache, and the tally if host blocks hold more than the prefix index.
         """
         if self._cache.find_swapped(request) <= num_cached:
             return self._cache.allocate(request, end, cached_tokens=num_cached)

@@ -144,7 +144,7 @@ class Place:
         self._following: dict[str, Place] = {}
 
     def add_character(self, letter: str) -> Place:
-        """Return the place behind a character."""
+        """Return the state after a character."""
         found = self._following.get(letter)
         if found is None:
             ranges = self.loaded.ranges
@@ -174,7 +174,7 @@ class Place:
 
 
 def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
-    """Return the place where one of these stacks is next, unfolded down to single characters."""
+    """Return the state for these stacks, unfolded down to single characters."""
     pending, seen, found = list(stacks), set(stacks), set()
     while pending:
         stack = pending.pop()
@@ -193,7 +193,7 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
 
 
 def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:
-    """Return what may stand for a part, before the rest."""
+    """Return the possible expansions of a part, followed by the rest."""
     number, least, most = frame
     match loaded.nodes[number]:
         case Rule(name):

@@ -32,9 +32,9 @@ MAX_REGEX_CHARS = 60_000
 MAX_MASKS = 256
 NUM_BYTES_PER_EDGE = 12
 START, END = "\U0010fffe", "\U0010ffff"
-"""What stands around a text as far as the library knows, and nowhere in it. An index loses ways on
-from where a text may end, so only END, which the end tokens write, ends one. The library also looks
-for texts that begin later, in so many ways at once that an index takes minutes: START is but one.
+"""Sentinels around a text, visible only to the library. An index loses transitions from states
+where a text may end, so only END, which the end tokens write, ends one. The library also looks for
+matches that begin later, in so many ways that an index takes minutes: START allows only one.
 """
 MARKS = ((0x100000, 0x10FFFF),)
 """The characters whose first byte is that of the marks; they are left out of texts."""

@@ -64,7 +64,7 @@ class XGrammar(StructuredOutputBackend):
         import xgrammar
 
         self.vocabulary = vocabulary
-        # Empty tokens are never allowed; a special one is where it stands by its id. 0xFF is part
+        # Empty tokens are never allowed; a special one is referred to by its id. 0xFF is part
         # of no text, so that no other text can be it.
         tokens = list(vocabulary.tokens)
         for token_id in vocabulary.special.values():
@@ -176,7 +176,7 @@ class _Tag:
                 return {"type": "repeat", "content": self.part(part), **bounds}
 
     def _literal(self, text: str) -> dict[str, Any]:
-        """Return a text whose special tokens stand for themselves."""
+        """Return a text in which special tokens are written as token ids."""
         names = sorted((w for w in self._special if w in text), key=len, reverse=True)
         if not names:
             return _text(text)

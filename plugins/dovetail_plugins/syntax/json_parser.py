@@ -35,7 +35,7 @@ class JsonToolParser(ToolParser):
         return bare_calls(text, tools)
 
     def region_end(self, body: str) -> int | None:
-        """Return where the JSON text is over."""
+        """Return where the JSON text ends."""
         if self.prefix.startswith(body):
             return None
         text = body.removeprefix(self.prefix)

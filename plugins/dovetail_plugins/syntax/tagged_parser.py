@@ -32,7 +32,7 @@ class TaggedToolParser(ToolParser):
         return self.calls.so_far(body)
 
     def region_end(self, body: str) -> int | None:
-        """Return where a call that stands outside of a section is over."""
+        """Return where a call outside a section ends."""
         return self.calls.first_end(body)
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:

@@ -64,7 +64,7 @@ def _outside(text: str) -> str:
 
 
 def _split(text: str, by: str) -> list[str]:
-    """Return the parts of a text between dividers that stand outside of brackets."""
+    """Return the parts of a text between dividers that are outside brackets."""
     depth, parts = 0, [""]
     for letter in text:
         depth += (letter == "[") - (letter == "]")

@@ -40,7 +40,7 @@ class XmlToolParser(ToolParser):
         return self.calls.arguments(tool)
 
     def constraint(self, tool: Tool) -> Constraint | None:
-        """Return the text of one call; with its markers where a region holds one."""
+        """Return the text of one call, with its markers if a region holds one call."""
         if not self.has_one_call:
             return self.calls.constraint(tool)
         region = self.markers[0]

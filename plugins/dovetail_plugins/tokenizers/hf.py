@@ -1,5 +1,5 @@
-"""Tokenizers of checkpoint folders: by `tokenizers` where there is a tokenizer.json or Mistral's
-own file, by transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned.
+"""Tokenizers of checkpoint folders: `tokenizers` for a tokenizer.json or Mistral's own file,
+transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HfOptions:
 
 
 class HfTokenizer(Tokenizer):
-    """The folder's tokenizer, without transformers where tokenizer.json allows it."""
+    """The folder's tokenizer, without transformers if there is a tokenizer.json."""
 
     Options: ClassVar[type[Any]] = HfOptions
 
@@ -85,7 +85,7 @@ class HfTokenizer(Tokenizer):
         yield from self._inner.encode_parts(text, add_special_tokens=add_special_tokens)
 
     def added_texts(self) -> frozenset[str]:
-        """Return the texts that become one token wherever they stand."""
+        """Return the texts that always become one token."""
         texts: frozenset[str] = self._inner.added_texts()
         return texts
 
@@ -104,7 +104,7 @@ class HfTokenizer(Tokenizer):
         return frame
 
     def longest_token_chars(self) -> int | None:
-        """Return how many characters one token can stand for at most, None if that is unknown."""
+        """Return the maximum number of characters of one token, None if unknown."""
         longest: int | None = self._inner.longest_token_chars()
         return longest
 

@@ -29,7 +29,7 @@ class KeyedCalls(JsonCalls):
     names: tuple[str, ...] = ()
 
     def first_key(self) -> str:
-        """Return the pattern of the key with which a call behind a broken one begins."""
+        """Return the pattern of the key that starts a call after a broken one."""
         names = [re.escape(json.dumps(name)) for name in self.names]
         return rf"(?:{'|'.join(names) or '(?!)'})\s*:\s*\{{"
 

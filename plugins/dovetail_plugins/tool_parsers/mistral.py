@@ -86,7 +86,7 @@ class Mistral(JsonToolParser):
         return []
 
     def region_end(self, body: str) -> int | None:
-        """Return where the list, or the arguments, are over."""
+        """Return where the list, or the arguments, end."""
         if (head := _HEAD.match(body)) is not None:
             return check(body, head.end()).over
         return super().region_end(body) if body.lstrip().startswith(("[", "{")) else None

@@ -117,7 +117,7 @@ class OpenAi(ToolParser):
         return [ToolCall(name=head["name"], arguments=body[start : check(body, start).end])]
 
     def region_end(self, body: str) -> int | None:
-        """Return where the arguments, or the message, are over."""
+        """Return where the arguments, or the message, end."""
         head = HEAD.match(body)
         if head is None:
             return None

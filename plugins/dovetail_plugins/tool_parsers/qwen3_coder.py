@@ -100,5 +100,5 @@ class Qwen3Coder(XmlToolParser):
 
 
 def _are_offered(body: str, calls: list[ToolCall], tools: Sequence[Tool]) -> bool:
-    """Return whether the first call was asked for, if no <tool_call> says that it is one."""
+    """Return whether the first call's tool was offered, if no <tool_call> marks it as a call."""
     return not (body.startswith(BARE) and calls) or calls[0].name in {tool.name for tool in tools}
