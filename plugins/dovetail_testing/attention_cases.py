@@ -1,6 +1,6 @@
 """Cases of paged attention laid out for a backend, with NaN in all that no row may read.
 
-The cases are those of `dovetail_kernels.paged_attention`; the definition is its reference.
+The cases are `dovetail_kernels.paged_attention`'s; the definition is its reference.
 """
 
 from __future__ import annotations

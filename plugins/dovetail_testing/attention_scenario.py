@@ -1,6 +1,6 @@
 """Scene: rows over a poisoned paged cache, stepped through a backend and the reference alike.
 
-Every cell not written yet holds NaN, and the rows' blocks lie in random order.
+Every cell not written yet holds NaN, and the rows' blocks are in random order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Scene:
         self._plain_cache = torch.full(self._reference.kv_shape(*sizes), math.nan)
 
     def lay_apart(self, gap: int) -> None:
-        """Have so many numbers between two blocks of the backend's cache. Mutates: self"""
+        """Put a gap of `gap` numbers between two blocks of the backend's cache. Mutates: self"""
         axis = self.cache.shape.index(self.num_blocks)
         blocks = self.cache.movedim(axis, 0).contiguous()
         inside = blocks.shape[1:]

@@ -54,7 +54,7 @@ def check(
 ) -> int:
     """Run the clauses (none: all) on the plugins named KIND or KIND:NAME (none: all).
 
-    Returns 0: all kept, 1: a clause failed, other: pytest's own status. Prints a report: for each
+    Returns 0: all passed, 1: a clause failed, other: pytest's own status. Prints a report: for each
     clause that failed what it promises and what was found instead, and a line for each plugin.
     """
     results = Results()

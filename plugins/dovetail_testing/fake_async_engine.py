@@ -222,9 +222,9 @@ def fake_pooling(**changes: Any) -> PoolingSpec:
 
 
 def fake_numbers(token_ids: Sequence[int], params: PoolingParams, pooling: PoolingSpec) -> Any:
-    """Return what the fake engine tells of a prompt: made of all its tokens and of nothing else.
+    """Return the fake engine's result for a prompt: it depends only on all its tokens.
 
-    Shapes: [size] or [n, size], of classes [C] or [n, C]; where a pair's second text begins counts.
+    Shapes: [size] or [n, size], of classes [C] or [n, C]; the start of a pair's second text counts.
     """
     is_class = params.task in (CLASSIFY, TOKEN_CLASSIFY)
     size = len(pooling.labels) if is_class else params.dimensions or pooling.size
@@ -243,7 +243,7 @@ def _selection(kind: str) -> Selection:
 
 
 class FakeAsyncEngine(FakeAdapters, FakeEnd):
-    """Has the methods of AsyncEngine that the server calls, and notes what it was asked."""
+    """Has the methods of AsyncEngine that the server calls, and records the calls."""
 
     def __init__(
         self,

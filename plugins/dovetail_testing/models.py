@@ -136,7 +136,7 @@ class ReplayModel(nn.Module, Model):
 
 
 class RandomLogitsModel(nn.Module, Model):
-    """Uniform logits, or random ones that depend on token, position and seed alone.
+    """Uniform logits, or random ones that depend only on token, position and seed.
 
     config.json: `logits` is "uniform" (default) or "random"; `logits_seed` an integer.
     """

@@ -42,7 +42,7 @@ class RankModel(msgspec.Struct, frozen=True):
 
 
 class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message of a rank: what to run, where to meet, what to write."""
+    """The boot message of a rank: what to run, its rendezvous address, and where to write."""
 
     models: tuple[RankModel, ...]
     rank: int

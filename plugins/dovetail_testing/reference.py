@@ -234,7 +234,7 @@ def _store(to: torch.Tensor, slots: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of some slots as floats; torch does not index those of 8 bits."""
+    """Return the numbers of some slots as floats; torch cannot index 8-bit ones."""
     place = slots // cache.shape[1], slots % cache.shape[1]
     if cache.dtype in FLOAT8:
         return cache.view(torch.uint8)[place].view(cache.dtype).float()

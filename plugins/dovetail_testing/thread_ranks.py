@@ -1,6 +1,6 @@
 """ThreadRanks: ranks that are threads of this process, for tests of what ranks do together.
 
-What they exchange lies in a list. Each counts what it would have sent to others.
+They exchange data through a list. Each counts what it would have sent to others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ThreadCommunicator(Communicator):
         return torch.stack(self._exchange(x))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' x, in x itself where it is contiguous. Mutates: x"""
+        """Return the sum of the ranks' x, in x itself if it is contiguous. Mutates: x"""
         self.num_bytes += 2 * (self.size - 1) * x.nbytes // self.size
         return x.copy_(torch.stack(self._exchange(x)).sum(0, dtype=x.dtype))
 

@@ -221,4 +221,4 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"block_types": ["recurrent", "attention"], "attention_window_size": 6},
     ),
 }
-"""Architecture -> (model type, config fields beside the common ones)."""
+"""Architecture -> (model type, config fields in addition to the common ones)."""

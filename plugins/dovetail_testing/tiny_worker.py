@@ -97,7 +97,7 @@ class TinyMethods:
 
 
 class HidingMethods(TinyMethods):
-    """Methods of which the worker has one already."""
+    """Methods, one of which the worker has already."""
 
     def free_bytes(self) -> int:
         """Return nothing of use."""

@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "PROMPT_TUNING": ({"num_virtual_tokens": 3}, {"prompt_embeddings": (3, SIZE)}),
     "P_TUNING": ({"num_virtual_tokens": 3}, {"prompt_embeddings": (3, SIZE)}),
 }
-"""PEFT's types: what adapter_config.json says beside the type, and the shapes of tensors."""
+"""PEFT's types: their extra fields in adapter_config.json, and the shapes of tensors."""
 Json = dict[str, Any]
 
 
@@ -72,7 +72,7 @@ def kind(plugin: Any) -> str:
 
 @pytest.fixture
 def example(kind: str, tmp_path: Path) -> Json:
-    """Write an adapter of the method's type; return its config. Skips where none is known here."""
+    """Write an adapter of the method's type; return its config. Skips if none is known here."""
     if kind not in EXAMPLES:
         pytest.skip(f"there is no example of the type {kind}")
     save_file(tensors_of(kind), tmp_path / FILE)

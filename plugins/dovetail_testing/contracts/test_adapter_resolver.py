@@ -1,4 +1,4 @@
-"""AdapterResolver: finds folders of adapters under the names that it was asked for, and no others.
+"""AdapterResolver: finds folders of adapters under the requested names, and no others.
 
 The plugin is made with its `Options` filled by `sample_options`, for a folder that it may fill by
 `sample`.
@@ -41,7 +41,7 @@ class TestAdapterResolver:
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
-        """Return a folder in which an adapter lies, beside one that is outside of it."""
+        """Return a folder with an adapter in it; another adapter is outside of it."""
         for folder in (tmp_path / "within" / NAME, tmp_path / NAME):
             _write(folder, BASE)
         _write(tmp_path / "within" / "foreign", "another/base")

@@ -174,7 +174,7 @@ class TestApi:
         assert set(asyncio.run(statuses()).values()) <= {401}
 
     def test_described_in_openapi(self, api: Api, frontend: FrontendConfig) -> None:
-        """/openapi.json has every route, and the model of its body where one is declared."""
+        """/openapi.json has every route, and the model of its body if one is declared."""
 
         async def description(tasks: tuple[str, ...]) -> Any:
             async with served(api, frontend, *tasks) as app:

@@ -58,7 +58,7 @@ class TestAttentionBackend:
 
     @pytest.mark.parametrize("case", [n for n in CASES if not n.endswith("float32")])
     def test_narrow_dtypes(self, plugin: Any, backend: Any, case: str) -> None:
-        """float16 and bfloat16, where the backend takes them."""
+        """float16 and bfloat16, if the backend supports them."""
         check(plugin, backend, case)
 
     @requires("window")
@@ -164,7 +164,7 @@ class TestAttentionBackend:
 
     @requires("graphs")
     def test_lengths_are_read_on_the_device(self, plugin: Any, backend: Any) -> None:
-        """A decode told of the largest lengths on the host gives the same answers."""
+        """A decode with the largest lengths on the host gives the same answers."""
         step = AttentionStep(backend, CASES["decode_plain_H4_K2-float32"], device_of(plugin))
         found = step.run()
         layout = step.layout

@@ -33,7 +33,7 @@ KV_SCALES = {"ones": (1.0, 1.0), "tight": (0.01, 0.004), "wide": (40.0, 9.0)}
 ROUNDED = 2.0**-6
 MAX_DIFFERENCE = 2e-5
 GAP = 96
-"""Numbers between two blocks, the bytes of which are a multiple of 64."""
+"""Numbers between two blocks, in bytes a multiple of 64."""
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=16, scale=0.25)
 
 
@@ -132,7 +132,7 @@ class TestAttentionLayouts:
     @requires("alibi")
     @pytest.mark.parametrize("steps", list(STEPS))
     def test_alibi_over_steps(self, backend: AttentionBackend, steps: str) -> None:
-        """Distances are those within the row, wherever its tokens lie in a step."""
+        """Distances are within the row, wherever its tokens are in a step."""
         compare(scene(backend, replace(PLAIN, alibi_slopes=(0.5, 0.3, 0.2, 0.01))), STEPS[steps])
 
     @requires("window")
@@ -191,7 +191,7 @@ class TestAttentionLayouts:
         compare(stage, [[(2, 6)], [(2, 1)], [(2, 7)]])
 
     def test_batch_order_does_not_matter(self, backend: AttentionBackend) -> None:
-        """A row's result does not depend on where it lies in a batch of prefills."""
+        """A row's result does not depend on its place in a batch of prefills."""
         results = []
         for order in ((0, 1, 2), (2, 0, 1)):
             stage = scene(backend, PLAIN)
@@ -203,7 +203,7 @@ class TestAttentionLayouts:
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=MAX_DIFFERENCE)
 
     def test_blocks_may_lie_apart(self, backend: AttentionBackend) -> None:
-        """Where other layers' blocks take more, each block of this one begins where theirs do."""
+        """If other layers' blocks are larger, each block of this one begins where theirs do."""
         stage = scene(backend, PLAIN, 16)
         stage.lay_apart(GAP)
         compare(stage, STEPS["mixed"] + STEPS["decode"][1:])

@@ -115,7 +115,7 @@ class TestCommunicator:
             torch.testing.assert_close(answers[0][0], wanted)
 
     def test_gathers_in_rank_order(self, ranks: Ranks) -> None:
-        """all_gather stacks the ranks' tensors, whatever their type and however they lie."""
+        """all_gather stacks the ranks' tensors, whatever their type and memory layout."""
         for dtype in (torch.float32, torch.uint8, torch.int64, torch.bool):
 
             def work(one: Communicator, rank: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -219,8 +219,8 @@ class TestCommunicator:
             assert answer[1::2] == sums, "the gathered tensor is the summed one"
 
     def test_calls_that_were_begun_end_in_their_order(self, ranks: Ranks) -> None:
-        """begin gives the results of calls, whatever was begun behind them, in inference mode too;
-        a communicator that claims overlaps does not wait for the other ranks."""
+        """begin gives the results of calls, whatever was begun after them, in inference mode too; a
+        communicator that claims overlaps does not wait for the other ranks."""
 
         def work(one: Communicator, rank: int) -> list[torch.Tensor]:
             with torch.inference_mode():

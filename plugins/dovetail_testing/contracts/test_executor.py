@@ -1,4 +1,4 @@
-"""Executor: steps run in order, ahead of their results where claimed; a fault is reported."""
+"""Executor: steps run in order, ahead of their results if claimed; a fault is reported."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestExecutor:
     def test_sleep_reaches_the_workers(
         self, plugin: Any, shared: Shared, async_steps: bool
     ) -> None:
-        """Workers sleep and wake up when asked to; one that refuses is heard and lives on."""
+        """Workers sleep and wake up on request; a refusal is reported, and the worker survives."""
         made = shared.get(plugin, async_steps=async_steps)
         awake_bytes = made.free_bytes()
         with pytest.raises(RequestError, match="nothing can be kept"):
@@ -146,7 +146,7 @@ class TestExecutor:
 
     @requires("several_ranks")
     def test_several_ranks_answer_as_one(self, plugin: Any, executor: Executor) -> None:
-        """Two ranks get every order: the answers are those of one, and all of them end."""
+        """Two ranks get every order: the answers are the same as with one, and all of them end."""
         if "launched_ranks" in plugin.capabilities:
             pytest.skip("a launcher starts its ranks")
         run_spec = msgspec.structs.replace(

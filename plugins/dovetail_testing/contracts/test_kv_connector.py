@@ -180,8 +180,8 @@ class TestKVConnector:
 
     @requires("peers")
     def test_engines_ask_each_other(self, plugin: Any, tmp_path: Path) -> None:
-        """What one engine has written another is told of and gets; one of another identity is not,
-        and from one that has ended nobody gets anything."""
+        """Another engine with the same identity finds and gets what one engine has written; one
+        with another identity does not, and an engine that has ended gives nothing."""
         one, other = facts(engine=0, engine_id="one"), facts(engine=1, engine_id="other")
         giver, keys = made(plugin, tmp_path).store(one), [key_of(1), key_of(2)]
         giver.write(key_of(1), block_of(1))
@@ -226,7 +226,7 @@ class TestKVConnector:
 
     @requires("slow_look_up")
     def test_look_ups_in_another_thread(self, connector: KVConnector) -> None:
-        """One thread looks blocks up while another has them kept and written."""
+        """One thread looks blocks up while another stores and writes them."""
         index, store = connector.index(FACTS), connector.store(FACTS)
         faults: list[Exception] = []
         is_over = threading.Event()

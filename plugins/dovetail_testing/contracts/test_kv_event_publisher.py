@@ -67,7 +67,7 @@ class TestKVEventPublisher:
         publisher.close()
 
     def test_several_engines_publish(self, plugin: Any, folder: str) -> None:
-        """Engines of other numbers publish beside the first one with the same options."""
+        """Engines with other numbers publish alongside the first one with the same options."""
         publishers = [made(plugin, folder, engine) for engine in range(3)]
         for publisher in publishers:
             publisher.publish(batch_of(0))

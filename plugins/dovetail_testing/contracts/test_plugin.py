@@ -49,7 +49,7 @@ class TestEveryPlugin:
     kind = "*"
 
     def test_loads_in_a_fresh_process(self, entry: Entry, fresh: dict[str, Any]) -> None:
-        """It loads where nothing else was imported before it."""
+        """It loads in a process that has imported nothing else."""
         error = fresh[entry.target]["error"]
         assert error is None, error
 
@@ -73,7 +73,7 @@ class TestEveryPlugin:
         assert is_told, f"{entry.target} has no docstring: write one sentence that says what it is"
 
     def test_says_why_it_is_unavailable(self, entry: Entry) -> None:
-        """unavailable_reason is None or a text with a fix, and the same when asked again."""
+        """unavailable_reason is None or a text with a fix, and the same on a second call."""
         plugin = import_target(entry.target)
         reason = plugin.unavailable_reason()
         assert reason is None or "Fix: " in reason, (
@@ -124,7 +124,7 @@ class TestEveryPlugin:
 
 
 def clauses_of(kind: str) -> set[str]:
-    """Return the clause names of a kind ("plugin": of every kind); none where there is no file."""
+    """Return the clause names of a kind ("plugin": of every kind); none if there is no file."""
     modules = [name for name in files_of(kind) if importlib.util.find_spec(name)]
     return {
         function.removeprefix("test_")

@@ -72,8 +72,8 @@ class TestPooler:
 
     @requires("per_token")
     def test_steps_are_found(self, plugin: Any) -> None:
-        """Where the model marks ends of steps, their vectors are among those told, also when there
-        are several, and a prompt without any is not an error."""
+        """If the model marks ends of steps, their vectors are among the results, also if there are
+        several, and a prompt without any is not an error."""
         pooler = made(plugin, step_token_id=MARK)
         hidden, _ = prompt(6)
         found = pooler.pool(hidden, [1, MARK, 2, 3, MARK, 4])
@@ -112,7 +112,7 @@ class TestPooler:
 
     @requires("first_token")
     def test_reads_the_first_token_alone(self, pooler: Pooler) -> None:
-        """Whatever comes behind the first token may be missing, or anything else."""
+        """Tokens after the first one may be missing, or anything else."""
         hidden, tokens = prompt(9)
         whole = pooler.pool(hidden, tokens)
         assert torch.equal(pooler.pool(hidden[:1], tokens[:1]), whole)

@@ -102,7 +102,7 @@ class TestQuantizer:
 
     @requires("calibrated")
     def test_inputs_that_are_always_zero(self, quantizer: Quantizer) -> None:
-        """Inputs of which nothing is known do no harm."""
+        """Inputs without any statistics do no harm."""
         strength = torch.ones(SIZE)
         strength[::3] = 0
         done = quantizer.quantize(LAYER, weight_of(), inputs_of(torch.eye(SIZE) * strength))

@@ -1,4 +1,4 @@
-"""ReasoningParser: samples parse as they say, however the text is cut, beside any tool parser."""
+"""ReasoningParser: samples parse as stated, however the text is cut, with any tool parser."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def new_request(num_tokens: int) -> Request:
 
 
 class TestScheduler:
-    """Clauses of schedulers. Unchunked prefill is set where the plugin does not claim it."""
+    """Clauses of schedulers. Unchunked prefill is set if the plugin does not claim it."""
 
     kind = "scheduler"
 
@@ -153,7 +153,7 @@ class TestScheduler:
     @requires("worker_drafts")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_drafts_of_the_worker_have_room(self, plugin: Any, async_steps: bool) -> None:
-        """No more are asked for than a request wants, and blocks are there before they are made."""
+        """No more are requested than a request wants, and blocks are there before they are made."""
         is_ahead = async_steps and "async_steps" in plugin.capabilities
         settings = replace(ROOMY, async_steps=is_ahead, drafts_on_worker=True, draft_rate=0.9)
         report = run(plugin, settings)

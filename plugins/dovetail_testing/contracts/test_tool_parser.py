@@ -29,7 +29,7 @@ BODIES = (
 )  # fmt: skip
 NUM_DAMAGED = 25
 LETTERS_EACH = 7
-"""Every so many cuts a text is streamed letter by letter up to the cut: that takes its square."""
+"""Every N-th cut, a text is streamed letter by letter up to it, which is quadratic."""
 LONG_TEXT_BYTES = 60_000
 LONG_TEXT_S = 5.0
 
@@ -73,7 +73,7 @@ def bodies(parser: ToolParser, text: str) -> list[str]:
 
 
 def opening(parser: ToolParser, text: str) -> Markers | None:
-    """Return the markers that stand first in a text."""
+    """Return the markers that come first in a text."""
     found = [(text.find(m.start), -len(m.start), m) for m in parser.markers if m.start in text]
     return min(found, key=lambda place: place[:2])[2] if found else None
 
@@ -90,7 +90,7 @@ def is_cut(parser: ToolParser, text: str) -> bool:
 
 
 def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall]:
-    """Return the parser's calls of a beginning; none where it cannot be a call."""
+    """Return the parser's calls of a prefix; none if it cannot be a call."""
     try:
         return parser.so_far(body, tools)
     except MalformedToolCall:
@@ -98,7 +98,7 @@ def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolC
 
 
 def parsed(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall] | None:
-    """Return the calls of a whole body, or None where it is none."""
+    """Return the calls of a whole body, or None if it is none."""
     try:
         return parser.parse(body, tools)
     except MalformedToolCall:
@@ -148,9 +148,9 @@ class TestToolParser:
                 assert run(parser, pieces, sample) == whole, pieces
 
     def test_a_cut_answer_holds_the_beginning_of_its_calls(self, parser: ToolParser) -> None:
-        """Wherever max_tokens cuts a sample, its calls are those of the whole so far: names whole,
-        arguments not closed before they are. Letter by letter it is the same (tried at
-        some of the cuts)."""
+        """Wherever max_tokens cuts a sample, its calls are a prefix of the whole's: names whole,
+        arguments not closed before they are. Letter by letter it is the same (tried at some of the
+        cuts)."""
         for sample in parser.samples:
             tools = tools_of(sample)
             whole = run(parser, [sample.text], sample)
@@ -223,7 +223,7 @@ class TestToolParser:
                 assert isinstance(json.loads(call.arguments), dict)
 
     def test_content_around_calls_stays(self, parser: ToolParser) -> None:
-        """Text before and after a call is content, unchanged but for blanks beside the call."""
+        """Text before and after a call is content, unchanged except for blanks next to the call."""
         for sample in (s for s in parser.samples if s.calls and not s.content):
             marker = opening(parser, sample.text)
             assert marker is not None

@@ -175,7 +175,7 @@ class TestWorker:
         assert tokens == drawn[4:]
 
     def test_drafts_change_no_token(self, worker: Worker) -> None:
-        """A row draws one token more than drafts come true, and they are those of single steps."""
+        """A row samples one token more than accepted drafts, the same as in single steps."""
         prompt = tuple(range(3, 12))
         for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
             ask = DriveRequest(request_id="r", prompt_ids=prompt, sampling=sampling, seed=3)
@@ -221,7 +221,7 @@ class TestWorker:
 
     @staticmethod
     def assert_blocks_come_back(made: Worker, leave: Move, come: Move) -> None:
-        """Assert that a row goes on after `leave` has kept its blocks, pairs (block, place), and
+        """Assert that a row continues after `leave` has saved its blocks, pairs (block, place), and
         `come` has brought them back, pairs (place, block)."""
         layout = msgspec.structs.replace(tiny_layout(made.kv_layers()), num_host_blocks=32)
         made.allocate(layout)
