@@ -1,8 +1,8 @@
 """RayEngines: the engines of a server as actors of a Ray cluster, any number to a machine.
 
 Ray places the actors, starts and ends them. Each runs its engine as a headless process does and
-comes to the server by itself, so that requests, faults and deaths are those of engines that people
-start on other machines.
+connects to the server by itself, so that requests, faults and deaths work as for engines started
+manually on other machines.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RayEngines(EngineStarter):
 
     @property
     def host(self) -> str:
-        """Return this machine's address in the cluster, the loopback where all are here."""
+        """Return this machine's address in the cluster, or the loopback if all are here."""
         own: str = self._ray.util.get_node_ip_address()
         return LOOPBACK if all(place.address == own for place in self._placed) else own
 
@@ -115,7 +115,7 @@ class RayEngines(EngineStarter):
         if self._ray is None:
             return
         ray, self._ray = self._ray, None
-        if self._ends:  # told to end by the server, if it had them
+        if self._ends:  # ended by the server, if it had them
             ray.wait(self._ends, num_returns=len(self._ends), timeout=LEAVE_LIMIT_S)
         for actor in self._actors:
             ray.kill(actor)

@@ -1,7 +1,7 @@
-"""The named constants behind flags whose choices are values, kind by kind.
+"""The named constants for flags whose choices are values, kind by kind.
 
-Such a flag names a Value; what core receives is its `value`. Imports nothing that a value stands
-for.
+Such a flag names a Value; what core receives is its `value`. Imports nothing that a value refers
+to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat1
 DTYPE_FLOAT = Value(summary="another name for float32", value="float32")
 DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
 
-# Number types of adapters: the choices of --lora-dtype. None keeps them as the weights are kept.
+# Number types of adapters: the choices of --lora-dtype. None uses the type of the weights.
 LORA_DTYPE_AUTO = Value(summary="the data type of the model's weights", value=None)
 
 # Number types of the KV cache: the choices of --kv-cache-dtype.
@@ -165,7 +165,7 @@ LOAD_STRATEGY_EAGER = Value(
 
 # How far steps are made fast: the levels of --compilation-config (-O).
 # `value` is a set of words: "fused", operators joined into one kernel where the device has it;
-# "captured", steps kept and run again as one where the device can; "compiled", the model's pass
+# "captured", steps recorded and replayed if the device can; "compiled", the model's pass
 # through torch.compile where that is faster.
 COMPILATION_0 = Value(summary="torch's operators, one by one", value=frozenset())
 COMPILATION_1 = Value(summary="fused operators, one by one", value=frozenset({"fused"}))

@@ -1,6 +1,6 @@
-"""PEFT's folders: adapter_config.json beside adapter_model.safetensors or .bin.
+"""PEFT's folders: adapter_config.json with adapter_model.safetensors or .bin.
 
-Tensors are named by the module's path in the model that PEFT wrapped, behind "base_model.model.".
+Tensors are named by the module's path in the model that PEFT wrapped, after "base_model.model.".
 Source: the checkpoint format page of the PEFT documentation.
 """
 
@@ -72,8 +72,8 @@ def read_file(folder: Path) -> WholeFile | Tensors:
 
 
 def read_added(folder: Path) -> tuple[Path, Tensors] | None:
-    """Return the file of added tokens and its tensors, None where there is none. Raises:
-    ConfigError naming the file"""
+    """Return the file of added tokens and its tensors, None if there is none. Raises: ConfigError
+    naming the file"""
     path = next((folder / name for name in ADDED_TOKENS if (folder / name).is_file()), None)
     if path is None:
         return None

@@ -1,5 +1,5 @@
-"""LoRA and its kin, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens that
-were trained one by one; and vLLM's file of added tokens beside them.
+"""LoRA and its variants, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens
+that were trained one by one; and vLLM's file of added tokens next to them.
 
     y = x W^T + s (x A^T) B^T,   s = alpha / r, or alpha / sqrt(r) with use_rslora
 
@@ -70,7 +70,7 @@ class LoraAdapter(AdapterMethod):
         """Those whose changes were found without a fault."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Have a class that reads otherwise asked for what it reads."""
+        """Make `open` use a subclass's own `read`."""
         super().__init_subclass__(**settings)
         if "read" in vars(cls) and "open" not in vars(cls):
             cls.open = AdapterMethod.open  # type: ignore[method-assign]
@@ -278,9 +278,9 @@ NOT_DONE = {
 def _with_rows(
     folder: Path, config: Mapping[str, Any], module: str, change: ModuleChange, rows: torch.Tensor
 ) -> ModuleChange:
-    """Return a change with the rows of tokens that were trained one by one: PEFT keeps them in the
-    place of the table's, and where a head shares the table in the place of its rows too. Raises:
-    ConfigError. Shapes: rows [m, E]"""
+    """Return a change with the rows of tokens that were trained one by one: in PEFT they replace
+    the table's rows, and the head's too if it shares the table. Raises: ConfigError. Shapes: rows
+    [m, E]"""
     where, given = f"{folder / CONFIG}: {INDICES}", config.get(INDICES)
     if isinstance(given, Mapping):
         given = next((ids for name, ids in given.items() if module.endswith(name)), None)

@@ -1,6 +1,6 @@
 """AllToAll: a token travels once to each rank that holds some of its experts, and its sums back.
 
-What travels shrinks with the ranks' tokens, and with picks that lie together.
+The traffic shrinks with the ranks' tokens, and with picks on the same ranks.
 """
 
 from __future__ import annotations

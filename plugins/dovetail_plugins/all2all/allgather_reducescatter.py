@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AllGatherReduceScatter(All2All):
-    """Gathers tokens, padded to those of the rank with the most; scatters sums."""
+    """Gathers tokens, padded to the longest rank's number; scatters sums."""
 
     info = Info(
         summary="gathers all tokens on every rank, scatters the sums",
@@ -62,7 +62,7 @@ class AllGatherReduceScatter(All2All):
 
 
 def _padded(x: torch.Tensor, num_rows: int, value: int = 0) -> torch.Tensor:
-    """Return x with rows of one value behind it. Shapes: [T, ..] -> [num_rows, ..]"""
+    """Return x padded with rows of one value. Shapes: [T, ..] -> [num_rows, ..]"""
     if len(x) == num_rows:
         return x.contiguous()
     out = x.new_full((num_rows, *x.shape[1:]), value)

@@ -97,7 +97,7 @@ def _attend(
     spec: LatentSpec, q: torch.Tensor, latents: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Return what queries attend to. Shapes: q [B, M, L + R], latents [B, S, L + R], mask that
-    spreads to [B, M, S], True where a query sees -> [B, M, L]"""
+    spreads to [B, M, S], True if a query sees it -> [B, M, L]"""
     scores = torch.bmm(q * spec.scale, latents.transpose(1, 2)).float()
     if mask is not None:
         scores = scores.masked_fill_(~mask, -torch.inf)

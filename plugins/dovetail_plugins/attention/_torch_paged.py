@@ -19,7 +19,7 @@ GATHER_BYTES = 8 << 20
 """Keys gathered at once. Larger blocks of memory are returned to the system after each use, and
 getting them back costs ten times the copy itself."""
 MAX_SCORES = 1 << 24
-"""Scores held at once where they are computed openly (soft cap, sinks)."""
+"""Maximum number of scores in memory if they are computed explicitly (soft cap, sinks)."""
 QUERY_CHUNK_TOKENS = 512
 """Queries attended at once under a mask, which takes this many bytes per key."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -255,10 +255,10 @@ def prefill(
     lse: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend one row of several tokens, whose own keys and values, if told, need not be read.
+    """Attend one row of several tokens; its own keys and values, if passed, are not read back.
 
-    Shapes: q [T, H, D], keys [T, K, D] each, cache [2, N, P, K, D], lse [T, H],
-    bias [H, 2 M - 1] -> [T, H, D]. Mutates: lse
+    Shapes: q [T, H, D], keys [T, K, D] each, cache [2, N, P, K, D], lse [T, H], bias [H, 2 M - 1]
+    -> [T, H, D]. Mutates: lse
     """
     first = _first_seen(spec, row.start)
     if keys is None or row.start > 0 or cache.dtype != keys[0].dtype:

@@ -95,7 +95,7 @@ class NativeCpu(AttentionBackend):
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
-        """Return [N, K, 2, P, D]. What lies where in a block is the kernel's business."""
+        """Return [N, K, 2, P, D]. The layout inside a block is up to the kernel."""
         return (num_blocks, num_kv_heads, 2, block_tokens, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
@@ -187,7 +187,7 @@ class NativeCpu(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write the latents, then attend to those of each row.
+        """Write the latents, then attend to the latents of each row.
 
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache
@@ -230,7 +230,7 @@ class NativeCpu(AttentionBackend):
 
 
 def _missing() -> list[str]:
-    """Return the reason why there is no native library; asked last, since it may have to be
+    """Return the reason why there is no native library; checked last, because it may have to be
     built."""
     from dovetail_kernels.cpu.library import missing_reason
 

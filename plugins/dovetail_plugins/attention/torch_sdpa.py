@@ -156,7 +156,7 @@ class TorchSdpa(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write the latents, then attend to those of each row.
+        """Write the latents, then attend to the latents of each row.
 
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache

@@ -1,4 +1,4 @@
-"""Meeting: torch's store at an address, where the ranks of all groups find one another."""
+"""Meeting: torch's store at an address, for the rendezvous of the ranks of all groups."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroupCommunicator(Communicator):
-    """Passes every call on to its own process group, beside torch's global one."""
+    """Passes every call on to its own process group, separate from torch's global one."""
 
     def __init__(self, options: Any, member: Membership) -> None:
         self.options = options

@@ -1,7 +1,7 @@
 """LaunchedRanks: the ranks that a launcher has started, as the first one's executor sees them.
 
-They find one another by torch's store at the launcher's address. The first rank runs in a process
-below the engine's; each other one comes to a door, whose address and token stand in the store.
+They find one another by torch's store at the launcher's address. The first rank runs in a child
+process of the engine; each other one connects to a door, whose address and token are in the store.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _engine_key(launch: Launch) -> str:
 
 
 def _meeting(launch: Launch, key: str) -> str:
-    """Return the address where the ranks' communicators meet (see Membership)."""
+    """Return the rendezvous address of the ranks' communicators (see Membership)."""
     host = f"[{launch.host}]" if ":" in launch.host else launch.host
     return f"tcp://{host}:{launch.port}#{launch.run_id}-{key}"
 

@@ -15,7 +15,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an actor is: its Ray node, that machine's address, and the GPUs it was given."""
+    """The place of an actor: its Ray node, that machine's address, and the GPUs it was given."""
 
     node: str
     address: str
@@ -162,8 +162,8 @@ def reason_of(error: Exception) -> str:
 
 
 def fair_share(cpus: Sequence[int], count: int, free: int) -> int:
-    """Return the most CPUs that nodes of so many can give to each of `count` actors, `free` of them
-    together."""
+    """Return the maximum number of CPUs that nodes with `cpus` CPUs can give to each of `count`
+    actors, with `free` in total."""
     for each in range(max(1, min(free // count, max(cpus))), 1, -1):
         if sum(one // each for one in cpus) >= count:
             return each

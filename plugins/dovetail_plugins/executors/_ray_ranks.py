@@ -121,7 +121,7 @@ class RayRanks(WiredLinks):
         return msgspec.structs.replace(run, num_threads=threads)
 
     def _open_meeting(self, host: str) -> str:
-        """Return the address where the ranks' communicators meet. Mutates: self"""
+        """Return the rendezvous address of the ranks' communicators. Mutates: self"""
         if self._run.communicator is None:
             return ""
         import torch.distributed as dist

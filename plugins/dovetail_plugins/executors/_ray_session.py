@@ -34,8 +34,8 @@ _guard: Guard | None = None
 
 
 def connect(address: str | None, *, flag: str = FLAG) -> Any:
-    """Return the module ray, connected to a cluster. Each call needs a `disconnect`. `flag` is what
-    asked for it.
+    """Return the module ray, connected to a cluster. Each call needs a `disconnect`. `flag` is the
+    flag that requires it, for errors.
 
     Raises: ConfigError when the cluster cannot be reached
     """

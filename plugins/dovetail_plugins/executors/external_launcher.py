@@ -1,7 +1,7 @@
 """ExternalLauncherExecutor: ranks that a launcher such as torchrun has started.
 
 The first rank's process has the engine that serves; the others are ranks that it drives. Offline,
-where every process makes an LLM, each has an engine of its own, and all of them go in step.
+each process makes an LLM with its own engine, and all of them run in lockstep.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ExternalLauncherExecutor(Executor):
         self._part.check()
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when a rank ends on its own."""
+        """Register a callback for the unexpected end of a rank; it is called from any thread."""
         self._part.on_death(callback)
 
     def shutdown(self) -> None:
@@ -109,8 +109,8 @@ class FirstRank(RanksExecutor):
         return self._launched
 
     def prepare(self, item: Preparation) -> Loaded:
-        """Load a constraint on every rank. Where other engines go in step with this one it is
-        loaded on return: all of them must queue its request at once."""
+        """Load a constraint on every rank. If other engines run in lockstep with this one, it is
+        loaded on return: all of them must queue its request in the same step."""
         done = super().prepare(item)
         if self._launched.has_engines:
             wait([done])

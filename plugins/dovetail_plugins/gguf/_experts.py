@@ -25,7 +25,7 @@ def expert_of(stem: str) -> tuple[str, int] | None:
 
 
 def divided(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield tensors, those of gates and ups as the halves of each expert: the gate comes first."""
+    """Yield tensors, with gates and ups split into halves of each expert: the gate comes first."""
     for extent in extents:
         if f".{GATES_AND_UPS}." in extent.name:
             yield from _halves(extent)
@@ -34,7 +34,7 @@ def divided(extents: Iterable[Extent]) -> Iterator[Extent]:
 
 
 def num_alone(extents: Iterable[Extent]) -> int:
-    """Return the experts of a block that have a tensor each, nothing where no block has such."""
+    """Return the number of a block's experts with separate tensors, 0 if no block has such."""
     names = (extent.name.split(".", 2)[-1] for extent in extents if extent.name[:4] == "blk.")
     stems = (name.removesuffix(".weight") for name in names if name.startswith("ffn_up."))
     return len({stem for stem in stems if expert_of(stem)})

@@ -21,7 +21,7 @@ from dovetail_plugins.gguf._types import NOT_READ, TYPES, Type
 
 SUFFIX = ".gguf"
 PROJECTORS = "mmproj*"
-"""Files beside a model that turn images into its vectors."""
+"""Companion files of a model that turn images into its vectors."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -150,7 +150,7 @@ def read_head(path: Path) -> Head:
 
 
 class _Reader:
-    """Reads forward; nothing longer than what is left of the file is ever asked for."""
+    """Reads forward; it never requests more than what is left of the file."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -206,7 +206,7 @@ class _Reader:
     def _extent(
         self, start: int, alignment: int, name: str, type: Type, shape: tuple[int, ...], offset: int
     ) -> Extent:
-        """Return where a tensor lies, all of it inside the file."""
+        """Return the extent of a tensor, which must be inside the file."""
         num_values = math.prod(shape)
         row = shape[-1] if shape else 1
         if not num_values or row % type.values:

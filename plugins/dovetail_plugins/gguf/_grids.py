@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[int, ...]] = {
 }
 """The values that occur in a grid."""
 SIZES = {"IQ3_XXS": 4, "IQ3_S": 4}
-"""Values of a point, where they are not eight."""
+"""Values of a point, if they are not eight."""
 FILE = "grids.json"
 
 

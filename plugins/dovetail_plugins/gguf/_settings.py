@@ -114,7 +114,7 @@ def _unsaid(model: ModelSpec, what: str) -> ConfigError:
 
 
 def rope_tensors(model: ModelSpec) -> dict[str, list[float]]:
-    """Return rotary divisors that are stored as tensors: Llama 3's, and those of long contexts."""
+    """Return the rotary divisors stored as tensors: Llama 3's, or those of long contexts."""
     rope = rotary_of(model.hf_config)
     if rope["rope_type"] == "longrope":
         names = {"rope_factors_long.weight": "long_factor",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """`values` numbers lie in a block of `block_bytes`."""
+    """`values` numbers per block of `block_bytes`."""
 
     name: str
     values: int
@@ -111,4 +111,4 @@ KEPT: dict[str, tuple[float, int]] = {
 }
 """In memory: the bits of a value, and the bytes of a block's steps, offsets and codes (_weight)."""
 TABLES = frozenset(("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"))
-"""Types that are kept as codes of a table, which a matrix has once."""
+"""Types that are stored as codes of a table; a matrix has one table."""

@@ -246,7 +246,7 @@ class Vocabulary:
         return self._around(first, last)
 
     def _around(self, first: str | None, last: str | None) -> Json | None:
-        """Return the post-processor that puts these tokens around a text, where there are any."""
+        """Return the post-processor that puts these tokens around a text, if there are any."""
         if first is None and last is None:
             return None
         named = {text: self.tokens.index(text) for text in (first, last) if text is not None}

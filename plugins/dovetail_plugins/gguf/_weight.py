@@ -119,7 +119,7 @@ def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, 
 
 
 def _places(type_name: str) -> torch.Tensor:
-    """Return where a level stands among its type's. Shapes: [256] uint8, level -128 first"""
+    """Return the index of each level of its type. Shapes: [256] uint8, level -128 first"""
     places = torch.zeros(256, dtype=torch.uint8)
     for place, level in enumerate(LEVELS_OF[type_name]):
         if level or not place:
@@ -128,7 +128,7 @@ def _places(type_name: str) -> torch.Tensor:
 
 
 def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:
-    """Return steps in 16 bits: those of the file are, and an eighth of a small one is not."""
+    """Return steps in 16 bits: the file's fit, but an eighth of a small one does not."""
     wide = steps * EIGHTHS
     whole = wide.half()
     if steps.dtype != torch.float32 or not torch.equal(whole.float(), wide):
@@ -137,7 +137,7 @@ def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:
 
 
 def _narrow(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return floats in 16 bits where those hold all of them, all in one type."""
+    """Return floats in 16 bits if all of them are exact in one type."""
     for dtype in (torch.float16, torch.bfloat16):
         narrowed = {name: tensor.to(dtype) for name, tensor in tensors.items()}
         if all(torch.equal(narrowed[name].float(), tensors[name]) for name in tensors):

@@ -44,8 +44,8 @@ def write_file(
 def write_stream(path: Path, settings: Mapping[str, Setting], tensors: Iterable[Stored]) -> int:
     """Write a file whose tensors come one by one; return its bytes.
 
-    Their bytes go into a file beside it first, since the head, which stands before them, is known
-    when all have come. Raises: ConfigError when a file cannot be written.
+    Their bytes first go into a temporary file next to it, because the header precedes them but is
+    complete only when all have come. Raises: ConfigError when a file cannot be written.
     """
     body, whole = path.with_name(f".{path.name}.body"), path.with_name(f".{path.name}.part")
     try:

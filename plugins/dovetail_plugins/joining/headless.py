@@ -1,8 +1,8 @@
-"""A headless process: it runs engines of this machine behind a server on another one.
+"""A headless process: runs engines on this machine for a server on another one.
 
-No HTTP here. Each engine is a child process with connections of its own to the server; this one
-starts it when all have joined, tells the server how it ended, and ends it when the server says so
-or is gone.
+No HTTP here. Each engine is a child process with its own connections to the server. This one starts
+it when all have joined, reports to the server how it ended, and ends it when the server says so or
+is gone.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def run(config: Config) -> int:
 
 
 def run_one(config: Config, place: int) -> int:
-    """Run one of the engines that this machine has by a config, the one at a place from 0 on, where
-    each has a process that another program started; return the exit status, as `run`.
+    """Run one of this machine's configured engines, the one at `place` (from 0 on), if another
+    program starts a process for each; return the exit status, as `run`.
 
     Raises: ConfigError
     """
@@ -155,7 +155,7 @@ class HeadlessEngines:
             case Lost():
                 self._lose(engine)
             case Exit(0) if not engine.is_leaving:
-                engine.exit_status = 0  # told to end: Leave follows, or the server is gone
+                engine.exit_status = 0  # ended on request: Leave follows, or the server is gone
             case Exit(status):
                 if not engine.is_leaving:
                     self._status = 1

@@ -20,8 +20,8 @@ LFS_POINTER = b"version https://git-lfs"
 def weight_files(
     checkpoint: Checkpoint, *, index: str, patterns: Sequence[str], skipped: Sequence[str] = ()
 ) -> list[Path]:
-    """Return the files to read: those of the index if there is one, else all that match the
-    first pattern that anything matches; `skipped` and the checkpoint's own patterns left out.
+    """Return the files to read: the index's files if there is one, else all that match the first
+    pattern with any match, without `skipped` and the checkpoint's own ignore patterns.
 
     Raises: ConfigError for an index that is malformed or names absent files.
     """

@@ -101,9 +101,9 @@ class WholeFile:
         yield from self.views()
 
     def views(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors, which are views of the memory where they are aligned: their numbers
-        are there once it is read, which it is where some are not. Raises: ConfigError when header
-        and content cannot belong together"""
+        """Yield the tensors. If all are aligned they are views of the memory, filled once it is
+        read; otherwise it is read first. Raises: ConfigError when header and content cannot belong
+        together"""
         entries = entries_of(self.path, self.header, len(self.memory))
         words = {kind: _as(self.memory, DTYPES[kind]) for kind in {e.dtype for e in entries}}
         sizes = {kind: one.itemsize for kind, one in words.items()}
@@ -168,12 +168,12 @@ def _view(
     content: torch.Tensor, words: torch.Tensor, extent: Extent | Entry, first: int
 ) -> torch.Tensor:
     """Return the tensor in the file's bytes from `first` on, which are `words` in its type; copied
-    only where it is not aligned."""
+    only if it is not aligned."""
     start, shape = extent.start - first, extent.shape
     place, odd = divmod(start, words.itemsize)
     if odd or extent.start == extent.end:
         raw = content[start : extent.end - first].clone()
         return raw.view(words.dtype).view(shape)
-    if len(shape) == 2:  # as nearly all have, of which there may be many
+    if len(shape) == 2:  # the shape of almost all tensors, and there may be many
         return words.as_strided(shape, (shape[1], 1), place)
     return words[place : place + math.prod(shape)].view(shape)

@@ -105,7 +105,7 @@ def malformed(path: Path, reason: str) -> ConfigError:
 
 
 def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[Entry, ...]:
-    """Return the tensors that a header tells of, the JSON `raw` of a file of so many bytes.
+    """Return the tensors in a header, the JSON `raw` of a file of `size_bytes`.
 
     Raises: ConfigError when they cannot belong together.
     """

@@ -78,7 +78,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, 
 
 
 def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors, copied where another one lies in the same memory."""
+    """Return the tensors, copied if another one shares their memory."""
     owners: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

@@ -53,7 +53,7 @@ def wanted_headers(headers: Sequence[single.Header], checkpoint: Checkpoint) -> 
 
 
 def spans(header: single.Header) -> list[tuple[int, int]]:
-    """Return where the header's tensors lie in its file: (first byte, bytes), without gaps."""
+    """Return the spans of the header's tensors in its file: (first byte, bytes), without gaps."""
     merged: list[tuple[int, int]] = []
     for extent in sorted(header.extents, key=lambda e: e.start):
         first, num_bytes = merged[-1] if merged else (extent.start, 0)

@@ -33,7 +33,7 @@ MAX_HEADER_BYTES = 2**20
 MIN_ENTRY_BYTES = 29
 """What the smallest entry of an index takes: no count above index bytes / this can be true."""
 END_BYTES = 8
-"""A header length of zero behind the last tensor."""
+"""A header length of zero after the last tensor."""
 PATH_MARK = b"\x1e"
 CRC32, SHA256 = 0, 1
 
@@ -51,13 +51,13 @@ _NUMPY_TYPES = {
     "|u1": torch.uint8,
     "|b1": torch.bool,
 }
-"""Numpy's names; types that numpy lacks are raw bytes with torch's name behind a zero byte."""
+"""Numpy's names; types that numpy lacks are raw bytes with torch's name after a zero byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """A checked file: its tensors, where each one's own header begins, and the bytes in which that
-    header writes one dimension of the shape."""
+    """A checked file: its tensors, the start of each one's own header, and the bytes per dimension
+    of the shape in that header."""
 
     header: Header
     header_starts: dict[str, int]
@@ -92,8 +92,8 @@ def read_index(path: Path) -> Index:
 
 
 def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in the order in which they lie. Raises: ConfigError for a wrong checksum
-    (if it `verifies`), or when the file has become shorter."""
+    """Yield the tensors in file order. Raises: ConfigError for a wrong checksum (if it `verifies`),
+    or when the file has become shorter."""
     with index.header.path.open("rb", buffering=0) as file:
         for extent in sorted(index.header.extents, key=lambda e: e.start):
             data = passing_tensor(extent.shape, extent.dtype)
@@ -146,14 +146,14 @@ def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | by
 
 
 def _counted(raw: bytes | bytearray, at: int, layout: str) -> tuple[bytes, int]:
-    """Return (the bytes behind a count, the place behind them). Raises: struct.error"""
+    """Return (the bytes after a count, the position after them). Raises: struct.error"""
     length = struct.unpack_from(layout, raw, at)[0]
     at += struct.calcsize(layout)
     return struct.unpack_from(f"{length}s", raw, at)[0], at + length
 
 
 def _dtype_named(text: str) -> torch.dtype | None:
-    """Return the type of a name: numpy's, or torch's behind a zero byte."""
+    """Return the type of a name: numpy's, or torch's after a zero byte."""
     plain, _, torch_name = text.partition("\0")
     return _TYPES.get(torch_name) if torch_name else _NUMPY_TYPES.get(plain)
 

@@ -1,7 +1,7 @@
 """Fastsafetensors: safetensors files copied whole by the threads of the fastsafetensors package.
 
-One file at a time, so that no more than one is in memory beside the model. Headers are checked here
-before the package sees a file. On a CPU it reads through a buffer; GPU storage is not used.
+One file at a time, so that no more than one is in memory at once. Headers are checked here before
+the package sees a file. On a CPU it reads through a buffer; GPU storage is not used.
 """
 
 from __future__ import annotations

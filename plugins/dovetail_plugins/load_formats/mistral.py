@@ -1,4 +1,4 @@
-"""Mistral: consolidated*.safetensors beside params.json, renamed into Hugging Face layout.
+"""Mistral: consolidated*.safetensors with params.json, renamed into Hugging Face layout.
 
 Names and the order of rows: see mistral._names.
 """

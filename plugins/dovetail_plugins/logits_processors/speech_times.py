@@ -1,8 +1,8 @@
 """SpeechTimes: times and text in the order in which a transcript has them.
 
-A request names it with the ids that count: times come in pairs, an end and a beginning, never
-earlier than the one before; a window begins with a time; where times together are more likely than
-any text, a time it is. Without times only the suppressed tokens are banned.
+A request names it with the ids that count. Times come in pairs, an end and a beginning, never
+earlier than the previous one; a window begins with a time; if times together are more likely than
+any text, a time is sampled. Without times only the suppressed tokens are banned.
 Source: Radford et al., 2022, section 4.5, and the rules of openai/whisper's decoding
 """
 

@@ -43,7 +43,7 @@ _TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Return the contents that config.json would have, None where the path has no params.json.
+    """Return the contents that config.json would have, None if the path has no params.json.
 
     Raises: ConfigError
     """
@@ -77,7 +77,7 @@ def hf_config(path: str | Path, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_type(path: str | Path) -> str | None:
-    """Return the type of the embedding table in the weight files; None where none can be read."""
+    """Return the type of the embedding table in the weight files; None if none can be read."""
     for file in sorted(Path(path).glob(WEIGHTS)):
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

@@ -66,7 +66,7 @@ _TEMPLATE = """{{ bos_token }}
 
 
 def template_of(version: str) -> str | None:
-    """Return the Jinja template of a tokenizer's version, None where none is written."""
+    """Return the Jinja template of a tokenizer's version, None if there is none."""
     number = _VERSIONS.get(version)
     if number is None:
         return None

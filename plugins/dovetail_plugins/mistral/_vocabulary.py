@@ -32,7 +32,7 @@ DEFAULT_SPECIAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tekken:
-    """Special tokens take the ids from 0 on, the vocabulary's bytes those behind, by rank."""
+    """Special tokens take the ids from 0 on, the vocabulary's bytes the following ids, by rank."""
 
     version: str
     pattern: str

@@ -1,8 +1,8 @@
-"""How stored layers stay in memory, derived from the headers of their tensors. Imports no torch.
+"""Storage of quantized layers in memory, derived from their tensors' headers. Imports no torch.
 
 Mirrors `_grouped.grouped_weight`, `_float_formats` and the packed formats of the kernels; tests
-compare it with the buffers of loaded models. Left out: whether zero points turn out to be those of
-symmetric values, and scales to fit into 16 bits. Shape letters: O outputs, I inputs.
+compare it with the buffers of loaded models. Ignored: whether zero points turn out to be symmetric,
+and scales to fit into 16 bits. Shape letters: O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def integers_estimate(
     takes: str = INT8,
 ) -> StorageEstimate:
     """Return what integers in groups become. `group` 0: as many groups as there are scales. `takes`
-    is given where groups fit int8 activations.
+    is passed if groups fit int8 activations.
 
     Without zero points of their own, values of widths that kernels do not have still need some:
     half of their range is not half of the kernels'.
@@ -65,7 +65,7 @@ def integers_estimate(
 
 
 def value_bytes(count: int, bits: float, *, packs: bool) -> int:
-    """Return the bytes of this many values: a byte each where nothing is packed."""
+    """Return the bytes of this many values: a byte each if nothing is packed."""
     return int(count * bits / 8) if packs else count
 
 
@@ -163,7 +163,7 @@ def codes_estimate(
 
 
 def matrix_of(layer: StoredLayer) -> TensorHeader | None:
-    """Return the full-precision matrix of a layer, None where it has none."""
+    """Return the full-precision matrix of a layer, None if it has none."""
     weight = layer.tensors.get("weight")
     is_float = weight is not None and weight.dtype in ("float32", "float16", "bfloat16", "float64")
     return weight if is_float and weight is not None and len(weight.shape) >= 2 else None
@@ -210,8 +210,8 @@ def int8_estimate(layer: StoredLayer, group: int, *, packs: bool) -> StorageEsti
 
 
 def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
-    """Return a layer's tensors with its dense `weight` in place of the half that a bitmask keeps of
-    it, as they are where there is no bitmask."""
+    """Return a layer's tensors with its dense `weight` instead of the half that a bitmask selects;
+    unchanged without a bitmask."""
     half = tensors.get("compressed")
     if half is None or "bitmask" not in tensors or len(half.shape) != 2:
         return tensors

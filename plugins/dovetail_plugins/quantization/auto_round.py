@@ -80,7 +80,7 @@ class AutoRound(StoredMethod):
         return None if config is None else self._layout(config)
 
     def _config_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return what the config says of one checkpoint layer, None where it is left alone."""
+        """Return the config of one checkpoint layer, None if it is not quantized."""
         exact = (more for key, more in self.extra.items() if bare(key) == bare(name))
         changes = next(exact, None)
         if changes is None:

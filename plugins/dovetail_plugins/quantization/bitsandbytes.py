@@ -169,7 +169,7 @@ class BitsAndBytes(EitherMethod):
         )
 
     def layout(self, spec: LinearSpec) -> Layout:
-        """Return the layout of every layer but the head and those of llm_int8_skip_modules."""
+        """Return the layout of every layer except the head and llm_int8_skip_modules."""
         return EightBits() if self.is_8_bit else FourBits()
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:

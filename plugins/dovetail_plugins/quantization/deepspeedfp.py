@@ -1,7 +1,7 @@
 """deepspeedfp: a full-precision checkpoint becomes 6- or 8-bit floats while it loads.
 
-8 bits are e4m3, 6 bits e3m2 (kept in e4m3, which holds its values exactly, so at 8 bits a weight),
-with a scale for every `group_size` inputs of an output. The checkpoint may say so in config.json's
+8 bits are e4m3, 6 bits e3m2 (stored in e4m3, which is exact, so at 8 bits a weight), with a scale
+for every `group_size` inputs of an output. The checkpoint may say so in config.json's
 quantization_config or in quant_config.json; a head is left alone. Source: DeepSpeed's FP quantizer
 and the files of Snowflake Arctic (https://huggingface.co/Snowflake/snowflake-arctic-instruct).
 """

@@ -20,7 +20,7 @@ from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 
 
 class FbgemmFp8(StoredMethod):
-    """float8 e4m3 weights per output, float8 activations where a GPU can."""
+    """float8 e4m3 weights per output, float8 activations if a GPU supports them."""
 
     info = Info(
         summary="fbgemm_fp8 checkpoints: float8, a scale per output; activations too on newer GPUs",

@@ -2,11 +2,11 @@
 
 Stored: per layer `weight` e4m3 [O, I], and `weight_scale` [], or with `weight_block_size` in the
 config `weight_scale_inv` [O / 128, I / 128]; a weight is value * scale in both. While loading: a
-scale per output, the largest magnitude over 448; the head stays as it is. Kept as float8 in memory.
-On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay float.
-Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme` "static"
-or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row. Source:
-AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
+scale per output, the largest magnitude over 448; the head stays as it is. Stored as float8 in
+memory. On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay
+float. Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme`
+"static" or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row.
+Source: AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
 https://huggingface.co/deepseek-ai/DeepSeek-V3).
 """
 
@@ -39,7 +39,7 @@ class Fp8Options(SkipOptions):
 
 
 class Fp8(EitherMethod):
-    """float8 e4m3 weights, float8 activations where a GPU can."""
+    """float8 e4m3 weights, float8 activations if a GPU supports them."""
 
     info = Info(
         summary="float8 (e4m3) weights, stored or made while loading; activations too on new GPUs",

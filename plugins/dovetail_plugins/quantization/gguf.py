@@ -1,8 +1,8 @@
 """GGUF files: every matrix in the type that the file has it in, several types in one model.
 
 A layer's matrices of one type are one tensor, called by the type: the rows' bytes as the file has
-them. Which type each has stands in the config that is made of the file's head. Source:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the types of ggml-common.h.
+them. The type of each is in the config made from the file's header.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the types of ggml-common.h.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Gguf(StoredMethod):
         if leaf == HEAD or spec.name in self.types or leaf not in PARTS:
             return (self.types.get(spec.name, "F32"),) * count
         names = PARTS[leaf][:count]  # a layer may hold queries alone
-        names += names[:1] * (count - len(names))  # what lies behind gates the first
+        names += names[:1] * (count - len(names))  # what follows gates the first
         return tuple(self.types.get(f"{holder}.{part}", "F32") for part in names)
 
 
@@ -139,9 +139,9 @@ class Rows:
     float_dtype: str = "float32"
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return a tensor for each type: the rows of all parts that are of it.
+        """Return a tensor for each type: the rows of all parts of that type.
 
-        Raises: ConfigError where ranks would divide a block.
+        Raises: ConfigError if ranks would divide a block.
         """
         return tuple(self._tensor(spec, name) for name in dict.fromkeys(self.types))
 

@@ -65,7 +65,7 @@ def pack(
 ) -> torch.Tensor:
     """Return small integers in int32 words along an axis, the first in the lowest bits.
 
-    `order` says where in a word value i goes. Shapes: [..., n, ...] -> [..., n * bits / 32, ...]
+    `order` is the position in a word of value i. Shapes: [..., n, ...] -> [..., n * bits / 32, ...]
     """
     count = 32 // bits
     words = values.movedim(axis, -1).unflatten(-1, (-1, count)).to(torch.int64)

@@ -141,7 +141,7 @@ class Waiter(Protocol):
     """Waits for any of an executor's connections."""
 
     def mark(self) -> int:
-        """Return where things stand, before the connections are looked at."""
+        """Return a mark of the current state, before the connections are checked."""
 
     def wait(self, mark: int, most_s: float | None, to_send: int | None) -> None:
         """Wait until something has come since `mark`, or there is room on connection `to_send`."""

@@ -1,4 +1,4 @@
-"""Door: where ranks in other processes, on any machine, come to their executor over TCP.
+"""Door: accepts ranks in other processes, on any machine, over TCP.
 
 A rank opens two connections (see `ranks.links`). On each the door's secret is proved (`handshake`);
 then comes a Hello, and a Welcome back.
@@ -35,7 +35,7 @@ ORDERS, ASIDE = "orders", "aside"
 
 
 class DoorAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a door is, and what opens it."""
+    """The address of a door, and the token that opens it."""
 
     host: str
     port: int
@@ -43,8 +43,8 @@ class DoorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who comes. `run` is the rank's RunSpec, encoded, where it has one of its own making;
-    `has_engine`: an engine of its own makes the same calls as the executor's."""
+    """Identifies a rank. `run` is the rank's RunSpec, encoded, if it made its own; `has_engine`:
+    its own engine makes the same calls as the executor's."""
 
     rank: int
     channel: str
@@ -165,8 +165,8 @@ class Door:
                 raise
 
     def _greet(self, connection: socket.socket) -> Hello:
-        """Return who stands there. Raises: ConfigError for a rank of another version,
-        OSError, EOFError, MsgspecError for a stranger"""
+        """Return the greeting of the connecting rank. Raises: ConfigError for a rank of another
+        version, OSError, EOFError, MsgspecError for a stranger"""
         connection.settimeout(HELLO_LIMIT_S)
         challenge(connection, self._token)
         hello = receive_message(connection, Hello)

@@ -163,13 +163,13 @@ class MortalExecutor(Executor):
             raise EngineDead("the executor has been shut down.")
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when a rank ends on its own."""
+        """Register a callback for the unexpected end of a rank; it is called from any thread."""
         self._callbacks.append(callback)
         if self._death is not None:
             callback(self._death)
 
     def _tell_death(self, reason: str) -> None:
-        """Call whoever has asked to be told."""
+        """Run the death callbacks."""
         for callback in self._callbacks:
             callback(reason)
 

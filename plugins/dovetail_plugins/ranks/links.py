@@ -27,7 +27,7 @@ OTHERS_WAIT_S = 0.1
 
 
 class WiredLinks(ABC):
-    """Two connections to each rank, by its number. A subclass knows what runs behind them."""
+    """Two connections to each rank, by its number. A subclass knows what runs at the other ends."""
 
     def __init__(self, orders: Wires, asides: Sequence[socket.socket]) -> None:
         self._orders = orders

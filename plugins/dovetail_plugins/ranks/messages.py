@@ -19,8 +19,8 @@ from dovetail.observability.logging import LogSettings
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank is to be: `run` is its own. The ranks meet at `address`, which is open without
-    them where `is_open`."""
+    """What one rank is to be: `run` is its own. The ranks meet at `address`; if `is_open`, it is
+    already open."""
 
     run: RunSpec
     worker: Selection
@@ -149,7 +149,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
-    """A constraint or an adapter is loaded, or cannot be. `facts` are those of an adapter."""
+    """A constraint or an adapter is loaded, or cannot be. `facts` belong to an adapter."""
 
     number: int
     fault: Fault | None = None

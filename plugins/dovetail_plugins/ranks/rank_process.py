@@ -64,7 +64,7 @@ from dovetail_plugins.ranks.wire import WakefulWire, Wire
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 5e-4
-"""How long a thread beside the steps, one that loads constraints, keeps the interpreter at most."""
+"""Maximum time for which a thread next to the steps (loading constraints) holds the interpreter."""
 NEXT_STEP_WAIT_S = 1e-3
 """With steps ahead: how long the next step is waited for before the last result is read."""
 AWAKE_S = 5e-4
@@ -162,7 +162,7 @@ class RankServer:
         return self._orders.has_message()
 
     def _carry_out(self, order: Order) -> None:
-        """Do what is asked and answer. Raises: whatever a step raises"""
+        """Carry out an order and answer. Raises: whatever a step raises"""
         if isinstance(order, Step):
             self._begun.append(self.worker.begin(order.plan))
             while len(self._begun) > self._most_begun:
@@ -252,7 +252,7 @@ class RankServer:
             engines.join(run)
 
     def _serve_aside(self) -> None:
-        """Load constraints, one after the other, beside the steps, and bring blocks meanwhile."""
+        """Load constraints, one after the other, and bring blocks, in the background of steps."""
         decoder = msgspec.msgpack.Decoder(Prepare)
         loader = ThreadPoolExecutor(1, "constraints", initializer=_step_back)
         bringer = ThreadPoolExecutor(1, "kv-blocks", initializer=_step_back)
@@ -267,8 +267,8 @@ class RankServer:
             self._on_executor_gone()
 
     def _on_executor_gone(self) -> None:
-        """Called beside the steps when the executor is gone. A process that `spawn` started ends by
-        its parent pipe."""
+        """Called from another thread when the executor is gone. A process that `spawn` started ends
+        by its parent pipe."""
 
     def _prepare(self, order: Prepare) -> None:
         try:

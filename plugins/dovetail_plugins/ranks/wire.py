@@ -105,7 +105,7 @@ def _length(buffer: bytearray | memoryview) -> int:
 class WakefulWire(Wire):
     """A wire whose reader stays awake for at most `most_s` before it sleeps.
 
-    Waking a process takes longer than what it is woken for. Whoever else can run on the core does:
+    Waking a process takes longer than what it is woken for. Others can run on the core meanwhile:
     every look at the connection yields it. A wait that was awake in vain halves the next ones, and
     one that was over within `most_s` restores them, so a wire on which little comes costs nothing.
     """
@@ -171,7 +171,7 @@ class Wires:
                 self._waiter.wait(mark, left_s, None)
 
     def _read_now(self) -> bool:
-        """Read from whoever has sent something; return whether anyone has. Mutates: self"""
+        """Read from all wires that have data; return whether any had. Mutates: self"""
         return any([wire.read_now() for wire in self._wires])
 
     def shut_down(self) -> None:

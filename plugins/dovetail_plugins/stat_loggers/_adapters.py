@@ -15,7 +15,7 @@ from dovetail_plugins.stat_loggers._families import LORA, LORA_LABELS
 
 
 class AdapterGauge:
-    """The names of all engines' adapters, those of running and of waiting requests."""
+    """The names of all engines' adapters, of running and of waiting requests."""
 
     def __init__(self) -> None:
         self._gauge = gauge(

@@ -1,4 +1,4 @@
-"""Spans to a collector: OpenTelemetry's own batching and exporter, kept quiet and bounded.
+"""Sends spans to a collector: OpenTelemetry's own batching and exporter, made quiet and bounded.
 
 The spans of a request are made when it has ended, with the times at which things happened; they are
 sent by a thread of the SDK. Reads OpenTelemetry's own variables (OTEL_*) for all that no option

@@ -67,7 +67,7 @@ class RequestLines(StatLogger):
 
 
 def line_of(stats: RequestStats, model: str) -> dict[str, Any]:
-    """Return the line's content. Times in seconds, null where the request never got there."""
+    """Return the line's content. Times in seconds, null if the request never got there."""
     has_tokens = stats.generated_tokens > 0
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

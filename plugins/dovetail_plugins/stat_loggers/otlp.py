@@ -24,7 +24,7 @@ class _Options:
 
 
 class OtlpTraces(StatLogger):
-    """Spans continue the caller's trace where the request has a W3C traceparent."""
+    """Spans continue the caller's trace if the request has a W3C traceparent."""
 
     info = Info(
         summary="OpenTelemetry spans of every request, sent by OTLP over HTTP",
