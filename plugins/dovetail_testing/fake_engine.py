@@ -73,7 +73,7 @@ class ByteStream:
         return "" if self._skips_special else self.flush() + _special_text(token_id)
 
     def flush(self) -> str:
-        """Return what is held back."""
+        """Return the buffered text."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text

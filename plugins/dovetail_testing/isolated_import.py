@@ -85,7 +85,7 @@ def _begin_child(group: Sequence[Wanted]) -> tuple[int, int]:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.dup2(2, 1)  # what a plugin prints on import must not end up in the answer
+        os.dup2(2, 1)  # output of a plugin's import must not get into the answer
         before = set(sys.modules)
         with os.fdopen(writing, "w") as pipe:
             json.dump({one[1]: _import_one(*one, before) for one in group}, pipe)

@@ -191,7 +191,7 @@ def _note_clause(request: pytest.FixtureRequest) -> None:
 
 
 def clause_of(item: Any) -> str:
-    """Return a test's clause name: its function and its parameters but for the plugin."""
+    """Return a test's clause name: its function and its parameters except the plugin."""
     entry = item.callspec.params["entry"]
     parts = [part for part in (f"{entry.kind}:{entry.id}", entry.id) if part in item.callspec.id]
     rest = item.callspec.id.replace(parts[0], "").strip("-") if parts else item.callspec.id

@@ -1,6 +1,6 @@
 """Random walks through a constraint: the output of a model that samples at random under the masks.
 
-A walk wanders for a while and then prefers tokens that close what is open, so that most walks end.
+A walk wanders for a while and then prefers tokens that close open parts, so that most walks end.
 """
 
 from __future__ import annotations

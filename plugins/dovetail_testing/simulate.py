@@ -323,7 +323,7 @@ class Simulation:
         self._computed[request_id] = max(done, end - len(step.drafts))
 
     def _deliver(self, *, num_late: int) -> None:
-        """Hand results over, but for the newest `num_late` ones, which are still under way."""
+        """Deliver results, except for the newest `num_late` ones, which are still pending."""
         while len(self._pending_steps) > num_late:
             plan, result = self._pending_steps.popleft()
             changed = self.scheduler.update(plan, result)
@@ -369,7 +369,7 @@ class Simulation:
     # ---- what must hold
 
     def _check_order(self, plan: StepPlan) -> None:
-        """Nobody waiting is overtaken, nobody yields to a larger key, the first always moves."""
+        """No waiting request is overtaken, none preempted for a larger key, the first moves."""
         yielded = self._newly_preempted()
         if "priority" not in type(self.scheduler).capabilities:
             return

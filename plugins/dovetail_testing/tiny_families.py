@@ -305,4 +305,4 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Architecture -> (model type, config fields in addition to the common ones)."""
 OF_OWN_NAMES = {"gpt2", "bloom", "falcon", "mpt", "gptj", "codegen"}
-"""Types whose configs have other names for the common sizes, or not all of them."""
+"""Types whose configs have different names for the common sizes, or lack some."""

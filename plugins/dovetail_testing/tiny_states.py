@@ -1,5 +1,5 @@
-"""The families of tiny random checkpoints whose layers keep states: convolutions, scans, averages,
-the delta rule; alone or between layers that attend."""
+"""The families of tiny random checkpoints whose layers have states: convolutions, scans, averages,
+the delta rule; by themselves or between attention layers."""
 
 from __future__ import annotations
 

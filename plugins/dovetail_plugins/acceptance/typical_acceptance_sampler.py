@@ -2,8 +2,8 @@
 
 How likely depends on how sure the model is: p(draft) above min(threshold, alpha * e^-entropy). More
 drafts are accepted than by rejection sampling, and THE DISTRIBUTION OF ANSWERS CHANGES: accepted
-tokens become more frequent than the model has them. Greedy requests stay as they are. Source: Cai
-et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads", 2024.
+tokens become more frequent than the model has them. Greedy requests are unaffected. Source: Cai et
+al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads", 2024.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PREFIX = "base_model.model."
 ADDED_TOKENS = ("new_embeddings.safetensors", "new_embeddings.bin")
 """Files in which vLLM (up to 0.11) keeps the vectors of tokens that an adapter adds."""
 ADDED_INPUTS, ADDED_OUTPUTS = "input_embeddings", "output_embeddings"
-"""Their tensors: what the token table and the head have of these tokens."""
+"""Their tensors: the rows of these tokens in the token table and in the head."""
 
 
 Tensors = dict[str, torch.Tensor]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AllToAll(All2All):
-    """Sends each token to the ranks of its experts alone."""
+    """Sends each token only to the ranks of its experts."""
 
     info = Info(
         summary="sends each token to the ranks of its experts, and the sums back",

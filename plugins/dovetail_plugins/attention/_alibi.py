@@ -1,4 +1,4 @@
-"""ALiBi for backends in torch: a spec's slopes on a device, made once, and what they add to scores.
+"""ALiBi for backends in torch: a spec's slopes on a device, made once, and the biases of scores.
 
 Source: Press et al., "Train short, test long: attention with linear biases", 2022
 """

@@ -111,7 +111,7 @@ def attend(
     prepared: Prepared,
     wrappers: Wrappers,
 ) -> torch.Tensor:
-    """Attend to what the cache holds (see `AttentionBackend.forward_shared`). Mutates: prepared"""
+    """Attend to the cache (see `AttentionBackend.forward_shared`). Mutates: prepared"""
     kind = replace(spec, k_scale=1.0, v_scale=1.0)
     planned = wrappers.of(kind, prepared.number, q.device)
     if kind not in prepared.planned:
@@ -129,7 +129,7 @@ def _plan(
     q_dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> None:
-    """Tell the package of a step's rows. Mutates: planned"""
+    """Pass a step's rows to the package. Mutates: planned"""
     planned.plan(
         prepared.starts,
         prepared.block_starts,

@@ -1,6 +1,6 @@
 """Paged attention over latents in torch operators: write, gather a row's latents, attend.
 
-All heads of a token are as many queries of one head, so nothing is repeated. Shape letters as in
+All heads of a token are treated as queries of one head, so nothing is repeated. Shape letters as in
 `interfaces.attention`.
 """
 

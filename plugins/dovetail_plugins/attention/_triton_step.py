@@ -1,5 +1,5 @@
-"""One step on the Triton kernels: a layout becomes what the host must know, a layer's call writes
-its keys and attends.
+"""One step on the Triton kernels: derives what the host must know from a layout; a layer's call
+writes its keys and attends.
 """
 
 from __future__ import annotations

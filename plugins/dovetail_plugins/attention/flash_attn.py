@@ -128,7 +128,7 @@ class FlashAttn(AttentionBackend):
     def _attend(
         self, spec: AttentionSpec, q: torch.Tensor, cache: torch.Tensor, prepared: Any
     ) -> torch.Tensor:
-        """Attend to what the cache holds. Shapes: q [T, H, D], cache [2, N, P, K, D] -> as q"""
+        """Attend to the cache. Shapes: q [T, H, D], cache [2, N, P, K, D] -> as q"""
         layout, key_start = prepared
         rules: dict[str, Any] = {
             "softmax_scale": spec.scale,

@@ -1,7 +1,7 @@
 """NativeCpu: attention by the native CPU library, over keys and values in their blocks.
 
-A row's numbers are the same, bit for bit, alone or in any batch, whole or in chunks, on any number
-of threads. Knows no model and no scheduler; torch is imported when an object is made.
+A row's numbers are the same, bit for bit, by itself or in any batch, whole or in chunks, on any
+number of threads. Knows no model and no scheduler; torch is imported when an object is made.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class NativeCpu(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+        """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """

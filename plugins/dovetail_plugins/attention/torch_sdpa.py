@@ -97,7 +97,7 @@ class TorchSdpa(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+        """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """

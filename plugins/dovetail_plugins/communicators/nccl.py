@@ -58,12 +58,12 @@ class NcclCommunicator(ProcessGroupCommunicator):
         return group
 
     def begin(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Queue a call on the stream of exchanges; what is returned lets the current stream wait
-        for it, and the host for nothing.
+        """Queue a call on the stream of exchanges; the returned function makes the current stream
+        wait for it, and never the host.
 
-        Memory that the call takes belongs to that stream and is given back to it. It can be taken
-        anew only by a later call, which waits for all that reads it here; it is noted all the same,
-        for who reads it on a third stream.
+        Memory allocated by the call belongs to that stream and is returned to it. Only a later call
+        can reuse it, and that waits for all readers here; it is recorded anyway, for readers on a
+        third stream.
         """
         import torch
 

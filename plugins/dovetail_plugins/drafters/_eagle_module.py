@@ -167,7 +167,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """fc over three of the model's states, a layer, and a head of its own vocabulary.
+    """fc over three of the model's states, a layer, and a head with its own vocabulary.
 
     `token_ids` maps the head's rows to the model's tokens (None: the same vocabulary).
     Shapes: token_ids [V of the head] int64

@@ -51,7 +51,7 @@ class MedusaModule(nn.Module):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names as they are."""
+        """Return the unchanged names."""
         return WeightMap()
 
     def forward(self, states: torch.Tensor, depth: int) -> torch.Tensor:
@@ -117,7 +117,7 @@ class MlpModule(nn.Module):
         return min(2, self.num_places) if part == "proj" else 1
 
     def weight_map(self) -> WeightMap:
-        """Return the names as they are."""
+        """Return the names without the prefix "speculator."."""
         return WeightMap(prefixes=(("speculator.", ""),))
 
     def forward(self, token_ids: torch.Tensor, states: torch.Tensor, depth: int) -> torch.Tensor:

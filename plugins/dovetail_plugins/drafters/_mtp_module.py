@@ -66,5 +66,5 @@ class MtpModule(nn.Module):
         return self.final_layernorm(x) if self.layout.norms_states else x
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what the model's head reads. Shapes: [S, E] -> [S, E]"""
+        """Return the input of the model's head. Shapes: [S, E] -> [S, E]"""
         return states if self.layout.norms_states else self.final_layernorm(states)

@@ -31,7 +31,7 @@ def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
 
 
 def beside(target: ModelSpec, raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the settings of a checkpoint that has no attention layer: what it does not say is the
+    """Return the settings of a checkpoint without attention layers; missing ones are the
     target's."""
     usual = {
         "hidden_size": target.hidden_size,

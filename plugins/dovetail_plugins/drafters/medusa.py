@@ -30,7 +30,7 @@ _RENAMED = re.compile(r"(?:blocks|lm_heads)\.(\d+)\..*")
 
 
 class Medusa(WorkerDrafter):
-    """What the tokens between are plays no part, so all heads look at the same state."""
+    """The tokens in between play no part, so all heads read the same state."""
 
     info = Info(
         summary="drafts with heads on the last hidden state, one for each place (Medusa)",
@@ -100,7 +100,7 @@ class Medusa(WorkerDrafter):
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states as they are. Shapes: states [T, E] -> [T, E]"""
+        """Return the states unchanged. Shapes: states [T, E] -> [T, E]"""
         assert states is not None, "it continues hidden states"
         return states
 

@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(?:speculator\.)?(emb|proj|head|ln)\.(\d+)\.(weight|bia
 
 
 class MlpSpeculator(WorkerDrafter):
-    """A state, and what the last token adds to it, make the next state and its logits."""
+    """A state, plus a term of the last token, gives the next state and its logits."""
 
     info = Info(
         summary="drafts with a recurrent network on the last hidden state (IBM's accelerators)",

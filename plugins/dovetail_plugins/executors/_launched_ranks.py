@@ -44,7 +44,7 @@ _OF_ONE_RANK = frozenset(
         *("processors", "rank_processors", "num_threads", "shows_progress", "load_options"),
     }
 )
-"""Fields of a RunSpec that may differ between ranks; the launcher's own number of them is compared
+"""Fields of a RunSpec that may differ between ranks; the launcher's rank numbers are compared
 elsewhere."""
 _numbers = count()
 """How many engines this process has had; every rank makes them in the same order."""
@@ -120,7 +120,7 @@ class LaunchedRanks(WiredLinks):
 
 
 def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask, Guest]:
-    """Bring this process to the first rank's executor; return what it is to be, and the way there.
+    """Connect this process to the first rank's executor; return its task and the connection.
 
     Raises: ConfigError when it cannot be reached, or was started with other flags
     """
@@ -160,7 +160,7 @@ def _own_run(run: RunSpec) -> RunSpec:
 
 
 def _engine_key(launch: Launch) -> str:
-    """Return what tells this engine apart from others at one store; the same on every rank."""
+    """Return the key of this engine in the launcher's store; the same on every rank."""
     return f"dovetail-{launch.attempt}-{next(_numbers)}"
 
 

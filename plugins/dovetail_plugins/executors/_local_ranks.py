@@ -155,6 +155,6 @@ def end_children(children: Sequence[Child], grace_s: float) -> None:
 
 
 def channel_of(child: Child) -> socket.socket:
-    """Return the socket to a rank's process by which things are said aside."""
+    """Return the socket of the side connection to a rank's process."""
     assert child.channel is not None, "ranks are spawned with a channel"
     return child.channel

@@ -1,6 +1,6 @@
 """Ranks under Nsight Systems: the environment of Ray that starts each rank below `nsys profile`.
 
-Ray looks for `nsys` on the machine of each rank, and starts what is called `python` there under it.
+Ray looks for `nsys` on the machine of each rank, and starts the `python` found there under it.
 """
 
 from __future__ import annotations

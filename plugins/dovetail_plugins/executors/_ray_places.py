@@ -1,4 +1,4 @@
-"""Places: what a Ray cluster reserves for ranks or for engines, and the actors that fill it."""
+"""Places: a Ray cluster's reservation for ranks or engines, and the actors that fill it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Places:
         ]
 
     def remove(self) -> None:
-        """Give back what is reserved. May be called twice. Mutates: self"""
+        """Release the reservation. May be called twice. Mutates: self"""
         if self._group is not None:
             from ray.util.placement_group import remove_placement_group
 

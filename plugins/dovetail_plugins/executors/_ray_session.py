@@ -143,7 +143,7 @@ def variables() -> dict[str, str]:
 
 @contextmanager
 def _kept_signals() -> Iterator[None]:
-    """Keep this process's ways with signals: Ray would make SIGTERM end it at once."""
+    """Preserve this process's signal handlers: with Ray's, SIGTERM would end it immediately."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return

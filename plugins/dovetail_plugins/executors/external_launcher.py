@@ -50,7 +50,7 @@ class ExternalLauncherExecutor(Executor):
         return serve_remote(task, guest)
 
     def kv_layers(self) -> Sequence[CachedLayer]:
-        """Return what the model's attention layers cache, in layer order."""
+        """Return the cached data of the model's attention layers, in layer order."""
         return self._part.kv_layers()
 
     def free_bytes(self) -> int:
@@ -82,8 +82,8 @@ class ExternalLauncherExecutor(Executor):
         self._part.wake_up(tags)
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have every rank's worker run a method; return the answers that this process hears of:
-        all in the first rank's, in the others that of their own rank. Raises: RequestError"""
+        """Run a method on every rank's worker; return the answers that this process receives: all
+        in the first rank's, only their own in the others. Raises: RequestError"""
         return self._part.collective_rpc(call)
 
     def check(self) -> None:

@@ -138,7 +138,7 @@ def _latent_scaling(settings: Settings, scaling: dict[str, Any] | None) -> dict[
 
 
 def _llama4(settings: Settings) -> dict[str, Any]:
-    # Of the published models Maverick, with 128 experts, alone norms no heads.
+    # Of the published models only Maverick, with 128 experts, does not norm heads.
     experts = settings.find(".expert_count", int) or 0
     window = settings.find(".attention.sliding_window", int)
     more = {

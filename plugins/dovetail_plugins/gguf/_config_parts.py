@@ -58,8 +58,8 @@ def matrix_rows(settings: Settings, name: str) -> int:
 
 
 def _dtype(model: Model) -> str:
-    """Return the type of what is not quantized, the KV cache too: the one most matrices are stored
-    in. If all are quantized it is float16, which preserves more of them than bfloat16 (0.5B Qwen,
+    """Return the type of unquantized data, the KV cache too: the one most matrices are stored in.
+    If all are quantized it is float16, which changes fewer results than bfloat16 (0.5B Qwen,
     Q4_K_M: 22 of 2,044 likeliest tokens differ, 33 in bfloat16).
     """
     names = [one.type.name for one in model.extents if len(one.shape) > 1]
@@ -129,7 +129,7 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
 
 
 def _yarn(settings: Settings) -> dict[str, float]:
-    """Return what a file says of YaRN's ramp."""
+    """Return a file's settings of YaRN's ramp."""
     named = {word: settings.find(f".rope.scaling.yarn_{word}", float)
              for word in ("beta_fast", "beta_slow")}  # fmt: skip
     return {word: value for word, value in named.items() if value is not None}

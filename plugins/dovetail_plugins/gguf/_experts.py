@@ -19,7 +19,7 @@ _ALONE = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
 
 
 def expert_of(stem: str) -> tuple[str, int] | None:
-    """Return the stem of all experts' tensor, and which of them a stem of one is."""
+    """Return the stem of all experts' tensor, and the expert number in the given stem."""
     match = _ALONE.fullmatch(stem)
     return None if match is None else (f"{match[1]}_exps", int(match[2]))
 

@@ -123,7 +123,7 @@ def _check_whole(first: Head, num_files: int) -> None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return all files of a model that is divided, by any of them. Raises: ConfigError"""
+    """Return all files of a split model, given any of them. Raises: ConfigError"""
     split = _SPLIT.fullmatch(path.name)
     if split is None:
         return [path]
@@ -274,7 +274,7 @@ class _Reader:
         return struct.unpack(f"<{letter}", self._take(struct.calcsize(letter)))[0]
 
     def _expect(self, count: int, least_bytes: int, what: str) -> None:
-        """Raises: ConfigError when this many entries cannot be inside what is left of the file."""
+        """Raises: ConfigError when this many entries do not fit into the rest of the file."""
         if count > MAX_ENTRIES or count * least_bytes > self._size - self._place:
             raise self._fault(f"{count} {what} cannot be inside {self._size} bytes")
 

@@ -1,4 +1,4 @@
-"""The points that IQ types choose from: what a checkpoint's numbers mean, not to be computed.
+"""The points that IQ types choose from: part of the format, not computable.
 
 Source: the iq*_grid tables of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 `grids.json` holds every point's values as places in `VALUES`, in as few bits as they need, base64.

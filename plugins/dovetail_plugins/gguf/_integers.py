@@ -1,4 +1,4 @@
-"""Blocks of GGUF's types as integers: what every one of them is, in groups that share a scale.
+"""Blocks of GGUF's types as integers: the contents of each type, in groups that share a scale.
 
 A weight is value * code * step + offset_code * offset_step, all products but the first and the last
 exact in float32. Source: the block structs and dequantize_row functions of

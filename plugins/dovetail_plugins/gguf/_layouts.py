@@ -1,4 +1,4 @@
-"""What the tensors of a GGUF file are called in the model: a table for each architecture.
+"""Model names of a GGUF file's tensors: a table for each architecture.
 
 Names are those of the Hugging Face checkpoint or, if the model's plugin accepts them too, of the
 shared decoder. Imports no torch. Source: tensor_mapping.py of the gguf package and the converters
@@ -146,7 +146,7 @@ def _mixer(name: str, **more: str) -> dict[str, str]:
 
 
 def _vectors(name: str, *, has_steps: bool = True) -> dict[str, str]:
-    """Return the names of a mixer's tensors that are not of a module. `has_steps`: the bias of the
+    """Return the names of a mixer's tensors that belong to no module. `has_steps`: the bias of the
     time steps is one of them, as in Mamba 2."""
     vectors = {"ssm_a": f"{name}.A_log", "ssm_d": f"{name}.D"}
     return vectors | ({"ssm_dt.bias": f"{name}.dt_bias"} if has_steps else {})
@@ -324,4 +324,4 @@ LAYOUTS: dict[str, Layout] = {
 """general.architecture -> names."""
 
 FALCON_TWO_NORMS = Layout(block=_BLOCK | _QKV | _FALCON_TWO_NORMS)
-"""Falcon 40B and its like: attention and MLP read norms of their own."""
+"""Falcon 40B and similar models: attention and MLP have separate norms."""

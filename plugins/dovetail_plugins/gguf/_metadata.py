@@ -101,8 +101,8 @@ class Settings:
 
 
 def _shortest(value: float) -> float:
-    """Return the number of fewest digits that float32 holds as this one: 1e-5, not what it is
-    rounded to. Others, which the file holds in 64 bits, stay."""
+    """Return the number with the fewest digits that is the same in float32: 1e-5, not its rounded
+    value. Others, stored in 64 bits, are unchanged."""
     for digits in range(6, 10):
         short = float(f"{value:.{digits}g}")
         try:

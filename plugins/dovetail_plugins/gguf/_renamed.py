@@ -24,7 +24,7 @@ _LEFT_OUT = "transformer."
 def renamed(
     model: ModelSpec, architecture: str, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[Stored]:
-    """Yield a model's tensors; what is called by a type of blocks is stored as such, all else as
+    """Yield a model's tensors; a tensor named after a block type is stored as such, all others as
     float32. Experts come when all of a layer's have. Raises: ConfigError for an unknown name."""
     layout = LAYOUTS[architecture]
     names = _names(layout, model.num_layers)

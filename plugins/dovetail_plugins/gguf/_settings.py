@@ -52,8 +52,8 @@ _REAL = {
 
 
 def settings_of(model: ModelSpec) -> dict[str, Any]:
-    """Return the model's settings, in GGUF's words. Raises: ConfigError for what they cannot
-    say."""
+    """Return the model's settings under GGUF's names. Raises: ConfigError for settings that GGUF
+    cannot express."""
     prefix, config = ARCHITECTURES[model.architecture], model.hf_config
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise _unsaid(model, "layers without experts among those with")

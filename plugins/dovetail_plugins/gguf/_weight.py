@@ -29,7 +29,7 @@ BITS = {
     "Q6_K": 6,
     "Q8_0": 8,
 }
-"""The bits of a value, for types whose levels follow one another."""
+"""The bits of a value, for types with consecutive levels."""
 LEVELS_OF: dict[str, tuple[int, ...]] = {
     "IQ4_NL": LEVELS,
     "IQ4_XS": LEVELS,

@@ -90,7 +90,7 @@ def _value(value: Setting) -> tuple[int, bytes]:
 
 
 def _array(values: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
-    """Return the bytes of a list whose entries are of one kind."""
+    """Return the bytes of a list whose entries have the same type."""
     texts = [one for one in values if isinstance(one, str)]
     if texts:
         return struct.pack("<IQ", _TEXT, len(texts)) + b"".join(map(_text, texts))

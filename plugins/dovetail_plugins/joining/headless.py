@@ -118,7 +118,7 @@ def _stoppable() -> Iterator[None]:
 
 
 class HeadlessEngines:
-    """This process's engines. Threads tell what happens; one place, `run`, does what follows."""
+    """This process's engines. Threads report events; only `run` acts on them."""
 
     def __init__(self, arrived: list[Arrived], meeting: Meeting) -> None:
         self._meeting = meeting
@@ -173,7 +173,7 @@ class HeadlessEngines:
         engine.leave(0.0)
 
     def _stop(self, number: int) -> None:
-        """End all engines at once: the server lets others take new requests."""
+        """End all engines immediately: the server lets others take new requests."""
         logger.warning("stopping, by %s", signal.Signals(number).name)
         for engine in self._engines:
             engine.leave(0.0)
@@ -203,7 +203,7 @@ class _Engine:
         self._events.put((self._place, event))
 
     def _listen(self) -> None:
-        """Tell what the server says, to the connection's end."""
+        """Report the server's messages until the connection ends."""
         try:
             with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
                 while True:
@@ -248,7 +248,7 @@ class _Engine:
         child.end(LEAVE_WAIT_S)
 
     def end(self, status: int) -> None:
-        """Tell the server how the engine's process has ended. Mutates: self"""
+        """Report to the server how the engine's process has ended. Mutates: self"""
         self.is_over = True
         with contextlib.suppress(OSError):  # a server that is gone need not know
             send_message(self._arrived.control, Ended(how_it_ended(status)))

@@ -1,7 +1,7 @@
 """BlockFolder: sealed blocks as files, one for each block and rank (`interfaces.block_files`).
 
-A file is written under a temporary name and renamed once it is whole. Readers detect what a broken
-disk or a lost write leaves.
+A file is written under a temporary name and renamed once it is whole. Readers detect damage from a
+broken disk or a lost write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STALE_S = 3600.0
 
 
 class BlockFolder:
-    """The files of one identity under a folder; with `is_own` of one engine alone."""
+    """The files of one identity under a folder; with `is_own`, only of one engine."""
 
     def __init__(self, folder: str, facts: StoreFacts, *, is_own: bool) -> None:
         self._facts = facts
@@ -33,7 +33,7 @@ class BlockFolder:
         self._numbers = itertools.count()
 
     def make(self) -> None:
-        """Create the folder and say in it what it holds. Raises: ConfigError"""
+        """Create the folder and describe its content in it. Raises: ConfigError"""
         about = {
             "model": self._facts.model,
             "block_bytes": self._facts.block_bytes,
@@ -86,8 +86,8 @@ class BlockFolder:
         Path(self._own(key)).unlink(missing_ok=True)
 
     def scan(self) -> list[bytes]:
-        """Return the keys whose files are all there, the ones not used for longest first; what is
-        left of others is removed. Raises: OSError"""
+        """Return the keys whose files are all there, least recently used first; leftovers of others
+        are removed. Raises: OSError"""
         used_s: dict[bytes, float] = {}
         counts: dict[bytes, int] = {}
         for path in list(self._files()):

@@ -1,7 +1,7 @@
 """PeerEngine: another engine's blocks, as this one asks for them.
 
-Whatever goes wrong with it is an OSError that costs its blocks; it is then left alone for a while.
-One thread uses it.
+Any failure is an OSError that costs its blocks; the engine is then left alone for a while. One
+thread uses it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
-    """Asks which of these blocks are there; what is on its way is waited for, so long at most."""
+    """Asks which of these blocks are there, and waits up to `wait_s` for pending ones."""
 
     identity: str
     keys: tuple[bytes, ...]
@@ -115,7 +115,7 @@ def local_folder() -> Path:
 
 
 def make_local_folder() -> None:
-    """Make the folder of sockets, for this user alone. Raises: ConfigError"""
+    """Make the folder of sockets, accessible only to this user. Raises: ConfigError"""
     folder = local_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

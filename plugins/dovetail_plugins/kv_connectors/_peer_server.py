@@ -67,7 +67,7 @@ class Shelf:
         self._changed_s = 0.0
 
     def put(self, key: bytes, block: Buffer) -> None:
-        """Keep a block that nobody changes. Mutates: self"""
+        """Store a block that nobody changes. Mutates: self"""
         with self._lock:
             for old in self._eviction.add(key):
                 self._blocks.pop(old, None)

@@ -109,17 +109,17 @@ class MultiIndex(StoreIndex):
         return json.dumps(sources) if any(sources) else ""
 
     def ticket(self, num_tokens: int) -> dict[str, Any]:
-        """Return what the first says that says anything."""
+        """Return the first non-empty ticket."""
         tickets = (index.ticket(num_tokens) for index in self._indexes)
         return next(filter(None, tickets), {})
 
     def used(self, keys: Sequence[bytes]) -> None:
-        """Tell those that have them. Mutates: self"""
+        """Report to the connectors that have them. Mutates: self"""
         for index in self._indexes:
             index.used([key for key in keys if index.has(key)])
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """Tell all of them. Mutates: self"""
+        """Report to all connectors. Mutates: self"""
         for index in self._indexes:
             index.lost(keys)
 
@@ -132,7 +132,7 @@ class MultiIndex(StoreIndex):
         ]
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all connectors."""
         for index in self._indexes:
             index.close()
 
@@ -194,6 +194,6 @@ class MultiStore(BlockStore):
             store.drop(key)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all stores."""
         for store in self._stores:
             store.close()

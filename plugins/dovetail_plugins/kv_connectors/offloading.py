@@ -54,7 +54,7 @@ class Offloading(KVConnector):
         return {"host_bytes": 1 << 20, "folder": folder, "disk_bytes": 1 << 24}
 
     def index(self, facts: StoreFacts) -> OffloadingIndex:
-        """Return the engine's side, which knows what the folder holds. Raises: ConfigError"""
+        """Return the engine's side, which knows the folder's contents. Raises: ConfigError"""
         return OffloadingIndex(self.options, facts)
 
     def store(self, facts: StoreFacts) -> OffloadingStore:

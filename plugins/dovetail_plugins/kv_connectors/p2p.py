@@ -168,7 +168,7 @@ class _Peers:
         return engine
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Disconnect from all of them."""
         for engine in self._engines.values():
             engine.close()
 
@@ -189,7 +189,7 @@ def _limit(options: P2POptions, facts: StoreFacts) -> int:
 
 
 class P2PIndex(StoreIndex):
-    """What the ranks' shelves hold, and what another engine has of the request looked up last."""
+    """The keys on the ranks' shelves, and another engine's for the request looked up last."""
 
     def __init__(self, options: P2POptions, facts: StoreFacts) -> None:
         self._options = options
@@ -216,8 +216,8 @@ class P2PIndex(StoreIndex):
         return is_new
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
-        """Ask other engines for what is not here: the one that the params name, else all that are
-        known; return the one that has the most. Mutates: self"""
+        """Query other engines for missing blocks: the one that the params name, else all known
+        ones; return the one with the most. Mutates: self"""
         self._there = frozenset()
         missing = [key for key in keys if not self._kept.has(key)]
         named = self._named(params)
@@ -317,7 +317,7 @@ class P2PStore(BlockStore):
         self._shelf.drop(key)
 
     def close(self) -> None:
-        """Serve nobody any more. May be called twice."""
+        """Stop serving blocks. May be called twice."""
         self._server.close()
         self._peers.close()
         self._carrier.close()

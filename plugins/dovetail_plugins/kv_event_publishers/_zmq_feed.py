@@ -25,7 +25,7 @@ News = list[tuple[Event, ...] | None]
 
 
 class ZmqFeed(EventFeed):
-    """A subscriber to one endpoint, with the endpoint at which it asks for what it has missed."""
+    """A subscriber to one endpoint, with another endpoint for replays of missed batches."""
 
     def __init__(self, endpoint: str, replay: str | None, topic: bytes) -> None:
         import zmq

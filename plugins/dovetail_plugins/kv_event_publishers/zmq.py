@@ -129,7 +129,7 @@ class ZmqPublisher(KVEventPublisher):
         socket.setsockopt(zmq.SNDHWM, room)
         own = address_of(address or OF_THIS_MACHINE, engine)
         try:
-            # An address with a wildcard or a protocol on this machine alone is this side's to open.
+            # An address with a wildcard, or of a local-only protocol, is bound by this side.
             if address and name == "endpoint" and not _is_opened_here(own):
                 socket.connect(own)
             else:
@@ -186,7 +186,7 @@ class ZmqPublisher(KVEventPublisher):
             self._replay.send_multipart((sender, b"", END, b""))
 
     def close(self) -> None:
-        """Send what is left, for a moment. May be called twice."""
+        """Send the rest, within a time limit. May be called twice."""
         if self._is_over.is_set():
             return
         self._is_over.set()
@@ -212,7 +212,7 @@ def address_of(address: str, engine: int) -> str:
 
 
 def _is_opened_here(address: str) -> bool:
-    """Return whether a publisher opens an address itself, so that others come to it."""
+    """Return whether a publisher binds an address, so that others connect to it."""
     return "*" in address or "::" in address or address.startswith(("ipc://", "inproc://"))
 
 

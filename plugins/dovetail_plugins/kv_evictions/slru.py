@@ -2,8 +2,8 @@
 
 New blocks are on trial; one that is used again is protected. The least recently used of those on
 trial goes first, so a long prompt that comes once drives out little that others share. Of the
-protected, four fifths of all at most, the least recently used goes on trial again. Source: Karedla,
-Love, Wherry, "Caching strategies to improve disk system performance", 1994.
+protected, which are at most four fifths of all, the least recently used goes on trial again.
+Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance", 1994.
 """
 
 from __future__ import annotations

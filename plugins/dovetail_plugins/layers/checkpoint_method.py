@@ -1,8 +1,8 @@
-"""What methods share that read a checkpoint stored quantized. Imports no torch.
+"""Shared base of methods that read quantized checkpoints. Imports no torch.
 
-A StoredMethod says in which layout a layer is stored; a CheckpointMethod has one layout for all of
-them: which tensors a layer is stored in and what matrix they mean. Which layers are left alone is
-read here, from the lists that the checkpoint's config has under one name or another.
+A StoredMethod says which layout a layer has; a CheckpointMethod has one layout for all of them: a
+layer's tensors, and the matrix they represent. Unquantized layers are read here, from the lists in
+the checkpoint's config, under whichever key.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class StoredMethod(QuantMethod):
         return [f"the checkpoint is {f'stored as {method}' if method else 'not quantized'}"]
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
-        """Return the method of a layer. Heads and routers are usually left alone."""
+        """Return the method of a layer. Heads and routers are usually not quantized."""
         from dovetail_plugins.layers.matrix_linear import plain_linear
         from dovetail_plugins.layers.stored_linear import StoredLinear
 

@@ -44,8 +44,8 @@ TOKEN_IDS = "token_ids"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossDecoderConfig:
     """How a family's decoder differs. `scale` of self and cross attention: None for one over the
-    root of the head size. `is_tied`: the head multiplies by the table of words. What is looked up
-    there is multiplied by `embedding_scale`, hidden states by `logit_scale` before the head."""
+    root of the head size. `is_tied`: the head multiplies by the table of words. Its rows are
+    multiplied by `embedding_scale` on lookup, hidden states by `logit_scale` before the head."""
 
     num_layers: int
     inner_size: int
@@ -121,7 +121,7 @@ class CrossDecoderLayer(nn.Module):
         self.has_norms_before = config.has_norms_before
 
     def own_bias(self, shared: torch.Tensor | None) -> torch.Tensor | None:
-        """Return what is added to the scores of self attention by position: what layers share."""
+        """Return self attention's score bias by position: the one that layers share."""
         return shared
 
     def forward(self, x: torch.Tensor, shared_bias: torch.Tensor | None) -> torch.Tensor:
@@ -167,9 +167,9 @@ class CrossDecoder(nn.Module):
 
 
 class EncoderDecoder(nn.Module, Model):
-    """An encoder, and the decoder with a head that attends to what it made: what the model plugins
-    of these families derive from. Stages of a pipeline divide the decoder's layers; each has the
-    encoder, since every layer of the decoder attends to what it made."""
+    """Base class of encoder-decoder plugins: an encoder, and a decoder with a head that attends to
+    its output. Stages of a pipeline divide the decoder's layers; each has the encoder, because
+    every layer of the decoder attends to its output."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "encoder"}
@@ -232,13 +232,13 @@ class EncoderDecoder(nn.Module, Model):
         raise NotImplementedError
 
     def build_position_bias(self, context: BuildContext) -> nn.Module | None:
-        """Return what the decoder's layers add to scores by relative position: nothing."""
+        """Return the decoder layers' score bias by relative position: none."""
         return None
 
     def encode(
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
-        """Return what the encoder makes of texts. Shapes: each [S, E]"""
+        """Return the encoder's output for texts. Shapes: each [S, E]"""
         items = [one[TOKEN_IDS] for one in features]
         lens = [len(item) for item in items]
         positions = [torch.arange(len(item), device=item.device) for item in items]

@@ -74,6 +74,6 @@ class DenseAttention(nn.Module):
 
 
 def _mask(bias: torch.Tensor, length: int) -> torch.Tensor:
-    """Return what is added to the scores of an item. Shapes: bias [H, 2 M - 1] -> [1, H, S, S]"""
+    """Return the score bias of an item. Shapes: bias [H, 2 M - 1] -> [1, H, S, S]"""
     place = torch.arange(length, device=bias.device)
     return bias[:, bias.shape[1] // 2 + place - place.unsqueeze(1)].unsqueeze(0)

@@ -271,13 +271,13 @@ class EncoderLayer(nn.Module):
         return self.output_norm(self.mlp(x, x))
 
     def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual and what the inner layer adds. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus the MLP's output. Shapes: x, residual [T, E] -> [T, E]"""
         inner = self.gate_up_proj(x) if self.is_gated else self.up_proj(x)
         return self.down_proj(inner, residual)
 
 
 class EncoderModel(nn.Module, Model):
-    """An encoder: what the model plugins of these families derive from."""
+    """Base class of encoder plugins."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     whole_because = "stages pass on the states of decoders alone"

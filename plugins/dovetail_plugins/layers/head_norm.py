@@ -1,5 +1,5 @@
-"""Norms of queries and keys that are not one RMSNorm for each head: of all heads together, or layer
-norms. Each takes this rank's heads side by side and is divided over ranks as they are.
+"""Norms of queries and keys other than one RMSNorm per head: over all heads together, or layer
+norms. Each takes this rank's heads, concatenated, and is divided over ranks like them.
 
 Source of the idea: Dehghani et al., Scaling Vision Transformers to 22 Billion Parameters, 2023.
 """

@@ -67,7 +67,7 @@ class HybridModel(DecoderModel):
 
 
 class UnrotatedModel(DecoderModel):
-    """The layers; mixers alone know the order of tokens."""
+    """The layers; only mixers know the order of tokens."""
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return no table."""

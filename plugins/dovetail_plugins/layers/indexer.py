@@ -1,4 +1,4 @@
-"""Indexer: what scores the tokens before a query, so that attention reads the best ones alone.
+"""Indexer: scores the tokens before a query, so that attention reads only the best ones.
 
 With x a token's input and c_q the latent of its query, of H small heads of D numbers that share a
 key:

@@ -21,7 +21,7 @@ FUSED = {
 
 EXPERTS = "experts"
 LETTERS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-"""What the checkpoints call the matrices of experts in a `block_sparse_moe`."""
+"""The checkpoints' names of an expert's matrices in a `block_sparse_moe`."""
 
 
 def parts_of(name: str) -> Iterator[str]:
@@ -68,7 +68,7 @@ Spelled = Callable[[str, str], Sequence[str]]
 
 
 def own_name(name: str, pattern: str) -> tuple[str]:
-    """Return the name alone."""
+    """Return only the name itself."""
     return (name,)
 
 

@@ -28,7 +28,7 @@ class PlainLayout:
         return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix as it is."""
+        """Return the matrix unchanged."""
         from dovetail_plugins.layers.matrix_linear import as_stored
 
         return as_stored(tensors["weight"])

@@ -29,8 +29,8 @@ class NativeRouting:
     def __call__(
         self, scores: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (weights, expert ids) of each token's experts, the best first; `bias` is added for
-        the choice alone.
+        """Return (weights, expert ids) of each token's experts, the best first; `bias` only affects
+        the choice.
 
         Shapes: scores [T, X], bias [X] float32 -> [T, A] float32, [T, A] int64
         """

@@ -3,7 +3,7 @@
 `PositionBias.table` is the input of `AttentionBackend.forward_biased`: [H, 2 M - 1] for this rank's
 heads. Column M - 1 + d has the bias of a key d after the query (before it if d < 0). M is the
 longest served row.
-Source: Raffel et al., T5, 2019. What is linear in the distance needs no table: see layers/alibi.py.
+Source: Raffel et al., T5, 2019. A bias linear in the distance needs no table: see layers/alibi.py.
 """
 
 from __future__ import annotations

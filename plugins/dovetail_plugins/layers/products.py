@@ -51,7 +51,7 @@ def is_cpu(device: str, dtype: torch.dtype) -> bool:
 
 
 def takes_of(weight: Weight) -> str:
-    """Return what the activations of a matrix may become, one of `rounding.TAKES`."""
+    """Return the possible type of a matrix's activations, one of `rounding.TAKES`."""
     if weight.format == _OUTPUT or _has_integers(weight):
         return TOKEN if weight.has_token_scales else INT8
     if weight.has_float8_activations:

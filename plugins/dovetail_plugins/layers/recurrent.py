@@ -61,7 +61,7 @@ class OverRows:
             self._native = self._make(**self._bound())
 
     def __call__(self, state: torch.Tensor, rows: RowStates, **given: Any) -> torch.Tensor:
-        """Return what the op makes of what is given by name (see the op). Mutates: state"""
+        """Return the op's result for the named arguments (see the op). Mutates: state"""
         if self._native is not None:
             return self._native(**given, state=state, rows=rows.native)
         return self._run(**given, **self._bound(), state=state, **rows.arguments())
@@ -172,7 +172,7 @@ class ShortConv(DividedVectors):
         return place_rows(leaf, self.get_parameter(leaf), self.num_channels, rows, None)
 
     def state_part(self, name: str = "conv") -> StatePart:
-        """Return what a row keeps."""
+        """Return a row's state."""
         return StatePart(name=name, shape=(self.num_channels, self.width - 1), holds=CONV)
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, rows: RowStates) -> torch.Tensor:

@@ -15,8 +15,8 @@ AUTO, INT8, FLOAT8, BFLOAT16, FLOAT = "auto", "int8", "float8", "bfloat16", "flo
 TOKEN = "token"
 """int8 with a scale a token."""
 TAKES = (TOKEN, INT8, FLOAT8, BFLOAT16, FLOAT)
-"""What a matrix takes: a checkpoint's own int8 per token, int8, e4m3 (else as the next), bfloat16
-(integers and small floats, exact in it), or floats alone."""
+"""Possible activation types of a matrix: a checkpoint's own int8 per token, int8, e4m3 (else as the
+next), bfloat16 (integers and small floats, exact in it), or only floats."""
 BFLOAT16_HELP = (
     "rounded to bfloat16 where the model is in bfloat16 and the CPU multiplies pairs of it "
     "faster than floats"

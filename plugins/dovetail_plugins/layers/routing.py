@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
-"""What makes numbers in 0 .. 1 of a token's scores: "softmax" over all experts, "sigmoid" of each
-alone, "sparsemixer": see `_sparsemixer`."""
+"""How a token's scores become numbers in 0 .. 1: "softmax" over all experts, "sigmoid" of each,
+"sparsemixer": see `_sparsemixer`."""
 GroupScore = Literal["best", "two_best"]
-"""What a group of experts is chosen by: its best member, or the sum of its two best."""
+"""The score of a group of experts: its best member, or the sum of its two best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class RoutingRule:
     Experts are in `num_groups` groups of neighbours; only the `num_kept_groups` best may be picked
     from. With `renormalizes` the picked experts' weights are divided by their sum, or by
     `least_sum` if the sum is less; then all weights are multiplied by `factor`. With
-    `weighs_inputs` a weight multiplies what an expert reads, not what it makes (`route` does not
-    look at it). `margin` belongs to sparsemixer.
+    `weighs_inputs` a weight multiplies an expert's input, not its output (`route` ignores it).
+    `margin` belongs to sparsemixer.
     """
 
     num_picked: int
@@ -55,7 +55,7 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (weights, expert ids) of each token's experts, the best first.
 
-    `bias` is added for the choice alone: it does not change the weights. Sparsemixer has none.
+    `bias` only affects the choice, not the weights. Sparsemixer has none.
 
     Shapes: scores [T, X], bias [X] -> [T, A] float32, [T, A] int64
     """

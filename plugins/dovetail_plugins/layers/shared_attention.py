@@ -89,7 +89,7 @@ def drawn_tokens() -> DrawnTokens | None:
 
 
 def spread(x: torch.Tensor, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Return rows at the places of the tokens that they are of, zeros for all others.
+    """Return rows at their tokens' positions, zeros for all others.
 
     Shapes: x [S, E], tokens [S] -> [num_tokens, E]
     """

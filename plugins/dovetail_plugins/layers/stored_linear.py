@@ -1,7 +1,7 @@
 """StoredLinear: a layer that the checkpoint stores quantized, in the tensors that a method names.
 
-A method names the tensors and says what matrix those of one part (q, k, v or gate, up) mean; fused
-parts become one matrix if they are of one kind, and stay several otherwise.
+A method names the tensors and the matrix that one part's tensors (q, k, v or gate, up) represent;
+fused parts become one matrix if they are of one kind, and stay several otherwise.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoredLinear(MatrixLinear):
 
 
 def neighbours(weights: Sequence[Weight]) -> list[Weight]:
-    """Return matrices with those joined that follow each other and are of one kind."""
+    """Return matrices, joining consecutive ones of the same kind."""
     found: list[Weight] = []
     for weight in weights:
         both = join([found[-1], weight]) if found else None
@@ -104,7 +104,7 @@ class Several(Matrix):
 
     @property
     def packed(self) -> None:
-        """Return None: there is no one packed weight."""
+        """Return None: there is no single packed weight."""
         return
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dovetail.interfaces.headers import TensorHeader
 from dovetail_plugins.layers.layer_names import parts_of
 
 WRAPPERS = ("model", "language_model", "text_model", "text")
-"""First words of names, which say in what a part is held, not which part it is."""
+"""First words of names that only say which container a part is in."""
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.")
 """Possible prefixes of a part of a text model."""
 HEAD, TABLE = "lm_head", "embed_tokens"
@@ -24,7 +24,7 @@ LOOKS_AROUND = "(?"
 
 
 def bare(name: str) -> str:
-    """Return a name without the words before it that say in what it is held."""
+    """Return a name without the container words before it."""
     words = name.split(".")
     while len(words) > 1 and words[0] in WRAPPERS:
         del words[0]
@@ -63,8 +63,8 @@ class StoredNames:
         return all(self.in_file(name) for name in names)
 
     def matched(self, name: str, pattern: str) -> tuple[str, ...]:
-        """Return the names of a layer to try an expression on. One that looks around, such as for
-        what is not there, is only tried on the file's own name."""
+        """Return the names of a layer to try an expression on. An expression with lookaround is
+        only tried on the file's own name."""
         known = self.in_file(name)
         if LOOKS_AROUND in pattern:
             return known or (name,)

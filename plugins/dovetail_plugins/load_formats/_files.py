@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder: which hold weights, and whether they can be what they claim.
+"""The files of a checkpoint folder: which ones have weights, and whether they are plausible.
 
 Imports no torch. Only names inside the folder are followed; a name in an index that points
 elsewhere is refused.
@@ -77,7 +77,7 @@ def check_is_content(path: Path) -> int:
 
 
 class ByteCount:
-    """Adds bytes up and tells the progress callback, if there is one."""
+    """Adds up bytes and reports them to the progress callback, if there is one."""
 
     def __init__(self, progress: Progress | None, all_bytes: int) -> None:
         self._progress = progress

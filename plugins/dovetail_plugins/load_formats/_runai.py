@@ -50,7 +50,7 @@ def _tensors(files: Sequence[Path], path: str) -> Iterator[tuple[str, torch.Tens
             for name, tensor in tensors:
                 yield str(name), tensor
         except Exception as error:
-            # The package has error classes of its own that share no other base.
+            # The package's error classes have no common base.
             raise ConfigError(
                 f"cannot be streamed: {error}", where=path, fix="use --load-format safetensors."
             ) from error

@@ -60,8 +60,8 @@ def _extent(entry: Entry) -> Extent:
 
 
 class WholeFile:
-    """One small file (interfaces.adapter.AdapterContent), and its header's JSON. It is open from
-    now on, so that nothing happens when another takes its place; when it is cut, that is said."""
+    """One small file (interfaces.adapter.AdapterContent), and its header's JSON. It stays open, so
+    that replacing the file on disk has no effect; if it is truncated, an error is raised."""
 
     def __init__(self, path: Path) -> None:
         """Read the header. Raises: ConfigError when there is none"""
@@ -122,7 +122,7 @@ def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a mapped file; their bytes are read when they are copied.
 
-    Raises: ConfigError when the library finds what the header check has not.
+    Raises: ConfigError for faults that the header check has missed.
     """
     try:
         with safe_open(str(header.path), framework="pt") as file:
@@ -133,8 +133,8 @@ def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the file from its first to its last tensor at once, then yield them. For slow or remote
-    disks.
+    """Read the file from its first to its last tensor in one go, then yield them. For slow or
+    remote disks.
 
     Raises: ConfigError when the file has become shorter since its header was read.
     """

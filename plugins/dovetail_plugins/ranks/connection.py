@@ -24,13 +24,13 @@ class Connection(Protocol):
     """One end of a connection for bytes. Only `wait` waits."""
 
     def send_some(self, message: bytes, first: int) -> int:
-        """Send what goes at once of a message from `first` on; return how many bytes went.
+        """Send what fits without waiting, from byte `first` on; return how many bytes were sent.
 
         Raises: OSError when the other end is gone
         """
 
     def read_some(self) -> memoryview:
-        """Return what is there, maybe nothing; valid until the next call.
+        """Return the available data, maybe none; valid until the next call.
 
         Raises: EOFError when the other end is gone
         """
@@ -54,14 +54,14 @@ class SocketConnection:
         self._chunk = memoryview(bytearray(READ_BYTES))
 
     def send_some(self, message: bytes, first: int) -> int:
-        """Send what goes at once (see Connection)."""
+        """Send as much as possible without waiting (see Connection)."""
         try:
             return self.socket.send(memoryview(message)[first:], socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
 
     def read_some(self) -> memoryview:
-        """Return what is there (see Connection)."""
+        """Return the available data (see Connection)."""
         try:
             count = self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -108,12 +108,12 @@ class SharedConnection:
         return self._end.bell
 
     def send_some(self, message: bytes, first: int) -> int:
-        """Send what goes at once (see Connection)."""
+        """Send as much as possible without waiting (see Connection)."""
         self._mark = self.bell.mark()
         return self._end.put(message, first)
 
     def read_some(self) -> memoryview:
-        """Return what is there (see Connection)."""
+        """Return the available data (see Connection)."""
         self._mark = self.bell.mark()
         return self._end.take()
 

@@ -76,7 +76,7 @@ class Guest:
 
     @property
     def ending(self) -> str:
-        """Return what is known of the end of a rank that is not this process's child."""
+        """Return the known reason for the end of a rank that is not a child of this process."""
         return f"{self.hello.name} ended, or lost its connection."
 
     def close(self) -> None:
@@ -183,9 +183,9 @@ class Door:
 
 
 def come_in(address: DoorAddress, hello: Hello) -> Guest:
-    """Return the two connections of a rank that has come to a door.
+    """Return the two connections of a rank that has connected to a door.
 
-    Raises: ConfigError when it cannot be reached, or does not let the rank in
+    Raises: ConfigError when it cannot be reached, or rejects the rank
     """
     orders = _open(address, msgspec.structs.replace(hello, channel=ORDERS))
     try:
@@ -219,8 +219,8 @@ def _open(address: DoorAddress, hello: Hello) -> socket.socket:
 
 
 def wait_for_listener(host: str, port: int, limit_s: float, what: str) -> None:
-    """Wait until somebody listens at an address, which may not have been started yet; the log tells
-    for `what`. Raises: OSError when nobody does in time"""
+    """Wait until a listener accepts at an address, which may not have been started yet; the log
+    calls it `what`. Raises: OSError when there is none in time"""
     begun_s, is_told = time.monotonic(), False
     while True:
         try:

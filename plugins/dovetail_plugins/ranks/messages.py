@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class GetKVLayers(msgspec.Struct, frozen=True, tag="get_kv_layers"):
-    """Say what the model's attention layers cache."""
+    """Requests the cached data of the model's attention layers."""
 
 
 class GetFreeBytes(msgspec.Struct, frozen=True, tag="get_free_bytes"):
@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
-    """Know what the last stage of a pipeline drew in a step. There is no answer."""
+    """Passes on the tokens that the last stage of a pipeline sampled. It has no answer."""
 
     result: StepResult
 
@@ -90,7 +90,7 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
 
 
 class CallMethod(msgspec.Struct, frozen=True, tag="call_method"):
-    """Call a method of the worker. `number` tells calls apart: an answer may come too late."""
+    """Call a method of the worker. `number` identifies the call: an answer may come too late."""
 
     number: int
     call: WorkerCall
@@ -115,7 +115,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class KVLayers(msgspec.Struct, frozen=True, tag="kv_layers"):
-    """What the model's attention layers cache."""
+    """The cached data of the model's attention layers."""
 
     layers: tuple[CachedLayer, ...]
 

@@ -3,10 +3,10 @@
 Every step gives `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
 Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
 the tokens from `num_computed_tokens` up to the last known or pending one, plus drafts of what
-follows if there is room. When blocks run out, the running request with the largest key gives its
-blocks back and waits again: what it had cached goes to host blocks while some are free (if it is a
-whole block or more), and otherwise is computed again. The number of chunked prompts may be limited,
-and of long ones further: then shorter ones overtake those that wait for their turn.
+follows if there is room. When blocks run out, the running request with the largest key is
+preempted: its cached tokens go to host blocks while some are free (if they fill a block or more),
+and otherwise are computed again. The number of chunked prompts may be limited, and of long ones
+further: then shorter ones overtake those that wait for their turn.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
@@ -189,9 +189,9 @@ class ContinuousScheduler(Scheduler):
     def _next_tokens(self, job: Job, tokens_left: int, num_behind: int) -> int:
         """Return how many tokens a running job computes now, drafts aside.
 
-        While drafts are under way it is none: nobody knows yet how far they take the job, or what
-        the worker will guess. Nor is it any while a token is that only the last stage of a pipeline
-        will know.
+        None while drafts are pending: it is not yet known how many are accepted, or what the worker
+        will guess. Also none while a token is pending that only the last stage of a pipeline will
+        know.
         """
         request = job.request
         is_alone = request.num_wanted_drafts > 0 or not self._spec.chains_steps
@@ -199,7 +199,7 @@ class ContinuousScheduler(Scheduler):
             return 0
         num_known = request.num_tokens + request.num_inflight
         if num_known >= job.max_tokens:
-            return 0  # what is under way ends it
+            return 0  # the pending token ends it
         num_wanted = num_known - request.num_computed_tokens
         if num_wanted <= 1:
             return num_wanted
@@ -281,9 +281,9 @@ class ContinuousScheduler(Scheduler):
         self._enqueue(job)
 
     def _swap_out(self, request: RequestState) -> bool:
-        """Return whether what the request has cached goes to the host. Mutates: the cache, self
+        """Return whether the request's cached tokens go to the host. Mutates: the cache, self
 
-        Not of one that needs its whole prompt: it is computed again as a whole.
+        Not for one that needs its whole prompt: it is computed again as a whole.
         """
         if request.needs_whole_prompt:
             return False
@@ -308,7 +308,7 @@ class ContinuousScheduler(Scheduler):
         """Return whether a waiting job could start. Mutates: queues, tally, cache, turns"""
         job = self._waiting[index]
         request = job.request
-        # A job preempted with a token under way waits for it: its new row must know all tokens.
+        # A job preempted with a pending token waits for it: its new row must know all tokens.
         if request.num_inflight > 0 or self._is_blocked(job):
             return False
         num_cached = self._cache.find_prefix(request)
@@ -421,7 +421,7 @@ class ContinuousScheduler(Scheduler):
             if not result.token_ids and result.fault is None and result.pooled is None:
                 result = RowResult(row=step.row, fault="the worker drew no token for this row.")
         is_stale = epoch != job.epoch
-        # The recompute tells prompt logprobs again from the start; a late piece would not fit.
+        # The recompute reports prompt logprobs again from the start; a late piece would not fit.
         if is_stale and request.needs_whole_prompt:
             return False
         request.append(result)
@@ -441,7 +441,7 @@ class ContinuousScheduler(Scheduler):
         return bool(result.token_ids)
 
     def _end_if_outgrown(self, request: RequestState) -> None:
-        """End a request whose next token would not fit the cache even alone."""
+        """End a request whose next token would not fit the cache even by itself."""
         if request.num_tokens > self._capacity_tokens and not request.is_finished:
             request.finish(
                 "error",
@@ -450,7 +450,7 @@ class ContinuousScheduler(Scheduler):
             )
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
-        """End these requests now; return those that were under way."""
+        """End these requests now; return those that were unfinished."""
         ended = []
         for request_id in request_ids:
             job = self._jobs.get(request_id)

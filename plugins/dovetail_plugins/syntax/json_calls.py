@@ -1,8 +1,8 @@
 """Calls written as JSON objects with a name and arguments: parsing, partial parsing, constraints.
 
-`JsonCalls` says which keys a family uses; a parser calls it with the text of one object, of several
-in a row or of a list of them. Arguments keep the model's own bytes. What `so_far` returns for a
-prefix stays true for every longer text, even if that text goes wrong later.
+`JsonCalls` has the keys of a family; a parser calls it with the text of one object, of several in a
+row or of a list of them. Arguments keep the model's own bytes. What `so_far` returns for a prefix
+stays true for every longer text, even if that text goes wrong later.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class JsonCalls:
     list them, so that a plain JSON answer is soon recognized as no call. `dividers` are characters
     allowed, with blanks, between consecutive objects; None: there is one object only. A list of
     objects is always taken. `needs_brace`: an object without its last brace is no call, even after
-    empty arguments. `ids`: what a call's "id" may be; others are not the call's. What is no call
-    among others that are is text.
+    empty arguments. `ids`: the pattern of a call's "id"; other ids are ignored. Text between calls
+    that is no call is passed on as text.
     """
 
     name: str = "name"

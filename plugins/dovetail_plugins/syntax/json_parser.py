@@ -27,7 +27,7 @@ class JsonToolParser(ToolParser):
         return self.calls.parse(body.removeprefix(self.prefix))
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return self.calls.so_far(body.removeprefix(self.prefix))
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:

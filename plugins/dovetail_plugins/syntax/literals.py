@@ -1,8 +1,8 @@
 """Literals of other notations as JSON text: Python's, and one with marks instead of quotes.
 
-Reads from the left and no further than it must, so that what it says of the beginning of a text
-holds for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON. Takes what
-models write that is nearly Python: 07, a set, a quote within a string that does not end it.
+Reads from the left and no further than it must, so that a result for the beginning of a text holds
+for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON. Accepts common
+mistakes of models: 07, a set, a quote within a string that does not end it.
 """
 
 from __future__ import annotations

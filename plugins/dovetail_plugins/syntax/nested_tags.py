@@ -93,7 +93,7 @@ class _Read:
         self.name = ""
 
     def leave(self, at: int) -> None:
-        """Be over with what is no call at this place."""
+        """End the broken text at this position."""
         text = self.text[self.broken : at]
         none = ToolCall(name="", arguments="", text=text)
         self.calls.append(self.made("", text) if self.name else none)
@@ -195,7 +195,7 @@ class NestedTags:
         read: _Read,
         open_ones: list[_Node],
     ) -> None:
-        """Open or close what a tag says. Mutates: read, open_ones. Raises: MalformedToolCall"""
+        """Open or close a tag's element. Mutates: read, open_ones. Raises: MalformedToolCall"""
         if tag is None:
             raise MalformedToolCall("text stands before the first tag, or a mark before no tag")
         invoke, plain = _INVOKE.match(tag), _TAG.match(tag)

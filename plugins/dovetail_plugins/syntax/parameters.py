@@ -1,4 +1,4 @@
-"""What a tool's schema says of its parameters one by one, and values that were not written as JSON.
+"""A tool's parameters one by one, from its schema, and values that were not written as JSON.
 
 For syntaxes that write parameters apart from each other.
 """
@@ -112,10 +112,10 @@ def arguments_constraint(
 def as_json(text: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON text of a parameter that a model wrote without saying its type.
 
-    A string stays text, and so does what the schema lists as one. Otherwise text whose JSON type
-    the schema allows is copied byte for byte. Constants and lists may be Python's, and non-string
-    JSON may be written as a string, with or without quotes. Nothing at all is an empty list or
-    object; anything else is text.
+    A string stays text, and so does a value that the schema lists as one. Otherwise text whose JSON
+    type the schema allows is copied byte for byte. Constants and lists may be Python's, and
+    non-string JSON may be written as a string, with or without quotes. Nothing at all is an empty
+    list or object; anything else is text.
     """
     allowed = kinds(schema)
     written = text.strip()

@@ -78,7 +78,7 @@ def _one_of(values: list[str], closing: str) -> Constraint | None:
 
 
 def is_closed_pattern(pattern: Any) -> bool:
-    """Return whether a pattern says of the whole text which characters it has, no "<" among them.
+    """Return whether a pattern restricts the whole text to certain characters, without "<".
 
     Conservative: alternatives outside of groups, escapes but a few, and "." and "[^" are not taken.
     """

@@ -1,7 +1,7 @@
 """Calls written as Python calls with keyword arguments: whole, half written, and their constraint.
 
-`PythonCalls` says how a family puts several of them together. Arguments become JSON, one by one,
-and what was said of a beginning stays true of every longer text. Nothing is evaluated.
+`PythonCalls` says how a family combines several of them. Arguments become JSON, one by one, and
+what is reported for a prefix stays true for every longer text. It evaluates nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PythonCalls:
     """`is_list`: calls are in brackets, and the closing bracket ends them. Else they follow each
     other, divided by blanks, commas or semicolons. `wrapper` is a function whose argument is the
     call itself (print, say). `is_tagged`: a tag announces calls, so a head that is no call is
-    broken, not prose. What is no call among others that are is text."""
+    broken, not prose. Text between calls that is no call is passed on as text."""
 
     is_list: bool = True
     is_tagged: bool = False

@@ -1,4 +1,4 @@
-"""What a JSON schema says of a value: its types, the values it lists, what is within.
+"""The content of a JSON schema: a value's types, its listed values, its inner schemas.
 
 Looks through references and through the parts of anyOf, oneOf and allOf.
 """
@@ -62,7 +62,7 @@ def _layers(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[dict
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return what a schema of an object says of each property, wherever it says so."""
+    """Return all schemas of each property in an object's schema."""
     found: dict[str, list[dict[str, Any]]] = {}
     for layer in _layers(schema, schema):
         declared = layer.get("properties")

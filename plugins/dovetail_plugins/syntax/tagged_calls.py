@@ -38,8 +38,8 @@ class _Read:
 class TaggedCalls:
     """The tags of a call: `begin` head `middle` {...} `fence` `end`.
 
-    `head` matches the whole head, blanks around it aside; its group "name" is the function, its
-    group "id", if it has one, what the model calls the call. `fence` may be missing.
+    `head` matches the whole head without surrounding blanks; its group "name" is the function, its
+    optional group "id" the model's id of the call. `fence` may be missing.
     """
 
     begin: str
@@ -131,7 +131,7 @@ class TaggedCalls:
             self._close(text, checked.end, found)
 
     def _close(self, text: str, at: int, found: _Read) -> None:
-        """Read the closing tags, as far as they are there. Mutates: found"""
+        """Read the closing tags, as far as they have arrived. Mutates: found"""
         at = skip_blanks(text, at)
         if self.fence and text.startswith(self.fence, at):
             at = skip_blanks(text, at + len(self.fence))

@@ -83,7 +83,7 @@ class XmlCalls(XmlTags):
         return concat(start + head, *parts, self.tail + self.after + end)
 
     def arguments(self, tool: Tool) -> Constraint | None:
-        """Return the tags of the arguments alone, between which a line may end; None as above."""
+        """Return only the tags of the arguments, between which a line may end; None as above."""
         bare = replace(self, head="", before="", gap="", tail="", after="")
         found = bare.constraint(tool)
         if not isinstance(found, Concat):
@@ -93,7 +93,7 @@ class XmlCalls(XmlTags):
             Repeat(concat(line, part.part), part.least, part.most)
             if isinstance(part, Repeat)
             else concat(line, part)
-            for part in found.parts[1:-1]  # what is around the arguments is empty
+            for part in found.parts[1:-1]  # the parts around the arguments are empty
         ]
         return Concat((*parts, line))
 

@@ -28,7 +28,7 @@ class XmlToolParser(ToolParser):
         return self.calls.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return self.calls.so_far(body, tools)
 
     def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:

@@ -171,7 +171,7 @@ class Reading:
         return True
 
     def _read_value(self, key: re.Match[str], schema: Mapping[str, Any], call: _Open) -> bool:
-        """Read a value; return whether the call goes on. Mutates: call"""
+        """Read a value; return whether the call continues. Mutates: call"""
         name = self.tags.named(key[NAME])
         start, end = key.end(), self._value_end(key.end(), schema)
         missed = self._missed(start, end, schema, call, name)
@@ -288,7 +288,7 @@ class Reading:
         return first
 
     def _is_followed(self, at: int) -> bool:
-        """Return whether what a closing tag is followed by is the call's next tag."""
+        """Return whether the call's next tag follows a closing tag."""
         tags = (self.tags.tail, self.tags.key)
         return not all(tag and pattern(tag).match(self.text, at) is None for tag in tags)
 

@@ -165,7 +165,7 @@ class TestTokenizer:
         assert tuple(text + s.flush() for text, s in zip(joined, streams, strict=True)) == texts
 
     def test_threads(self, tokenizer: Tokenizer) -> None:
-        """Several threads may use it at once."""
+        """Several threads may use it concurrently."""
         wanted = [tokenizer.encode(text) for text in TEXTS]
         with ThreadPoolExecutor(4) as pool:
             for _ in range(4):

@@ -164,7 +164,7 @@ class TestToolParser:
                     assert cut == again, at
 
     def test_calls_only_grow(self, parser: ToolParser) -> None:
-        """What `so_far` says of a beginning holds for every longer one, and for `parse`."""
+        """A result of `so_far` for a prefix holds for every longer one, and for `parse`."""
         for sample in parser.samples:
             tools = tools_of(sample)
             for body in bodies(parser, sample.text):
@@ -176,7 +176,7 @@ class TestToolParser:
                 assert grows(before, parsed(parser, body, tools) or before), body
 
     def test_region_end_stays(self, parser: ToolParser) -> None:
-        """Once a region is over by its own syntax, no longer body moves its end."""
+        """Once a region is over by its own syntax, a longer body does not move its end."""
         for sample in parser.samples:
             for body in bodies(parser, sample.text):
                 ends = [parser.region_end(body[:end]) for end in range(len(body) + 1)]
@@ -211,8 +211,8 @@ class TestToolParser:
                 assert all(json.loads(call.arguments) == arguments for call in got.calls), text
 
     def test_arguments_are_json_objects(self, parser: ToolParser) -> None:
-        """The arguments of every call that is not cut off are the text of a JSON object: what the
-        parser says of a whole region, and what comes out in the end."""
+        """The arguments of every call that is not cut off are the text of a JSON object, both in
+        the parser's result for a whole region and in the end."""
         whole = [s for s in parser.samples if not is_cut(parser, s.text)]
         assert any(sample.calls for sample in whole)
         for sample in whole:
@@ -252,8 +252,8 @@ class TestToolParser:
                     assert said(parser, got.content) == said(parser, text)
 
     def test_damaged_text_loses_nothing(self, parser: ToolParser) -> None:
-        """Samples with parts deleted, doubled and exchanged come to the same however they are cut;
-        what is not a call is content."""
+        """Samples with parts deleted, doubled and exchanged give the same result however they are
+        cut; text that is not a call is content."""
         for number, sample in enumerate(parser.samples):
             for text in damaged(sample.text, seed=number, num=NUM_DAMAGED):
                 whole = run(parser, [text], sample)

@@ -126,7 +126,7 @@ class TestWorkerDrafter:
 
     @requires("on_worker")
     def test_batch_and_chunks(self, drafter: WorkerDrafter) -> None:
-        """Rows in one batch, cut into chunks and single tokens, give the logits of rows alone."""
+        """Rows in one batch, cut into chunks and single tokens, give the logits of single rows."""
         with torch.inference_mode():
             alone = [PagedModel(Beside(drafter)).forward([(0, row)])[0] for row in TOKENS]
             model, at = PagedModel(Beside(drafter)), [0] * len(TOKENS)
@@ -171,7 +171,7 @@ class TestWorkerDrafter:
 
     @requires("on_worker")
     def test_owns_nothing_of_the_model(self, drafter: WorkerDrafter) -> None:
-        """Its module has names for a checkpoint's tensors, and counts its own layers alone."""
+        """Its module has names for a checkpoint's tensors, and counts only its own layers."""
         module: Any = drafter.module()
         module.weight_map()
         own = sum(1 for _ in module.modules())
