@@ -140,7 +140,7 @@ MODEL_IMPL_TRANSFORMERS = Value(
     value="transformers",
 )
 
-# What a model is run for: the choices of --runner and, for older command lines, of --task.
+# The use of a model: the choices of --runner and, for older command lines, of --task.
 # `value` is the word; None leaves it to the checkpoint.
 RUNNER_AUTO = Value(summary="chosen by the checkpoint", value=None)
 RUNNER_GENERATE = Value(summary="text generation", value="generate")
@@ -190,7 +190,7 @@ PERFORMANCE_THROUGHPUT = Value(
     summary="long steps: twice as many tokens and requests each", value=(2, 2)
 )
 
-# What is reported as logprobs: the choices of --logprobs-mode.
+# The values reported as logprobs: the choices of --logprobs-mode.
 # `value` is (stage, scale): "raw" logits are the model's own, "processed" ones have gone through
 # processors, penalties, temperature and filters; the scale is "logprobs" or "logits".
 LOGPROBS_MODE_RAW_LOGPROBS = Value(
@@ -248,12 +248,12 @@ UVICORN_LOG_ERROR = Value(summary="failures", value="error")
 UVICORN_LOG_CRITICAL = Value(summary="failures that end the server", value="critical")
 
 # Parts whose time is added up for every request: the choices of --collect-detailed-traces.
-# `value` names what a span then carries: the time of the model, of the worker, or both.
+# `value` names the times in a span: of the model, of the worker, or both.
 TRACE_MODULE_MODEL = Value(summary="the model's forward passes", value=("model",))
 TRACE_MODULE_WORKER = Value(summary="the worker's steps, from call to result", value=("worker",))
 TRACE_MODULE_ALL = Value(summary="both", value=("model", "worker"))
 
-# What is left of choices which earlier generations had. `value` is its name.
+# The rest of choices of earlier generations. `value` is its name.
 PREEMPTION_RECOMPUTE = Value(summary="preempted requests are recomputed", value="recompute")
 PREEMPTION_SWAP = Value(
     summary="the KV cache of preempted requests is swapped to host memory and back", value="swap"

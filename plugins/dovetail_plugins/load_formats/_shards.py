@@ -22,7 +22,7 @@ READERS: dict[str, FileReader] = {"lazy": single.lazy_tensors, "eager": single.e
 
 
 def read_shards(files: Sequence[Path], checkpoint: Checkpoint, read: FileReader) -> Tensors:
-    """Yield every tensor of the files once, but for skipped ones, whose bytes are not read.
+    """Yield every tensor of the files once, except skipped ones, whose bytes are not read.
 
     Raises: ConfigError before the first if any file is bad.
     """

@@ -31,7 +31,7 @@ ENCRYPTED_VERSION, LAST_VERSION, LONG_SHAPES = 3, 5, 5
 MAX_INDEX_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 2**20
 MIN_ENTRY_BYTES = 29
-"""What the smallest entry of an index takes: no count above index bytes / this can be true."""
+"""Bytes of the smallest possible index entry: no count above index bytes / this can be true."""
 END_BYTES = 8
 """A header length of zero after the last tensor."""
 PATH_MARK = b"\x1e"
@@ -111,8 +111,8 @@ def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.T
 
 
 def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | bytes) -> None:
-    """Raises: ConfigError unless the tensor's own header says what the index says, and each
-    checksum in it is that of header and data.
+    """Raises: ConfigError unless the tensor's own header agrees with the index, and each of its
+    checksums matches header and data.
 
     The header: its length, 2 + 1 bytes, name, dtype and shape with their lengths, the checksums
     (counted as zeros when they were made), the length of the data.
@@ -159,7 +159,7 @@ def _dtype_named(text: str) -> torch.dtype | None:
 
 
 def _take_checksums(raw: bytearray, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (kind, checksum) and put zeros in its place. Raises: IndexError. Mutates: raw"""
+    """Yield (kind, checksum) and overwrite it with zeros. Raises: IndexError. Mutates: raw"""
     at = start + 1
     for _ in range(raw[start]):
         kind, length = raw[at], raw[at + 1]
@@ -241,5 +241,5 @@ def _check_places(path: Path, extents: tuple[Extent, ...], start: int, size_byte
 
 
 def malformed(path: Path, reason: str, fix: str = "write the file again") -> ConfigError:
-    """Return the error for a file that is not what it should be."""
+    """Return the error for a malformed file."""
     return ConfigError(f"not a readable tensorizer file: {reason}", where=str(path), fix=fix)

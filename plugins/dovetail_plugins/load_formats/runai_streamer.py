@@ -43,7 +43,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedStreamOptions(ShardedOptions):
-    """How the package reads, and what the files are called."""
+    """How the package reads, and the names of the files."""
 
     concurrency: int | None = field(default=None, metadata={"help": "threads that read"})
     memory_limit: int | None = field(

@@ -28,7 +28,7 @@ LISTS = ("suppressed", "suppressed_first")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a request said. `first_time` None: nothing but the suppressed ids counts. The first time
+    """A request's rules. `first_time` None: nothing but the suppressed ids counts. The first time
     of a window is one of the first `most_first` ones."""
 
     first_time: int | None
@@ -51,7 +51,8 @@ class Row:
 
 
 class SpeechTimes(LogitsProcessor):
-    """Bans what a transcript cannot go on with (`logits_processors: {"speech_times": {...}}`)."""
+    """Bans tokens that cannot continue a transcript (`logits_processors: {"speech_times":
+    {...}}`)."""
 
     info = Info(summary="keeps the times of a transcript in order", source="arXiv:2212.04356")
     stage = "bias"

@@ -86,7 +86,7 @@ def stored_type(path: str | Path) -> str | None:
             entry = json_value(text)["tok_embeddings.weight"]
             return _TYPES.get(entry["dtype"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # in another file, or damaged: the check of the weights tells of that
+            continue  # in another file, or damaged: the check of the weights reports that
     return None
 
 

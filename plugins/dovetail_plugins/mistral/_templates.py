@@ -1,7 +1,7 @@
 """Chat templates for Mistral's tokenizer versions, whose own files carry none.
 
-Source: https://github.com/mistralai/mistral-common (tokenizers/instruct.py), what it writes for
-each version. Text in a prompt that spells a marker becomes that marker, as in all templates.
+Source: https://github.com/mistralai/mistral-common (tokenizers/instruct.py), its output for each
+version. Text in a prompt that spells a marker becomes that marker, as in all templates.
 """
 
 from __future__ import annotations

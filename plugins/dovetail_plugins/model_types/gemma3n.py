@@ -1,4 +1,4 @@
-"""Facts of Gemma 3n's text model: what is unusual, and what a config.json may leave out."""
+"""Facts of Gemma 3n's text model: unusual traits, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cache(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: nothing in the last layers."""
+    """Return what a row caches: nothing in the last layers."""
     found = sources(config, layer_types(config))
     return CacheFacts(num_attention_layers=len(set(found)), sources=found)
 

@@ -1,4 +1,4 @@
-"""Facts of Gemma 4's text model: the heads of its layers, and what a config.json may leave out."""
+"""Facts of Gemma 4's text model: the heads of its layers, and config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Facts of Kimi Linear: the kinds of layers, the sizes of delta layers, what a row keeps, and what
-a config.json may leave out."""
+"""Facts of Kimi Linear: the kinds of layers, the sizes of delta layers, what a row caches, and
+config.json defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = {
     "linear_num_heads": "num_heads",
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
-"""Sizes of delta layers, and what the released config.json calls them in `linear_attn_config`."""
+"""Sizes of delta layers, and their names in `linear_attn_config` of the released config.json."""
 OWN_NAMES = {
     "max_position_embeddings": "model_max_length",
     "norm_topk_prob": "moe_renormalize",
@@ -66,7 +66,7 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a latent, or the last inputs of a convolution and a matrix for each
+    """Return what a row caches: a latent, or the last inputs of a convolution and a matrix for each
     head."""
     return delta_cache(
         config,

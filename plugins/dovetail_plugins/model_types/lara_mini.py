@@ -1,5 +1,4 @@
-"""Facts of Lara Mini: the kinds of layers, what a row keeps, and what a config.json may leave
-out."""
+"""Facts of Lara Mini: the kinds of layers, what a row caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return delta_cache(layer_types(config), config)
 
 

@@ -37,12 +37,12 @@ def inner_size(config: Mapping[str, Any]) -> int:
 
 
 def cache(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return state_facts(config, layer_types(config))
 
 
 def state_facts(config: Mapping[str, Any], kinds: Sequence[str]) -> CacheFacts:
-    """Return what a row keeps: keys and values, or the last inputs of a convolution."""
+    """Return what a row caches: keys and values, or the last inputs of a convolution."""
     num_states = kinds.count(CONV)
     return CacheFacts(
         num_attention_layers=int(config["num_hidden_layers"]) - num_states,

@@ -1,5 +1,4 @@
-"""LFM3: which layers are convolutions and which have windows, and what a config.json may leave
-out."""
+"""LFM3: which layers are convolutions and which have windows, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: keys and values, or the last inputs of a convolution."""
+    """Return what a row caches: keys and values, or the last inputs of a convolution."""
     return state_facts(config, layer_types(config))
 
 

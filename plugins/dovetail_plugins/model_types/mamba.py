@@ -1,4 +1,4 @@
-"""Mamba 1 and 2: the sizes of their mixers, and what a row keeps."""
+"""Mamba 1 and 2: the sizes of their mixers, and what a row caches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Facts of OLMo Hybrid: the kinds of layers, the sizes of gated delta layers, what a row keeps, and
-what a config.json may leave out."""
+"""Facts of OLMo Hybrid: the kinds of layers, the sizes of gated delta layers, what a row caches,
+and config.json defaults."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return delta_cache(layer_types(config), filled(config))
 
 

@@ -1,4 +1,4 @@
-"""Facts of Phi-3 and Phi-4: what a config.json may leave out."""
+"""Facts of Phi-3 and Phi-4: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RWKV-4: what config.json may leave out, and what a row keeps."""
+"""RWKV-4: config.json defaults, and what a row caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inner_size(config: Config) -> int:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: the last inputs of both parts of a layer, and its averages."""
+    """Return what a row caches: the last inputs of both parts of a layer, and its averages."""
     return CacheFacts(
         num_attention_layers=0,
         num_state_layers=int(config["num_hidden_layers"]),

@@ -1,4 +1,4 @@
-"""Zamba: which layers call the shared block, the sizes of its mixers, and what a row keeps."""
+"""Zamba: which layers call the shared block, the sizes of its mixers, and what a row caches."""
 
 from __future__ import annotations
 

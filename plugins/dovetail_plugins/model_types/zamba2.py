@@ -1,4 +1,4 @@
-"""Zamba 2: which layers call a shared block, the sizes of its mixers, and what a row keeps."""
+"""Zamba 2: which layers call a shared block, the sizes of its mixers, and what a row caches."""
 
 from __future__ import annotations
 

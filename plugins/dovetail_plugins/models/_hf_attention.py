@@ -2,8 +2,8 @@
 
 transformers keeps attention and mask functions in two registries, and a missing mask function means
 no mask at all. The probe therefore registers both and learns from the model's own mask calls what
-each layer may see; the running layer registers attention alone, gets no mask, and applies what was
-learnt. Source: https://huggingface.co/docs/transformers/attention_interface
+each layer may see; the running layer registers only attention, gets no mask, and applies what was
+learned. Source: https://huggingface.co/docs/transformers/attention_interface
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Seen:
 
 
 class UnusableMask:
-    """A mask other than a causal window: one of encodings, which a decoder alone is not given."""
+    """A mask other than a causal window, such as one over encodings, which no lone decoder gets."""
 
 
 class _Probing(threading.local):
@@ -102,9 +102,9 @@ def register() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The findings of a trial pass: the attention layers, what the trunk returns, the number that
-    the trunk's own code gives the first token of a text, the linear layers whose weights other
-    code takes out of them, and the paths of layers that text does not pass through."""
+    """The findings of a trial pass: the attention layers, the trunk's output, the number that the
+    trunk's own code gives the first token of a text, the linear layers whose weights other code
+    reads directly, and the paths of layers that text does not pass through."""
 
     layers: list[Attention]
     output: Any
@@ -262,15 +262,15 @@ def _pass(trunk: nn.Module) -> Iterator[Watch]:
 
 
 def _plain_tokens(trunk: nn.Module, count: int, device: str) -> torch.Tensor:
-    """Return tokens that are no padding, which some trunks do not count."""
+    """Return non-padding tokens, because some trunks do not count padding."""
     config = vars(trunk).get("config")
     token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
     return torch.full((count,), token, dtype=torch.int64, device=device)
 
 
 def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
-    """Return what a trunk's own code numbers the first token, from the rows that it looked up
-    with and without positions 0, 1. Raises: ConfigError when it does not count one by one."""
+    """Return the number that a trunk's own code gives the first token, from the rows that it looked
+    up with and without positions 0, 1. Raises: ConfigError when it does not count one by one."""
     shifts = {b - a for x, y in zip(told, own, strict=False) for a, b in zip(x, y, strict=False)}
     shifts -= {0}
     if len(shifts) > 1 or [len(x) for x in told] != [len(y) for y in own]:
@@ -335,7 +335,7 @@ def _refuse(
     attention_mask: Any,
     others: dict[str, Any],
 ) -> None:
-    """Raises: ConfigError for what a paged backend cannot do."""
+    """Raises: ConfigError for calls that a paged backend does not support."""
     name = type(module).__name__
     if not _probing.is_on:
         raise ConfigError(f"{name} computes attention here, but did not in the trial pass at load.")
@@ -388,8 +388,8 @@ def _probe_scores(
     mask: Any,
     scale: float,
 ) -> torch.Tensor:
-    """Give a module that attends by products of its own its Attention. Shapes: query [1, H, T, D]
-    -> [1, T, H, D of value]"""
+    """Give a module with its own attention products an Attention. Shapes: query [1, H, T, D] ->
+    [1, T, H, D of value]"""
     return _probe_attention(module, query, key, value, mask, scaling=scale)[0]
 
 
@@ -416,7 +416,7 @@ def _padded(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
 
 def share_shape(layers: Sequence[Attention]) -> bool:
     """Let all layers cache keys and values of one shape, the largest of theirs; return whether any
-    differed. Blocks of the cache are of one size. Mutates: layers
+    differed. All blocks of the cache have one size. Mutates: layers
     """
     kv_heads = max(layer.spec.num_kv_heads for layer in layers)
     size = max(layer.spec.head_size for layer in layers)

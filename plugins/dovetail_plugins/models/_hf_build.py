@@ -1,8 +1,8 @@
 """A causal model of transformers with dovetail's attention and linear layers in it, or why not.
 
-Refused with a reason: models that keep a recurrent state (mamba and its kin), encoder-decoders,
-ALiBi, models whose attention does not go through transformers' attention interface, and whatever
-transformers itself does not make of the config.
+Refused with a reason: models with a recurrent state (Mamba and similar), encoder-decoders, ALiBi,
+models whose attention does not go through transformers' attention interface, and configs that
+transformers itself cannot build.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def build(context: BuildContext) -> Built:
 
 
 def probed(context: BuildContext, trunk: nn.Module, call: TrunkCall) -> hf_attention.Probed:
-    """Return what a trial pass shows of a trunk. Mutates: trunk. Raises: ConfigError"""
+    """Return the findings of a trial pass of a trunk. Mutates: trunk. Raises: ConfigError"""
     return hf_attention.probe(
         trunk,
         call,
@@ -167,8 +167,8 @@ def _causal(context: BuildContext) -> Any:
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Let a model attend by an implementation of ours, whether or not transformers guesses from the
-    text of its class that it can: the probe sees what it does. Mutates: model, its class"""
+    """Make a model use an attention implementation of ours, even if transformers guesses from its
+    class's source that it cannot: the probe sees what it does. Mutates: model, its class"""
     type(model)._can_set_attn_implementation_cached_value = True
     model.set_attn_implementation(name)
 
@@ -218,7 +218,7 @@ def _known_reason(error: Exception) -> str | None:
 
 
 def _told(error: Exception) -> str:
-    """Return an error in one line: its class and the first line of what it says."""
+    """Return an error in one line: its class and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}".rstrip(".")
 
@@ -260,8 +260,8 @@ def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
 
 
 def learn_attention(context: BuildContext, layers: list[Any], num_idle: int = 0) -> None:
-    """Check that every layer of the trunk attends (some do twice, by separate modules), but for
-    those that text does not pass through; windows beyond what is served are none.
+    """Check that every layer of the trunk attends (some do twice, by separate modules), except
+    those that text does not pass through; windows beyond the served length are dropped.
 
     Mutates: layers. Raises: ConfigError
     """
@@ -286,7 +286,7 @@ def learn_attention(context: BuildContext, layers: list[Any], num_idle: int = 0)
 
 
 def check_config(model: ModelSpec) -> None:
-    """Raises: ConfigError for what the config alone rules out."""
+    """Raises: ConfigError for models that the config alone rules out."""
     config = model.hf_config
     if "model_type" not in config:
         raise refusal(model, 'its config has no "model_type"')

@@ -57,8 +57,8 @@ class Conversion:
             )
 
     def _matched(self, name: str) -> tuple[WeightConverter | None, str, str]:
-        """Return the rule for a tensor, the name that it makes of the first result, and which of
-        its sources the tensor is."""
+        """Return the rule for a tensor, the new name of its first result, and which of its sources
+        the tensor is."""
         for rule in self._rules:
             target, pattern = rule.rename_source_key(name)
             if pattern is not None:
@@ -68,7 +68,7 @@ class Conversion:
     def _made(
         self, rule: WeightConverter, target: str, parts: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what a rule makes of all its sources."""
+        """Yield a rule's results from all its sources."""
         made: dict[str, Any] = {p: [parts[p]] for p in rule.source_patterns}
         for operation in rule.operations:
             made = operation.convert(

@@ -23,8 +23,8 @@ from dovetail_plugins.models import _hf_attention as hf_attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A model whose head is run: `below` is the path in it of what the head reads, `output` the
-    class of what that returns."""
+    """A model whose head is run: `below` is the path of the head's input in it, `output` the class
+    of that part's output."""
 
     module: Any
     below: str
@@ -43,7 +43,7 @@ class Returns(nn.Module):
 
 
 def try_head(causal: Any, below: str, output: Any) -> None:
-    """Run the head over what is below it. Mutates: causal, for as long as it runs.
+    """Run the head on its input. Mutates: causal, for as long as it runs.
     Raises: ConfigError if it does not give logits of every token"""
     trunk = causal.get_submodule(below)
     given = type(output)(last_hidden_state=output.last_hidden_state)
@@ -106,8 +106,8 @@ def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> Head:
 
 
 def _output(base: Any, decoder: nn.Module, given: Any) -> Any:
-    """Return what the part below a whole model's head returns of its text model's output. Mutates:
-    decoder"""
+    """Return the output of the part below a whole model's head, given its text model's output.
+    Mutates: decoder"""
     hidden = given.last_hidden_state.to("meta")
     returned = type(given)(last_hidden_state=hidden)
     vars(decoder)["forward"] = lambda *args, **kwargs: returned

@@ -22,16 +22,16 @@ from torch.overrides import TorchFunctionMode
 from dovetail.errors import ConfigError
 
 Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, Any, float], torch.Tensor]
-"""From a module, its queries, keys and values [1, H, T, D], the mask that it was given (None: none)
-and the scale to what is attended to [1, T, H, D]."""
+"""Maps a module, its queries, keys and values [1, H, T, D], its mask (None: none) and the scale to
+the attended values [1, T, H, D]."""
 
 PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
 FAR = -1e3
-"""What is added to scores no more than this hides a key."""
+"""A score bias of this or less hides a key."""
 
 
 class Scores:
-    """Products of queries and keys of one module, or chances made of them (`is_softmax`).
+    """Products of queries and keys of one module, or their softmax (`is_softmax`).
 
     `keeps` is a table of zeros and ones by which they were multiplied, if they were.
     """
@@ -102,7 +102,7 @@ class Scores:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what a function of torch does to scores. Raises: ConfigError for others"""
+        """Return the result of a torch function on scores. Raises: ConfigError for others"""
         kwargs = kwargs or {}
         scores = next((one for one in args if isinstance(one, Scores)), None)
         if scores is None:
@@ -188,7 +188,7 @@ class Scoring(TorchFunctionMode):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scale: float
     ) -> torch.Tensor:
-        """Return what the running module attends to. Mutates: self"""
+        """Return the running module's attended values. Mutates: self"""
         module = self.modules[-1]
         self.found[module] = None
         return self._attend(module, query, key, value, mask, scale)

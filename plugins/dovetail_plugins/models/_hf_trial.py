@@ -32,14 +32,14 @@ PLAIN = (
     *("inputs_embeds", "attention_mask", "position_ids", "use_cache", "cache", "input_ids"),
     *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"),
 )
-"""What a text model may be given."""
+"""Possible arguments of a text model."""
 TYPES = "mm_token_type_ids"
 """The argument of models that need to know which tokens are media placeholders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What the method that encodes a kind of media is given: features by name, and constants."""
+    """The arguments of the method that encodes a kind of media: features by name, and constants."""
 
     names: tuple[str, ...]
     constants: dict[str, Any]
@@ -47,7 +47,7 @@ class Feature:
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What a trial call has shown."""
+    """The records of a trial call."""
 
     arguments: list[dict[str, Any]] = field(default_factory=list)
     vectors: list[torch.Tensor] = field(default_factory=list)
@@ -74,8 +74,8 @@ class Trial:
         self.is_spatial = False
 
     def run(self, kind: str) -> Feature:
-        """Return what the encoder of a kind is given. Raises: ConfigError for a model that gives
-        its text model more than vectors in place of tokens. Mutates: self"""
+        """Return the arguments of the encoder of a kind. Raises: ConfigError for a model that
+        passes its text model more than vectors for placeholders. Mutates: self"""
         made = self._inputs(kind)
         heard = self._heard(kind, made)
         if not heard.vectors:
@@ -101,7 +101,7 @@ class Trial:
         }
 
     def _heard(self, kind: str, made: Mapping[str, Any]) -> _Heard:
-        """Return what is called with what until the text model begins."""
+        """Return the recorded calls and arguments up to the text model."""
         heard = _Heard()
         floats = {
             name: value.to(self._dtype)
@@ -170,7 +170,7 @@ class Trial:
 
 
 def _feature(kind: str, calls: Sequence[dict[str, Any]], made: Mapping[str, Any]) -> Feature:
-    """Return what the encoder was given in its one call. Raises: ConfigError"""
+    """Return the arguments of the encoder's one call. Raises: ConfigError"""
     if len(calls) != 1:
         raise ConfigError(f"it encodes two {kind}s in {len(calls)} calls.")
     (call,) = calls
@@ -220,8 +220,8 @@ class _NoProducts(TorchFunctionMode):
 
 @contextmanager
 def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard) -> Iterator[None]:
-    """Note what the encoder, the table of tokens and the text model are given and return inside a
-    with block. Mutates: heard"""
+    """Record the arguments and outputs of encoder, token table and text model inside a with block.
+    Mutates: heard"""
     name = f"get_{kind}_features"
     method = getattr(base, name, None)
     if method is None:

@@ -37,9 +37,9 @@ from dovetail_plugins.models._towers import exchange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A model taken apart. `built` has its text model as the trunk; `encoder` is what is around
-    that, `takes` the arguments of the encoder by kind of media, `starts` how names in checkpoints
-    begin (-> how transformers' begin), and `is_spatial` whether positions have three directions."""
+    """A model split into parts. `built` has its text model as the trunk; `encoder` is the rest,
+    `takes` the encoder's arguments by kind of media, `starts` the prefixes of names in checkpoints
+    (-> transformers' prefixes), and `is_spatial` whether positions have three directions."""
 
     built: Built
     encoder: nn.Module

@@ -25,7 +25,7 @@ NAMES = (
     ("per_layer_input_gate.", "layer_input.gate."),
     ("per_layer_projection.", "layer_input.project."),
 )
-"""What checkpoints call the parts, and what they are here."""
+"""The checkpoints' names of the parts -> the names here."""
 
 
 class LayerInputs(nn.Module):
@@ -63,7 +63,7 @@ class LayerInputs(nn.Module):
 
 
 class LayerInput(nn.Module):
-    """What one layer makes of its input: norm(project(act(gate(x)) * input))."""
+    """A layer's transformation of its input: norm(project(act(gate(x)) * input))."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__()

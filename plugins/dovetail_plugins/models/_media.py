@@ -36,7 +36,7 @@ TEXT_NAMES = (
 )
 """Name prefixes of the text model in checkpoints."""
 TEXT_PARTS = ("layers", "embed_tokens", "norm")
-"""What a text model consists of, in checkpoints that name it "model"."""
+"""The parts of a text model, in checkpoints that name it "model"."""
 
 
 class MediaModel(OneByOne, nn.Module, Model):

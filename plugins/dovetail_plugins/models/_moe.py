@@ -1,5 +1,5 @@
-"""What the mixture-of-experts families share: which layers are sparse, how they route, and experts
-that compute every token."""
+"""Shared by the mixture-of-experts families: which layers are sparse, routing, and experts that
+compute every token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Qwen families share: the switch that lets the upper layers slide."""
+"""Shared by the Qwen families: the switch that lets the upper layers slide."""
 
 from __future__ import annotations
 

@@ -116,8 +116,7 @@ class SharingAttention(nn.Module):
 
 
 def sharing_config(model: ModelSpec, layer_types: tuple[str, ...]) -> DecoderConfig:
-    """Return the config of Gemma 3n and 4: norms store their weights as they are, queries are not
-    scaled."""
+    """Return the config of Gemma 3n and 4: norms store plain weights, queries are not scaled."""
     config = model.hf_config
     return gemma_config(
         model,

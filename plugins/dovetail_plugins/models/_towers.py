@@ -185,7 +185,7 @@ def _swap_attention(context: BuildContext, module: nn.Module, name: str) -> None
 
 
 def _is_in_thirds(module: nn.Module, out: str) -> bool:
-    """Return whether queries, keys and values are of one size in their common matrix."""
+    """Return whether queries, keys and values have the same size in their common matrix."""
     whole: Any = module.get_submodule("qkv")
     ends: Any = module.get_submodule(out)
     return bool(whole.out_features == 3 * ends.in_features)

@@ -30,8 +30,8 @@ RENAMES = (
 
 
 class XIELU(nn.Module):
-    """b x + a x^2 above 0, b x + c (e^min(x, eps) - 1 - x) below. What is learned is the a and the
-    c - b before softplus."""
+    """b x + a x^2 above 0, b x + c (e^min(x, eps) - 1 - x) below. The learned numbers are a and c -
+    b before softplus."""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A.X K2: DeepSeek V3.2 whose heads and norms are gated by what they read.
+"""A.X K2: DeepSeek V3.2 with gates for heads and norms, computed from their inputs.
 
 For the T tokens of a step, with c their queries' latents before the norm (H heads):
 
@@ -53,7 +53,7 @@ class NormGate(nn.Module):
 
 
 class GatedNorm(nn.Module):
-    """A norm whose channels a sigmoid of what it returns opens."""
+    """A norm whose output channels are gated by a sigmoid of the output."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class GatedNorm(nn.Module):
 
 
 class GatedQueries(LatentAttention):
-    """Latent attention with gates, which one matrix makes with the queries of their latents, normed
-    and as they are. Its rows stay in turns by head, as quantized checkpoints store them."""
+    """Latent attention with gates; one matrix makes them and the queries, from the normed and the
+    raw latents. Its rows stay interleaved by head, as quantized checkpoints store them."""
 
     def build_queries(self, context: BuildContext, name: str) -> None:
         """Make the matrices of queries and gates. Mutates: self. Raises: ConfigError"""

@@ -105,12 +105,12 @@ class BartEncoder(EncoderModel):
         return nn.Identity()
 
     def weight_map(self) -> WeightMap:
-        """Return nothing: the whole model names what is here."""
+        """Return no names: the whole model has them."""
         return WeightMap()
 
 
 class PreNormEncoder(BartEncoder):
-    """An encoder with norms before what they serve."""
+    """A pre-norm encoder."""
 
     has_norms_before = True
 
@@ -208,14 +208,14 @@ class BartForConditionalGeneration(EncoderDecoder):
 
 
 class MBartForConditionalGeneration(BartForConditionalGeneration):
-    """mBART: norms before what they serve."""
+    """mBART: pre-norm."""
 
     info = Info(summary="mBART", source="https://arxiv.org/abs/2001.08210")
     encoder_class = PreNormEncoder
 
 
 class PegasusForConditionalGeneration(BartForConditionalGeneration):
-    """Pegasus: positions of waves, norms before what they serve."""
+    """Pegasus: sinusoidal positions, pre-norm."""
 
     info = Info(summary="Pegasus", source="https://arxiv.org/abs/1912.08777")
     encoder_class = PreNormEncoder

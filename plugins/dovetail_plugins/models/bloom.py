@@ -37,7 +37,7 @@ PREFIXES = prefixes(
 
 
 class BloomLayer(DecoderLayer):
-    """A layer whose inner size is four times the hidden one; what is added to may be normed."""
+    """A layer whose inner size is four times the hidden one; its residual may be normed."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)

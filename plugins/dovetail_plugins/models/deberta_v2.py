@@ -1,11 +1,11 @@
 """DeBERTa, version 2 and 3: BERT whose scores add products of states with positions.
 
-For a query i and a key j of a row, with c(i - j) the bucket of their distance, and q', k' what the
-same matrices make of a bucket's vector:
+For a query i and a key j of a row, with c(i - j) the bucket of their distance, and q', k' the same
+matrices' products with a bucket's vector:
 
     score = (q_i . k_j  +  q_i . k'_c(i - j)  +  k_j . q'_c(i - j)) / sqrt(3 D)
 
-One number for each pair of states is no bias of a relative position alone, so no attention backend
+A bias for each pair of states is not one of relative position only, so no attention backend
 supports it: each row is computed by itself with torch operators, without a cache.
 Source: He et al. 2020 and 2021.
 """
@@ -45,13 +45,13 @@ FUSED = {
     "value_proj": ("qkv_proj", "v"),
 }
 CHUNK_TOKENS = 512
-"""Queries of a row whose scores are held at once."""
+"""How many queries of a row have their scores in memory."""
 Products = tuple[torch.Tensor, torch.Tensor]
 """q' and k' of all buckets in one layer. Shapes: [H, D, buckets] each"""
 
 
 class RelativeStates(WeightHolder):
-    """A vector for each bucket of distances; what layers make of them is computed once.
+    """A vector for each bucket of distances; the layers' products with them are computed once.
 
     Shapes: weight [2 * span, E]
     """
@@ -82,7 +82,7 @@ class RelativeStates(WeightHolder):
         self._products.clear()
 
     def products(self, name: str, project: QKVParallelLinear, norm: nn.Module | None) -> Products:
-        """Return what a layer's matrices make of the buckets. Mutates: self, at the first call"""
+        """Return a layer's products with the buckets. Mutates: self, at the first call"""
         if name not in self._products:
             states = self.weight if norm is None else norm(self.weight)
             q, k, _ = project.forward_split(states)
@@ -213,7 +213,7 @@ class DebertaV2Model(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT. Raises: ConfigError for what is not supported"""
+        """Return how it differs from BERT. Raises: ConfigError for unsupported settings"""
         facts = model.hf_config
         unusual = {
             "absolute attention": not facts["relative_attention"] or not _terms(facts),
@@ -236,7 +236,7 @@ class DebertaV2Model(BertModel):
         return DenseClasses(context, act=context.model.hf_config["pooler_hidden_act"])
 
     def around(self, positions: torch.Tensor) -> Mapping[str, Around]:
-        """Return what the layers take; a row begins at each position 0."""
+        """Return the layers' extra inputs; a row begins at each position 0."""
         starts = (positions == 0).nonzero().flatten().tolist()
         bounds = pairwise([*starts, len(positions)])
         rows = [(first, end, self.relative.buckets(end - first)) for first, end in bounds]

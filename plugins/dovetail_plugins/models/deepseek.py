@@ -279,8 +279,8 @@ def has_indexer(config: Mapping[str, Any], layer: int) -> bool:
 
 
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
-    """DeepSeek V3.2 with a head. As long as no row can be longer than what its indexer picks there
-    is no indexer: all is attended to."""
+    """DeepSeek V3.2 with a head. If no row can be longer than the indexer's picks there is no
+    indexer: all tokens are attended to."""
 
     info = Info(
         summary="DeepSeek V3.2 (sparse latent attention, mixture of experts)",

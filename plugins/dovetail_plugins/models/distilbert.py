@@ -39,7 +39,7 @@ class DistilBertModel(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs: it tells no texts of a prompt apart."""
+        """Return how it differs: it does not distinguish the texts of a prompt."""
         return usual_encoder(model, num_types=0)
 
     def build_head(self, context: BuildContext) -> nn.Module:

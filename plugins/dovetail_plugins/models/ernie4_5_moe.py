@@ -18,7 +18,7 @@ from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLa
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule
 
 DRAFTER = "mtp_"
-"""What the names of the drafter's parts begin with."""
+"""The prefix of the drafter's names."""
 
 
 class Ernie45MoeLayer(DecoderLayer):

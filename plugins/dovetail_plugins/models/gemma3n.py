@@ -93,7 +93,7 @@ class AltUp(nn.Module):
         return torch.tanh(scores.float()).to(x.dtype)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the states are expected to become. Shapes: x [A, T, E] -> [A, T, E]"""
+        """Return the predicted states. Shapes: x [A, T, E] -> [A, T, E]"""
         coefs = self.prediction_coefs(self._routed(x[self.active]))
         of_each = coefs.unflatten(-1, (self.count, self.count)).permute(1, 2, 0).unsqueeze(-1)
         return x + (of_each * x).sum(dim=1)
@@ -270,8 +270,7 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Gemma 3n's config: norms store their weights as they are, queries are not
-        scaled."""
+        """Return Gemma 3n's config: norms store plain weights, queries are not scaled."""
         return sharing_config(model, layer_types(model.hf_config))
 
     def weight_map(self) -> WeightMap:

@@ -145,7 +145,7 @@ class Gemma4Layer(SharingLayer):
         return x * self.layer_scalar
 
     def _picked(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the picked experts add to the MLP. Shapes: x [T, E] -> [T, E]"""
+        """Return the picked experts' contribution to the MLP. Shapes: x [T, E] -> [T, E]"""
         weights, experts = self.router(x)
         read = self.pre_feedforward_layernorm_2(x)
         made = all_reduce(self.experts(read, weights, experts), self.group)
@@ -192,7 +192,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Gemma 4's config: norms store their weights as they are, queries are not scaled.
+        """Return Gemma 4's config: norms store plain weights, queries are not scaled.
 
         Raises: ConfigError for one whose text tokens see all others.
         """

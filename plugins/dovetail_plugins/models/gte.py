@@ -84,7 +84,7 @@ class GteModel(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT. Raises: ConfigError for what is not supported"""
+        """Return how it differs from BERT. Raises: ConfigError for unsupported settings"""
         facts = model.hf_config
         found = [
             f"{field} {facts[field]}"

@@ -52,7 +52,7 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Granite's config but for the scale of logits; that of scores may be the usual."""
+        """Return Granite's config except the logit scale; the score scale may be the default."""
         config = model.hf_config
         scale = config.get("attention_multiplier")
         filled = {**config, "attention_multiplier": scale or model.head_size**-0.5}

@@ -40,7 +40,7 @@ FUSED = {
 
 
 class InternLM2ForCausalLM(DecoderForCausalLM):
-    """InternLM2 with a head: it generates, tells classes apart, or rewards."""
+    """InternLM2 with a head: it generates, classifies or scores (rewards)."""
 
     info = Info(summary="InternLM2 and InternLM2.5", source="https://arxiv.org/abs/2403.17297")
 

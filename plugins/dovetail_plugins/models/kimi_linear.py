@@ -43,7 +43,7 @@ IN_DELTA: dict[str, tuple[str, str]] = {
 }
 """Names within the layers of the delta rule."""
 FORGETS = ("forget_gate.", "")
-"""What transformers puts before some of them."""
+"""transformers' prefix of some of them."""
 
 
 def latent_config(config: Mapping[str, Any]) -> LatentConfig:

@@ -99,7 +99,7 @@ class ZeroMoE(DeepseekMoE):
 
 
 class LongcatLayer(DecoderLayer):
-    """A block: twice attention and an MLP, and experts that read what the first MLP reads and are
+    """A block: attention and an MLP twice, and experts that read the first MLP's input and are
     added at the end."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
@@ -149,7 +149,7 @@ class LongcatLayer(DecoderLayer):
 
 
 def _num_zero(settings: Mapping[str, Any], path: str) -> int:
-    """Return how many experts give what they read. Raises: ConfigError for another sort"""
+    """Return how many experts return their input. Raises: ConfigError for another sort"""
     count, sort = int(settings.get("zero_expert_num") or 0), settings.get("zero_expert_type")
     if count and sort not in (None, "identity"):
         raise ConfigError(

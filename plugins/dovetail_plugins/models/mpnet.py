@@ -35,7 +35,7 @@ class MPNetModel(bert.BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT: it tells no texts of a prompt apart."""
+        """Return how it differs from BERT: it does not distinguish the texts of a prompt."""
         return usual_encoder(model, num_types=0)
 
     def build_position_bias(self, context: BuildContext) -> PositionBias:

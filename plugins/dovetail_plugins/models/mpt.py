@@ -46,7 +46,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "logit_scale": (None,),
     "no_bias": (True,),
 }
-"""What a config.json may ask for: transformers computes nothing else either."""
+"""Supported settings of a config.json: transformers supports no others either."""
 
 
 class MptLayer(DecoderLayer):

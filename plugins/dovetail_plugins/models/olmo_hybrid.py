@@ -33,7 +33,7 @@ APART = {
     "a_proj": ("in_proj_ba", "a"),
     **{f"{part}_conv1d": ("conv1d", part) for part in "qkv"},
 }
-"""Names of inputs of the delta layers, each with a matrix of its own."""
+"""Names of inputs of the delta layers, each with a separate matrix."""
 RENAMES = (
     *((f"{DELTA}{part}_proj.", f"{DELTA}in_proj_{part}.") for part in "qkv"),
     (f"{DELTA}o_norm.", f"{DELTA}norm."),

@@ -139,7 +139,7 @@ class OPTModel(nn.Module):
 
     @property
     def embedding_scale(self) -> float:
-        """Return what the token vectors are multiplied with."""
+        """Return the factor of the token vectors."""
         return 1.0
 
     def build_positions(self, context: BuildContext, size: int) -> PositionEmbedding:

@@ -1,7 +1,7 @@
 """Phi-4-multimodal: images and sound before Phi-3's layers.
 
-Its adapters for images and for sound are checkpoints of their own (`vision-lora`, `speech-lora`),
-which rows with such media use: --default-mm-loras names them.
+Its adapters for images and for sound are separate checkpoints (`vision-lora`, `speech-lora`), which
+rows with such media use: --default-mm-loras names them.
 Source: Microsoft 2025, https://arxiv.org/abs/2503.01743
 """
 

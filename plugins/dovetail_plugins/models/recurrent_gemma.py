@@ -78,7 +78,7 @@ class RgLru(DividedVectors):
         self._scan = OverRows(selective_scan.OP, context, SelectiveScan, self._bound)
 
     def state_part(self) -> Part:
-        """Return what a row keeps."""
+        """Return a row's state."""
         return Part(name=SUM, shape=(self._local, 1))
 
     def finish(self) -> None:
@@ -206,7 +206,7 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the usual names, but for the last norm."""
+        """Return the usual names, except for the last norm."""
         usual = super().weight_map()
         last = tuple((f"{trunk}final_norm.", "model.norm.") for trunk in ("model.", ""))
         return replace(usual, prefixes=(*usual.prefixes, *last))

@@ -118,7 +118,7 @@ class T5EncoderModel(EncoderModel):
         )
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
-        """Return what makes the first states: words alone."""
+        """Return the module of the first states: only words."""
         return Words(context)
 
     def build_position_bias(self, context: BuildContext) -> PositionBias | None:
@@ -295,7 +295,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
 
 
 class MT5ForConditionalGeneration(T5ForConditionalGeneration):
-    """mT5: hidden states go to the head as they are."""
+    """mT5: hidden states go to the head unscaled."""
 
     info = Info(summary="mT5", source="https://arxiv.org/abs/2010.11934")
     scales_logits = False

@@ -1,7 +1,7 @@
 """TransformersBacked: a causal model of transformers over dovetail's attention, cache and linears.
 
-What the model's own code does between its attention calls is left as it is. What cannot be run so
-is refused with the reason, whatever transformers raises: see `_hf_build`.
+The model's own code between its attention calls is unchanged. Unsupported models are refused with
+the reason, whatever transformers raises: see `_hf_build`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TransformersBacked(nn.Module, Model):
             )
         self.trunk: nn.Module = built.trunk
         self.call = built.call
-        # The head's own code (scales, soft caps) runs as it is, over hidden states it is given.
+        # The head's own code (scales, soft caps) runs unchanged, on given hidden states.
         self.given = Given(built.head.output)
         self.head: Any = built.head.module
         self.head.set_submodule(built.head.below, self.given)
@@ -147,8 +147,8 @@ def _without_weights(causal: nn.Module) -> nn.Module:
 
 
 def _widen(module: nn.Module, built: Built) -> None:
-    """Keep in float32 what transformers keeps in it whatever the model's type, but for layers that
-    are dovetail's. Mutates: module"""
+    """Store in float32 what transformers stores in it whatever the model's type, except dovetail's
+    layers. Mutates: module"""
     words = tuple(built.causal._keep_in_fp32_modules_strict or ())
     for path, owner in module.named_modules():
         if isinstance(owner, WeightHolder):

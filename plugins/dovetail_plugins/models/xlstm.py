@@ -123,7 +123,7 @@ class MatrixMemory(DividedVectors):
         return driven, -forgets, k.contiguous(), q * self.key_size**-0.5
 
     def _read(self, y: torch.Tensor) -> tuple[torch.Tensor]:
-        """Return what each head reads. Shapes: y [T, H, P + 1] -> [T H, P]"""
+        """Return each head's output. Shapes: y [T, H, P + 1] -> [T H, P]"""
         above, below = y.split((self.value_size, 1), dim=-1)
         return ((above / below.abs().clamp_min(1.0)).flatten(0, 1),)
 

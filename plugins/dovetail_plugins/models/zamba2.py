@@ -7,9 +7,9 @@ A layer that calls block B for the n-th time computes, of the T tokens of a step
     s = B.mlp(B.pre_ff_layernorm(s)), gate and up with adapter_n too
     x = x + mixer(norm(x + linear(s)))                   # other layers: s = 0
 
-A block's matrices are the same in all its calls; what is its own in each are low-rank adapters and
-the keys and values. A pipeline stage holds the blocks that its layers call, and receives the
-embeddings along with the hidden states.
+A block's matrices are the same in all its calls; each call has its own low-rank adapters, keys and
+values. A pipeline stage holds the blocks that its layers call, and receives the embeddings along
+with the hidden states.
 Source: Glorioso et al., The Zamba2 Suite, 2024 (arXiv 2411.15242).
 """
 
@@ -60,11 +60,11 @@ stage."""
 
 
 class Calls(nn.ModuleDict):
-    """What a block has of its own for each call, by the call's number, as checkpoints list it. What
-    is called on other stages is Elsewhere."""
+    """A block's per-call modules, by the call's number, as checkpoints list them. Calls on other
+    stages are Elsewhere."""
 
     def add(self, call: int, is_here: bool, make: Callable[[], nn.Module]) -> None:
-        """Take up what a call has. Mutates: self"""
+        """Add a call's module. Mutates: self"""
         self[str(call)] = made_if(is_here, make)
 
     def of(self, call: int) -> nn.Module:

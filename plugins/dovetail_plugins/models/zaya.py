@@ -197,7 +197,7 @@ class ZayaAttention(nn.Module):
 
 
 class RouterMLP(nn.Module):
-    """Makes scores of experts of what a router remembers (R numbers)."""
+    """Computes expert scores from a router's state (R numbers)."""
 
     def __init__(self, context: BuildContext, name: str, size: int, count: int, eps: float) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ class RouterMLP(nn.Module):
 
 
 class Router(nn.Module):
-    """Picks one expert of each token, or none. It adds what the layer before remembers of the token
-    to its own, but in the first layer."""
+    """Picks one expert of each token, or none. It adds the previous layer's state of the token to
+    its own, except in the first layer."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Router(nn.Module):
     def forward(
         self, x: torch.Tensor, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return weights and numbers of experts, and what is remembered. Shapes: x [T, E], before
+        """Return weights and numbers of experts, and the router's state. Shapes: x [T, E], before
         [T, R] -> [T, 1], [T, 1], [T, R]"""
         state = self.down_proj(x)
         if self.remembers and before is not None:
@@ -275,15 +275,15 @@ class ZayaMoE(nn.Module):
     def forward(
         self, x: torch.Tensor, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the experts' output, and what the router remembers. Shapes: x [T, E], before
-        [T, R] -> [T, E], [T, R]"""
+        """Return the experts' output, and the router's state. Shapes: x [T, E], before [T, R] ->
+        [T, E], [T, R]"""
         weights, experts, state = self.gate(x, before)
         return all_reduce(self.experts(x, weights, experts), self.experts.group), state
 
 
 class ScaledSum(nn.Module):
-    """(h + c) d + (x + a) b: the sum of a branch and what it is added to, each scaled by channel.
-    With one term, only that."""
+    """(h + c) d + (x + a) b: the sum of a branch and its residual, each scaled by channel. With one
+    term, only that."""
 
     def __init__(self, context: BuildContext, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ class ZayaLayer(DecoderLayer):
 
 
 class ZayaModel(DecoderModel):
-    """Embedding, layers and the last norm; what the routers remember goes from layer to layer."""
+    """Embedding, layers and the last norm; the routers' states go from layer to layer."""
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class Float8Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float4Layout:
-    """e2m1 in groups; `is_mx`: their scales are powers of two, and there is no other scale."""
+    """e2m1 in groups; `is_mx`: their scales are powers of two, and there is no global scale."""
 
     group: int
     is_mx: bool

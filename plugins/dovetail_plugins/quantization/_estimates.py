@@ -38,11 +38,11 @@ def integers_estimate(
     group: int = 0,
     takes: str = INT8,
 ) -> StorageEstimate:
-    """Return what integers in groups become. `group` 0: as many groups as there are scales. `takes`
-    is passed if groups fit int8 activations.
+    """Return the estimate of integers in groups. `group` 0: as many groups as there are scales.
+    `takes` is passed if groups fit int8 activations.
 
-    Without zero points of their own, values of widths that kernels do not have still need some:
-    half of their range is not half of the kernels'.
+    Without their own zero points, values of widths unknown to kernels still need some: half of
+    their range is not half of the kernels'.
     """
     count, told_outputs = outputs * inputs, outputs if outputs > 1 else 0
     groups = -(-inputs // group) if group else max(1, scales.num_values // outputs)
@@ -72,7 +72,7 @@ def value_bytes(count: int, bits: float, *, packs: bool) -> int:
 def qweight_estimate(
     layer: StoredLayer, *, is_symmetric: bool, packs: bool
 ) -> StorageEstimate | None:
-    """Return what a layer in GPTQ's or AWQ's layout becomes, None for another layer."""
+    """Return the estimate of a layer in GPTQ's or AWQ's layout, None for another layer."""
     try:
         packed, zeros, scales = (layer.tensors[name] for name in ("qweight", "qzeros", "scales"))
     except KeyError:
@@ -126,8 +126,8 @@ def bytes_estimate(
 def float8_estimate(
     layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16
 ) -> StorageEstimate | None:
-    """Return what a layer in e4m3 becomes, None for another layer. `block`: inputs that share a
-    scale, 0 for all of them."""
+    """Return the estimate of a layer in e4m3, None for another layer. `block`: how many inputs
+    share a scale, 0 for all of them."""
     weight = layer.tensors.get("weight")
     if weight is None or not weight.dtype.startswith("float8") or len(weight.shape) != 2:
         return None
@@ -180,7 +180,7 @@ def made_estimate(
     format: str,
     takes: str,
 ) -> StorageEstimate | None:
-    """Return what a full-precision layer becomes that is quantized while it loads."""
+    """Return the estimate of a full-precision layer that is quantized while it loads."""
     weight = matrix_of(layer)
     if weight is None:
         return None
@@ -200,7 +200,7 @@ def made_estimate(
 
 
 def int8_estimate(layer: StoredLayer, group: int, *, packs: bool) -> StorageEstimate | None:
-    """Return what a layer becomes in 8 bits while it loads. `group` 0: a scale an output."""
+    """Return the estimate of a layer made 8-bit while it loads. `group` 0: a scale an output."""
     weight = matrix_of(layer)
     is_whole = weight is None or not group or weight.shape[-1] <= group
     format = "int8" if is_whole else f"int8, groups of {group}"

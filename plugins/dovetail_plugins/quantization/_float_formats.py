@@ -33,7 +33,7 @@ def float8_weight(
     *,
     has_float8_activations: bool = False,
 ) -> Weight:
-    """Return an e4m3 matrix as it is; an e5m2 one, which no kernel reads, in bfloat16.
+    """Return an e4m3 matrix unchanged; an e5m2 one, which no kernel reads, in bfloat16.
 
     `block`: outputs and inputs that share a scale; without it `scales` holds one, or one an output.
     Shapes: values [N, K], scales [] | [1] | [N] | [N, 1] | [N / block, K / block rounded up]
@@ -103,7 +103,7 @@ def e8m0(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def half_if_exact(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return float tensors in the 16-bit type that holds all of them exactly, or in float32."""
+    """Return float tensors in a 16-bit type that is exact for all of them, or in float32."""
     for dtype in (torch.float16, torch.bfloat16):
         narrow = tuple(t.to(dtype) for t in tensors)
         if all(bool((n.float() == t.float()).all()) for n, t in zip(narrow, tensors, strict=True)):

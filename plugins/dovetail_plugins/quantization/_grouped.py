@@ -1,4 +1,4 @@
-"""What 4-bit-and-less methods share: unsigned values in groups become a weight kernels multiply.
+"""Shared by methods of 4 bits and less: unsigned values in groups become a weight kernels multiply.
 
 Widths that no kernel has are values of the next one that use fewer levels, so all of them are exact
 in the kernels' formats. Groups that are not a multiple of 8 inputs become a float16 (or bfloat16)

@@ -85,7 +85,7 @@ class Awq(StoredMethod):
         return self.usual
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer in AWQ's layout becomes."""
+        """Return the estimate of a layer in AWQ's layout."""
         return qweight_estimate(
             layer,
             is_symmetric=not self.config.get("zero_point", True),

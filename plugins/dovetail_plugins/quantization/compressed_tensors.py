@@ -134,7 +134,7 @@ class CompressedTensors(StoredMethod):
         return None
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of integers, float8 or 4-bit floats becomes."""
+        """Return the estimate of a layer of integers, float8 or 4-bit floats."""
         scheme = self._look_up(layer.name)
         tensors = dense_tensors(layer.tensors)
         layer = StoredLayer(name=layer.name, tensors=tensors)

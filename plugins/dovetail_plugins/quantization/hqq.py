@@ -124,7 +124,7 @@ class Hqq(StoredMethod):
         self.told: Mapping[str, Any] = told
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of packed values becomes."""
+        """Return the estimate of a layer of packed values."""
         layout = self._layout_of(layer.name)
         packed, scale, zero = (layer.tensors.get(name) for name in PIECES)
         if layout is None or packed is None or scale is None or zero is None:

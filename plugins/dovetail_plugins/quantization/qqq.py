@@ -55,7 +55,7 @@ class Qqq(CheckpointMethod):
             raise self.refuse(f"group_size {self.group} is not read; -1 and {GROUPS[1]} are.")
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of tiles becomes."""
+        """Return the estimate of a layer of tiles."""
         values, scales = (layer.tensors.get(name) for name in ("B", "s_channel"))
         if values is None or scales is None:
             return None

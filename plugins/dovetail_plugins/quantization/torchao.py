@@ -116,7 +116,7 @@ class Nibbles:
     group: int
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return values, scales and what is added."""
+        """Return values, scales and offsets."""
         rows, inputs = spec.out_size, spec.in_size
         values = StoredTensor(
             name=QDATA, shape=(rows, inputs // 2), dtype="uint8", output_axis=0, input_axis=1
@@ -170,7 +170,7 @@ class TorchAo(StoredMethod):
         self.one_layout = self._layout()
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of these tensors becomes."""
+        """Return the estimate of a layer of these tensors."""
         values, scale = (layer.tensors.get(name) for name in (QDATA, SCALE))
         if values is None or scale is None:
             return None

@@ -38,8 +38,8 @@ SHARED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_attention_layernorm", ("mlp.dense_h_to_4h",)),
     ("input_layernorm", (*(f"self_attn.{word}_proj" for word in "qkv"), *_GATE_UP)),
 )
-"""What gives inputs -> the layers that get them, in the order of the block. A norm before experts
-gives inputs to their router as well, which stays as it is: it fits no entry."""
+"""Producer of inputs -> the layers that receive them, in the order of the block. A norm before
+experts also feeds their router, which is not scaled: it fits no entry."""
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 """Layers of a gated MLP, an expert's too: what `UP` makes is multiplied and goes into `DOWN`."""
 NORM = "norm"
@@ -76,7 +76,7 @@ def _gated(block: Block) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _fits(block: Block, giver: str, takers: Sequence[str], group: int) -> bool:
-    """Return whether these layers, and no others, get what the giver gives, input by input."""
+    """Return whether these layers, and no others, receive the producer's output, input by input."""
     source = block.tensors.get(f"{giver}.weight")
     if source is None or any(name not in block.inputs for name in takers):
         return False

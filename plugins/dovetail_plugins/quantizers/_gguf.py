@@ -31,7 +31,7 @@ class GgufQuantizer(Quantizer):
 
     type_name: ClassVar[str]
     file_type: ClassVar[int]
-    """What general.file_type says of files that are mostly of this type."""
+    """The general.file_type of files that are mostly of this type."""
     capabilities = frozenset({"tables", "writes"})
 
     def __init__(self, options: Any, task: QuantizeTask) -> None:

@@ -70,8 +70,8 @@ def compensated(
 
 
 def _influence(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse of the damped gram. Inputs that never were
-    anything but 0 count for themselves alone. Shapes: [I, I] -> [I, I]"""
+    """Return the upper Cholesky factor of the inverse of the damped gram. Inputs that were always 0
+    are independent of the others. Shapes: [I, I] -> [I, I]"""
     steady = gram.double()
     diagonal = steady.diagonal()
     mean = float(diagonal.mean())

@@ -18,14 +18,14 @@ def grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
 def even_steps(weight: torch.Tensor, group: int, *, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the size of a step of every group, for levels on both sides of 0.
 
-    Shapes: weight [O, I] -> [O, I / G] in `dtype`, none of them 0
+    Shapes: weight [O, I] -> [O, I / G] in `dtype`, all nonzero
     """
     largest = grouped(weight, group).abs().amax(-1)
     return stored_steps(largest / ((1 << bits) - 1) * 2, dtype)
 
 
 def stored_steps(steps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return steps as they are stored: rounded, finite, and none of them 0."""
+    """Return steps as they are stored: rounded, finite and nonzero."""
     limits = torch.finfo(dtype)
     return steps.clamp(limits.smallest_normal, limits.max).to(dtype)
 

@@ -46,7 +46,7 @@ class KnownBlocks:
         return sum(map(len, self._named))
 
     def take(self, engine: int, events: Iterable[Event]) -> None:
-        """Take in what an engine tells. Mutates: self"""
+        """Process an engine's events. Mutates: self"""
         for event in events:
             match event:
                 case AllBlocksCleared():

@@ -162,7 +162,7 @@ class PrefixIndex:
         held, ends = self._held[engine], self._ends
         while held.tokens > most_tokens or held.num_keys > most_keys:
             number, stretch = held.prompts[0]
-            if stretch.last.get(engine) != number:  # what is left of it belongs to later prompts
+            if stretch.last.get(engine) != number:  # the rest of it belongs to later prompts
                 held.prompts.popleft()
                 continue
             start, stop = stretch.start, stretch.stop

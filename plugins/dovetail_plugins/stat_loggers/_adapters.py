@@ -1,4 +1,4 @@
-"""Which adapters are in use, as the labels of one Prometheus series: what vLLM's gauge tells.
+"""Which adapters are in use, as the labels of one Prometheus series, like vLLM's gauge.
 
 The value is the time at which the labels became true, so that the newest series is the right one
 wherever older ones are still shown (API processes that share their metrics cannot take one back).

@@ -66,7 +66,7 @@ OWN = frozenset(
         *("device_seconds", "divided_steps", "exposed_host_seconds", "hidden_host_seconds"),
     }
 )
-"""Families that nobody else has."""
+"""Families that only dovetail has."""
 
 HIDDEN = frozenset(
     {

@@ -1,7 +1,7 @@
 """Engine numbers as Prometheus metrics, shown by /metrics.
 
-What is counted is what clients can count: requests by reason, tokens as usage reports them.
-`_families` describes each family.
+It counts what clients can count: requests by reason, tokens as usage reports them. `_families`
+describes each family.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Guidance(StructuredOutputBackend):
     def load(self, artifact: bytes) -> LoadedConstraint:
         """Return the grammar, copied into a matcher for each answer."""
         text = artifact.decode()
-        known, matcher = self._last  # what was compiled is tried at once
+        known, matcher = self._last  # what was compiled is usually tried right away
         return _Loaded(matcher if text == known else self._matcher(text), self._words)
 
     def _matcher(self, text: str) -> Any:

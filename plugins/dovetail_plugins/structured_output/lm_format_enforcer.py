@@ -169,7 +169,7 @@ class Place:
         """Return nothing: no list of tokens made beforehand fits."""
 
     def cache_key(self) -> Hashable:
-        """Return what tells equal places."""
+        """Return the key by which equal states are recognized."""
         return self.stacks
 
 

@@ -76,7 +76,7 @@ class Outlines(StructuredOutputBackend):
             index = Index(f"{START}(?:{regex}){END}", self._words)
         except (ValueError, RuntimeError) as error:
             raise InvalidConstraint(f"no index can be compiled: {str(error)[:300]}") from error
-        # The library hands its bytes out here; nothing is pickled.
+        # The library exposes its bytes here; nothing is pickled.
         _, (data,) = index.__reduce__()
         return bytes(data)
 

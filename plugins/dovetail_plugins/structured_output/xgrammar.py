@@ -82,7 +82,7 @@ class XGrammar(StructuredOutputBackend):
         made = {"type": "structural_tag", "format": _Tag(self.vocabulary.special).part(constraint)}
         try:
             compiled = self._compiler.compile_structural_tag(made)
-        except (RuntimeError, ValueError) as error:  # its errors are of no class of their own
+        except (RuntimeError, ValueError) as error:  # its errors have no class of their own
             raise InvalidConstraint(_said(error)) from error
         return str(compiled.serialize_json()).encode()
 
@@ -136,7 +136,7 @@ class _Matcher:
         return not mask.any()
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: the library tells forced text, not tokens."""
+        """Return nothing: the library reports forced text, not tokens."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:
@@ -207,5 +207,5 @@ def _from_lark(text: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    """Return what the library says, without the place in its own source."""
+    """Return the library's message, without the place in its own source."""
     return re.sub(r"^\[[^\]]*\] \S+?:\d+: ", "", str(error).strip())[:500]

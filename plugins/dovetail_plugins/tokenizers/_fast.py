@@ -1,4 +1,4 @@
-"""FastTokenizer: a tokenizer.json through the `tokenizers` library alone.
+"""FastTokenizer: a tokenizer.json, using only the `tokenizers` library.
 
 Beginning and end tokens come from the file's own post-processor, as in AutoTokenizer (which drops
 add_bos_token and add_eos_token if there is a tokenizer.json). Imports no transformers.
@@ -122,7 +122,7 @@ class FastTokenizer:
         return [*before, *self._plain_words.encode(text, plain), *after]
 
     def pair_frame(self) -> PairFrame:
-        """Return what the file puts around and between two texts."""
+        """Return the file's special tokens around and between two texts."""
         return self._pair_frame
 
     @cached_property
@@ -163,7 +163,7 @@ class FastTokenizer:
         return [self._piece(i) for i in token_ids]
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return what the vocabulary calls each id; an id without a token is empty."""
+        """Return each id's name in the vocabulary; an id without a token is empty."""
         return [self._backend.id_to_token(i) or "" for i in token_ids]
 
     def token_bytes(self) -> list[bytes]:

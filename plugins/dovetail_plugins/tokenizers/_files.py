@@ -68,12 +68,12 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def names_code(folder: Path) -> bool:
-    """Return whether a folder's settings name a tokenizer's class of its own."""
+    """Return whether a folder's settings name a custom tokenizer class."""
     return TOKENIZER in named_classes(folder)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json; what it lacks comes from special_tokens_map.json."""
+    """Return tokenizer_config.json, with missing settings from special_tokens_map.json."""
     settings = read_json(folder / "tokenizer_config.json", is_required=False)
     return {
         **read_json(folder / "special_tokens_map.json", is_required=False),

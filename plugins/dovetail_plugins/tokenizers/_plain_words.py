@@ -2,7 +2,7 @@
 
 A text is split at its added tokens into stretches. A stretch with such a word is tokenized by the
 same tokenizer without added tokens, so it is treated as ordinary text; everything else goes through
-the tokenizer itself. They share one vocabulary: what is made here is small.
+the tokenizer itself. They share one vocabulary, so the extra tokenizers are small.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _part(part: Any) -> Any:
 
 
 def _ordinary(token: AddedToken) -> AddedToken:
-    """Return an added token as it is in ordinary text: special, which is passed over, unless it
+    """Return an added token as treated in ordinary text: special, which is skipped, unless it
     belongs to the vocabulary that text is normalized for."""
     if token.normalized and not token.special:
         return token

@@ -82,7 +82,7 @@ class WindowStream:
         return self._take(text)
 
     def flush(self) -> str:
-        """Return what is still held back."""
+        """Return the text that is still buffered."""
         return self._take(self._decode(self._window)) if self._held else ""
 
     def _take(self, text: str) -> str:

@@ -1,5 +1,5 @@
 """Tokenizers of checkpoint folders: `tokenizers` for a tokenizer.json or Mistral's own file,
-transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned.
+transformers otherwise. Decoded text is exactly what the model wrote: spaces are never cleaned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail_plugins.tokenizers import _files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfOptions:
-    """What the tokenizer may run."""
+    """The code that the tokenizer may run."""
 
     code: CheckpointCode | None = field(
         default=None,
@@ -50,7 +50,7 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def runs_code(cls, path: str) -> bool:
-        """Return whether the folder has a class of its own, and no file that is read without."""
+        """Return whether the folder has a custom class, and no file that can be read without it."""
         folder = Path(path)
         is_plain = (folder / "tokenizer.json").is_file() or find_file(folder) is not None
         return not is_plain and _files.names_code(folder)
@@ -99,7 +99,7 @@ class HfTokenizer(Tokenizer):
         return super().encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
 
     def pair_frame(self) -> PairFrame:
-        """Return what the checkpoint's own template puts around and between two texts."""
+        """Return the special tokens of the checkpoint's template around and between two texts."""
         frame: PairFrame = self._inner.pair_frame()
         return frame
 
@@ -130,7 +130,7 @@ class HfTokenizer(Tokenizer):
         return pieces
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return what the vocabulary calls each id."""
+        """Return each id's name in the vocabulary."""
         names: list[str] = self._inner.names(token_ids)
         return names
 
@@ -157,7 +157,7 @@ class TransformersTokenizer(HfTokenizer):
 
     @classmethod
     def runs_code(cls, path: str) -> bool:
-        """Return whether the folder has a class of its own."""
+        """Return whether the folder has a custom class."""
         return _files.names_code(Path(path))
 
     def _load(self, folder: Path) -> Any:

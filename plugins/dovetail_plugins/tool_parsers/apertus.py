@@ -79,7 +79,7 @@ class Apertus(ToolParser):
         return _calls_of(tools).parse(body)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return _calls_of(tools).so_far(body)
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:

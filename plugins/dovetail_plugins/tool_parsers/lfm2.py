@@ -69,7 +69,7 @@ class Lfm2(PythonToolParser):
         return _JSON.parse(body) if _IS_JSON.match(body) else self._python(body).parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         if _IS_JSON.match(body):
             return _JSON.so_far(body)
         return self._python(body).so_far(body, tools) if body.strip() else []

@@ -92,7 +92,7 @@ class Qwen3Coder(XmlToolParser):
         return calls
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         calls = self.calls.so_far(body, tools)
         if not _are_offered(body, calls, tools):
             raise MalformedToolCall("no <tool_call>, and no such tool")

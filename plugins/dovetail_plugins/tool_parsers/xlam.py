@@ -74,7 +74,7 @@ class Xlam(JsonToolParser):
         return self.calls.parse(text.rstrip().removesuffix(FENCE_END))
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return [] if FENCE.startswith(body.lstrip()) else self.calls.so_far(_unfenced(body))
 
     def region_end(self, body: str) -> int | None:

@@ -1,4 +1,4 @@
-"""CudaMemory: what a CUDA device says of its memory, in four calls that tests replace."""
+"""CudaMemory: a CUDA device's memory, in four calls that tests replace."""
 
 from __future__ import annotations
 

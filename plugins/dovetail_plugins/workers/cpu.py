@@ -71,7 +71,7 @@ class CpuWorker(DeviceWorker):
             log.info("matrix products run on torch: %s", native.missing_reason())
             return
         count = run.num_threads or torch.get_num_threads()
-        place = 0 if run.processors else run.rank.local_rank  # bound ranks have cores of their own
+        place = 0 if run.processors else run.rank.local_rank  # bound ranks have their own cores
         cores = _pinned_cores(place, count) if run.pins_threads else None
         made = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
         log.info("native kernels: %s, %d threads", library.isa, made)
