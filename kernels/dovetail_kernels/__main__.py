@@ -1,7 +1,7 @@
 """`python -m dovetail_kernels test|perf|support|compile|tune|probe`: cases checked and timed.
 
-`compile` makes Triton kernels for a GPU that need not be here; `tune` times tiles on one that is,
-and with --write keeps the best of them in the table; `probe` tells a machine's limits.
+`compile` compiles Triton kernels for a GPU that need not be present; `tune` times tiles on a
+present one, and with --write stores the best in the table; `probe` measures a machine's limits.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class AttentionStep:
 
 
 def single_token(layout: BatchLayout, position: int) -> BatchLayout:
-    """Return the layout of row 0 computing one position alone."""
+    """Return the layout of row 0 computing a single position."""
     device = layout.block_table.device
     return BatchLayout(
         query_start=torch.tensor([0, 1], dtype=torch.int32, device=device),

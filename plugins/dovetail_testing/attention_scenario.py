@@ -92,8 +92,8 @@ class Scene:
     def lse_step(
         self, counts: UsageCounter, slots: torch.Tensor | None = None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return what backend and reference tell by `forward_lse` of a step of random tokens, whose
-        keys go to their rows, or to `slots`: [T, H, D] and [T, H] each. Mutates: self"""
+        """Return the results of `forward_lse` in backend and reference for a step of random tokens,
+        whose keys go to their rows, or to `slots`: [T, H, D] and [T, H] each. Mutates: self"""
         q, k, v = self.draw(sum(count for _, count in counts))
         asked = zip((self.backend, self._reference), self._next(counts), strict=True)
         caches, told = (self.cache, self._plain_cache), []
@@ -109,8 +109,8 @@ class Scene:
     def read(
         self, spec: AttentionSpec, q: torch.Tensor, layout: BatchLayout, plain: BatchLayout
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (backend, reference) of a layer that reads what is in the cache. `layout` is on
-        the device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
+        """Return (backend, reference) results of a layer that reads the cache. `layout` is on the
+        device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
         prepared = self.backend.prepare(layout)
         found = self.backend.forward_shared(spec, q.to(self.device), self.cache, prepared)
         wanted = self._reference.forward_shared(spec, q, self._plain_cache, plain)
@@ -124,7 +124,7 @@ class Scene:
         return layouts
 
     def _kept(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return in float32 what a cache of the scene's type makes of keys or values."""
+        """Return keys or values, rounded to the cache type, in float32."""
         if self.kv_dtype == x.dtype:
             return x.float()
         limit = torch.finfo(self.kv_dtype).max

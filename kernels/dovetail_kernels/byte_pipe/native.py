@@ -179,9 +179,9 @@ class PipeEnd:
         return self._done.value
 
     def take(self) -> memoryview:
-        """Return what is there, maybe nothing; valid until the next call.
+        """Return the available data, maybe none; valid until the next call.
 
-        Raises: EOFError when an end is closed and nothing is left
+        Raises: EOFError when an end is closed and no data is left
         """
         self._take(ctypes.byref(self._take_args))
         if self._done.value < 0:

@@ -1,7 +1,7 @@
-"""Cases of the collectives: what every rank gives, and how a rank's answers are compared.
+"""Cases of the collectives: each rank's inputs, and how a rank's results are compared.
 
-A case makes the tensors of all ranks from a seed, so each rank knows what the others give and what
-all of them must have. Answers must equal the definition bit by bit.
+A case makes the tensors of all ranks from a seed, so each rank knows the others' inputs and all
+expected results. Answers must equal the definition bit by bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GroupCase:
 
     @property
     def name(self) -> str:
-        """Return what it is called in reports."""
+        """Return its name in reports."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{list(self.shape)} {dtype}{' gaps' if self.has_gaps else ''} seed {self.seed}"
 
@@ -41,7 +41,7 @@ class GroupCase:
         return [self._tensor(self.shape, generator) for _ in range(count)]
 
     def pieces(self, size: int) -> list[list[torch.Tensor]]:
-        """Return what each rank gives each: pieces whose first sizes differ."""
+        """Return each rank's pieces for each rank; their first sizes differ."""
         generator = torch.Generator().manual_seed(1000 * self.seed + 999)
         rows = torch.randint(0, 9, (size, size), generator=generator).tolist()
         rest = self.shape[1:]
@@ -112,7 +112,8 @@ def check_case(ranks: SharedMemoryRanks, case: GroupCase) -> list[str]:
 
 
 def _passed(ranks: SharedMemoryRanks, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what comes to a rank when rank 0 sends once and rank 1 twice; its own otherwise."""
+    """Return the tensors received when rank 0 sends once and rank 1 twice; a sender's own
+    otherwise."""
     found = []
     for sender, x in ((0, xs[0]), (1, xs[1]), (1, xs[1])):
         if ranks.rank == sender:

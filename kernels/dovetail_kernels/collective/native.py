@@ -211,7 +211,7 @@ class SharedMemoryRanks:
     def all_to_all(
         self, pieces: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]] | None = None
     ) -> list[torch.Tensor]:
-        """Return what the ranks have for this one; pieces[r] goes to rank r. `lengths[i][j]` is the
+        """Return the ranks' pieces for this one; pieces[r] goes to rank r. `lengths[i][j]` is the
         first size of the piece from rank i to rank j, if every rank already knows them all.
 
         Shapes: pieces R x [T_r, ...], their first sizes may differ -> R x [T_q, ...]
@@ -259,7 +259,7 @@ class SharedMemoryRanks:
         self._call_other("send_to_other", _flat(x))
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of a group of two sends: of x's shape and dtype. Mutates: x"""
+        """Return the tensor sent by the other rank of two: of x's shape and dtype. Mutates: x"""
         flat = _flat(x)
         self._call_other("receive_from_other", flat)
         return x if flat is x else x.copy_(flat)
@@ -313,7 +313,7 @@ class SharedMemoryRanks:
             raise self._fault()
 
     def _fault(self) -> RankError:
-        """Return what the last call failed of."""
+        """Return the reason for the last call's failure."""
         state = self._state
         rank = state.fault_rank
         who = f"rank {rank} (process {state.pids[rank]})"
@@ -334,7 +334,7 @@ class SharedMemoryRanks:
 
 
 def _shared_memory(place: Place) -> tuple[mmap.mmap, list[int]]:
-    """Return memory that all ranks see and their process ids. One rank has it alone."""
+    """Return memory that all ranks see and their process ids. A single rank does not share it."""
     if place.size == 1:
         return mmap.mmap(-1, place.num_bytes), [os.getpid()]
     descriptor, pids = meet(place)

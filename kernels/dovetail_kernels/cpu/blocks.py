@@ -1,7 +1,7 @@
 """Blocks: memory for packed weights, one after the other on large pages.
 
-A matrix of a small model is smaller than a large page, or a few of them and a part of one. With an
-allocation of its own, its remainder would be on small pages, and streaming it would wait for more
+A matrix of a small model is smaller than a large page, or takes a few of them and a fraction. With
+a separate allocation, its remainder would be on small pages, and streaming it would wait for more
 address translations. In a block weights share pages. Untouched pages cost nothing.
 """
 

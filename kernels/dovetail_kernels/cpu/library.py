@@ -53,8 +53,8 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 
 class _Watched:
-    """Who looks at kernel calls: a recording of one thread's, a profiler. A call asks `is_any`
-    alone while nobody does."""
+    """Who looks at kernel calls: a recording of one thread's, a profiler. While nothing watches, a
+    call only checks `is_any`."""
 
     is_any = False
     thread: int | None = None
@@ -129,7 +129,7 @@ class Library:
         args: type[ctypes.Structure],
         fault: Callable[[], Exception] | None = None,
     ) -> Kernel:
-        """Return a kernel; `fault` tells a program why it failed.
+        """Return a kernel; `fault` returns the reason of a failure to a program.
 
         Raises: OSError when it takes another struct than `args`
         """

@@ -53,7 +53,7 @@ class ProgramStep(ctypes.Structure):
 
 
 class Program:
-    """Recorded calls. `output` is what the computation returned; running fills it anew."""
+    """Recorded calls. `output` is the computation's result; running fills it anew."""
 
     def __init__(self, calls: Sequence[native.Call], output: torch.Tensor, kept: object) -> None:
         self.output = output
@@ -71,10 +71,10 @@ class Program:
         return len(self._steps)
 
     def run(self) -> torch.Tensor:
-        """Do all calls again; return the output. Mutates: output, and what the calls mutate
+        """Repeat all calls; return the output. Mutates: output, and whatever the calls mutate
 
         While calls are watched they are made one by one.
-        Raises: MemoryError, or what a failed call has to say
+        Raises: MemoryError, or the error of a failed call
         """
         span = native.call_span()
         if span is None:
@@ -254,8 +254,8 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def by_torch(function: TensorFunction, *tensors: torch.Tensor) -> Tensors:
-    """Return function(*tensors). It must depend on the numbers in the tensors, on what is the same
-    in every step, and on nothing else: a recording that is open in this thread repeats it.
+    """Return function(*tensors). It must depend only on the numbers in the tensors and on constants
+    of every step: a recording that is open in this thread repeats it.
 
     Raises: NotRecordable if a recording is open and a tensor has no elements
     """
@@ -274,7 +274,7 @@ def _storages(value: Any) -> set[int]:
 
 
 def refuse_recording(reason: str) -> None:
-    """Close a recording that is open in this thread: what is done next is no native call, and no
+    """End a recording that is open in this thread: the next operation is no native call, and no
     operator that the recorder sees. Raises: NotRecordable"""
     if native.is_noting():
         raise NotRecordable(reason)

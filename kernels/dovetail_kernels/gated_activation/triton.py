@@ -2,7 +2,7 @@
 
 Floor: x is read and the result written once, 3 F elements a row, at the device's bandwidth. An
 element costs one exponential (the exact GELU: an error function) and about ten other operations,
-far below what the bytes take.
+far below the time of the bytes.
 """
 
 from __future__ import annotations

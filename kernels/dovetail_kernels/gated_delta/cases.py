@@ -1,4 +1,4 @@
-"""Cases of gated_delta: rows that begin, go on, end blocks; shapes of heads; states of 16 bits.
+"""Cases of gated_delta: rows that begin, continue, end blocks; shapes of heads; 16-bit states.
 
 q, k and v are parts of one wider matrix, as in a layer, and states are strided. Other blocks than
 the row's own are compared too: a state is a result.

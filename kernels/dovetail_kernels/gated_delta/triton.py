@@ -41,7 +41,7 @@ def token_by_token(
     HAS_LEAST: tl.constexpr, ROUNDS: tl.constexpr, LEAVES_LONG: tl.constexpr,
     BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone.
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are skipped.
     Shapes: s [BD, BV]"""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)

@@ -1,12 +1,12 @@
 """gated_delta's long rows in Triton: chunks that are prepared side by side, then walked in order.
 
-The formulas are chunked.py's. `prepare` makes A and the weights of queries and keys of each chunk
-and head, `invert` (I + A)^-1 beta: all chunks of all rows at once. If channels decay separately,
-`sum_channels` and `prepare_channels` (a program for each 16 tokens of a chunk) come first instead.
-`walk` passes some columns of a head's state from chunk to chunk, in registers. Products are of
-16-bit numbers, their sums and the state float32; (I + A)^-1 is made of tf32. float32 goes token by
-token (as in ssd): its products take more registers than there are. The interpreter makes all in
-float32, and takes chunks for float32 too.
+The formulas are chunked.py's. `prepare` computes A and the weights of queries and keys of each
+chunk and head, `invert` (I + A)^-1 beta, both for all chunks of all rows in parallel. If channels
+decay separately, `sum_channels` and `prepare_channels` (a program for each 16 tokens of a chunk)
+come first instead. `walk` passes some columns of a head's state from chunk to chunk, in registers.
+Products are of 16-bit numbers, their sums and the state float32; (I + A)^-1 uses tf32. float32 goes
+token by token (as in ssd): its products would need too many registers. The interpreter computes all
+in float32, and takes chunks for float32 too.
 
 The inverse is made by forward substitution within 16 tokens, then by (I + M)^-1 = (I + M^2)(I - M).
 M is the product of the blocks' inverses and the blocks below them: M^4 = 0 with four. (The product
@@ -48,7 +48,7 @@ from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 LEAST_TOKENS = tl.constexpr(32)
 """Of a row in the step, for it to be walked in chunks."""
 MOST_TOKENS, WIDE = 64, 128
-"""Tokens of a chunk; numbers of a key beyond which registers hold the least of them."""
+"""Tokens of a chunk, and the key size beyond which registers only hold the minimum of them."""
 KINDS = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,

@@ -3,7 +3,7 @@
 Codes are in panels: H words of every output, then the next H words of every output, so that a tile
 of any outputs is contiguous. A word is a code of 8 bits, or four of 2 or 4 bits; the upper bits of
 3-, 5- and 6-bit codes are separate (`highs`). Scales and similar tensors are grouped by input
-group. Plain floats stay as they are. Several experts' weights may be concatenated. Knows no layer;
+group. Plain floats are unchanged. Several experts' weights may be concatenated. Knows no layer;
 needs Triton when it multiplies.
 """
 
@@ -71,7 +71,7 @@ class GpuPacked:
     `scaling`: at which point scales are multiplied in (see the kernel's `_add`). `panel`: H.
     `is_paired`: scales are whole numbers of four bits with offsets above them, for which there is
     no tensor. Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), highs
-    the same or of half the panels, scales and what is like them [groups, N], outer [N], table [16]
+    the same or of half the panels, scales and similar tensors [groups, N], outer [N], table [16]
     """
 
     format: str
@@ -121,7 +121,7 @@ class GpuPacked:
 
     @property
     def layout(self) -> str:
-        """Return a text of what `tensors` do not tell, and of the table (see Matrix)."""
+        """Return a text of the properties outside `tensors`, and of the table (see Matrix)."""
         rest = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in KEPT]
         return f"{rest} {None if self.table is None else self.table.tolist()}"
 
@@ -357,7 +357,7 @@ class GpuPacked:
         return known.get(dtype, types.float32)
 
     def _rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return rows as they are multiplied, and their scales. Shapes: x [M, K] -> same, [M]"""
+        """Return rows in the product's type, and scales. Shapes: x [M, K] -> same, [M]"""
         if self.format == "bfloat16_bfloat16":
             return x.bfloat16(), None
         if self.activations == "float":
@@ -367,7 +367,7 @@ class GpuPacked:
 
 
 def round_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows in 8 bits and what each is to be multiplied by. Shapes: x [M, K] -> same, [M]"""
+    """Return rows in 8 bits and their scales. Shapes: x [M, K] -> same, [M]"""
     rows, inputs = x.shape
     made = torch.empty((rows, inputs), dtype=dtype, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -468,7 +468,7 @@ def _picked(scales: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | 
 
 
 def _has_rows(bias: torch.Tensor | None) -> bool:
-    """Return whether each row has a bias of its own."""
+    """Return whether each row has a separate bias."""
     return bias is not None and bias.dim() == 2
 
 

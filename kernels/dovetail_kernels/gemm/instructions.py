@@ -68,7 +68,7 @@ def float_instructions(low: int, high: int, kind: str) -> str:
 def byte_instructions(low: int, high: int) -> str:
     """Return the instructions that turn four words into four times four int8, results $0 to $3.
     Arguments as before, but four bytes for each code to be subtracted. (With the sign's bit set,
-    nothing is borrowed.)"""
+    there is no borrow.)"""
     lines = [".reg .b32 l, h, c, p, q;"]
     words, at = ("$4",) * 4, 5
     if low == 4:

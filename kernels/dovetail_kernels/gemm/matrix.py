@@ -136,8 +136,8 @@ class Matrix:
 
     @property
     def layout(self) -> str:
-        """Return a text of what `tensors` do not tell: equal ones can be copied over each other,
-        if their shapes and types are equal too. One with inputs in an order of its own has none."""
+        """Return a text of the properties outside `tensors`: matrices with equal texts, shapes and
+        types can be copied over each other. There is none for a matrix with reordered inputs."""
         if self._order is not None:
             return f"inputs in the order {self._order.tolist()}"
         if self._packed is not None:

@@ -288,7 +288,7 @@ class Packed:
 
     @property
     def layout(self) -> str:
-        """Return a text of what `tensors` do not tell (see Matrix)."""
+        """Return a text of the properties outside `tensors` (see Matrix)."""
         args = self._args
         numbers = (args.group, args.rounded_inputs, args.scale_format, args.step_format)
         return f"{self.kind} {self.in_size} {self.out_size} {numbers} {args.run_shift}"

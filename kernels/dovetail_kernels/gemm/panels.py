@@ -32,12 +32,12 @@ KINDS = {
     "float8": "float8",
     "table4": "table4",
 }
-"""What a format's codes are; those that are not here are plain floats."""
+"""A format's kind of codes; formats that are missing here are plain floats."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PANELS = (128, 64, 32, 16)
 """The sizes that a dot product may have; 8-bit ones take 32 at least."""
 TENSORS = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "outer", "table")
-"""What a weight may have."""
+"""The possible tensors of a weight."""
 
 
 def moved(weight: Weight, device: torch.device | str | None) -> Weight:
@@ -112,7 +112,7 @@ def panels(weight: Weight, kind: str, panel: int) -> tuple[torch.Tensor, torch.T
 
     Words have four codes: inputs j, j + H, j + 2 H and j + 3 H, the first lowest. One separate bit
     of four codes makes half a byte: a byte has those of two panels, the even one lower.
-    Shapes: [N, K] -> [panels, N, H], [panels or half of them, N, H]; floats as they are
+    Shapes: [N, K] -> [panels, N, H], [panels or half of them, N, H]; floats unchanged
     """
     values = weight.values
     if kind == "float":

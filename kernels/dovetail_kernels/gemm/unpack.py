@@ -133,11 +133,11 @@ def scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps,
             SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
             IS_CENTERED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Return weights as they are multiplied. PAIRED: scales have the offsets above their four bits.
-    Shapes: left [BN, H]
+    """Return weights in the form for multiplication. PAIRED: scales have the offsets above their
+    four bits. Shapes: left [BN, H]
 
     SCALING: "none" (one scale an output, at the end), "after" the dot product, "inside" the
-    weights, or "each" input its own. IS_CENTERED: zero points are subtracted already.
+    weights, or for "each" input. IS_CENTERED: zero points are subtracted already.
     """
     if SCALING == "each":
         left = left.to(tl.float32)

@@ -418,6 +418,6 @@ def _grid(grouped: torch.Tensor, *, is_symmetric: bool) -> tuple[torch.Tensor, t
 
 
 def _parts(weight: torch.Tensor) -> list[slice]:
-    """Return slices of rows small enough that what is made of them stays in the cache."""
+    """Return slices of rows small enough that their results stay in the cache."""
     rows = max(1, PART_VALUES // max(1, weight.shape[1]))
     return [slice(i, i + rows) for i in range(0, len(weight), rows)]

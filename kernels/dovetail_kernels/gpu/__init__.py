@@ -5,8 +5,8 @@ TRITON_INTERPRET=1, set before the start, runs kernels on CPU tensors, one progr
 for checking them, never for speed; their dots are then the same bits on every machine
 (interpreter.py). Knows no op.
 
-A rule for all kernels: numbers are made float32 as soon as they are loaded, and become what is
-stored last. (The interpreter is wrong in bfloat16 and 8-bit floats, and so is a sum in them.)
+A rule for all kernels: numbers become float32 as soon as they are loaded, and are converted last
+for storing. (The interpreter is wrong in bfloat16 and 8-bit floats, also for sums in them.)
 """
 
 from __future__ import annotations

@@ -104,10 +104,10 @@ def most_chunks(
     least_tokens: int,
     has_own_sizes: bool,
 ) -> int:
-    """Return how many chunks a step has at most, whose rows of `least_tokens` and more have some.
+    """Return the maximum number of chunks of a step; only rows of `least_tokens` and more have any.
 
-    A row of n tokens has no more than n c / P + 3, with c chunks to a block of P: those at its ends
-    may be cut, and what is whole may begin with the short chunk of a block. c / P is below 1 / 8.
+    A row of n tokens has at most n c / P + 3, with c chunks to a block of P: its ends may be cut,
+    and its whole part may begin with the short chunk of a block. c / P is below 1 / 8.
     """
     own = 3 * min(rows, tokens // least_tokens)
     if has_own_sizes:

@@ -67,8 +67,8 @@ class AbsentGpu:
         return self._target
 
     def get_current_device(self) -> int:
-        """Return a number for the device: its capability's, so that Triton, which keeps what it
-        compiled by device, never takes another's."""
+        """Return a number for the device: its capability's, so that Triton, which caches compiled
+        kernels by device, never takes another's."""
         return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
@@ -87,7 +87,7 @@ class AbsentGpu:
     def load_binary(
         self, name: str, binary: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Note what a kernel takes. Mutates: self"""
+        """Record a kernel's resources. Mutates: self"""
         registers, stack_bytes = _use(binary)
         self.found.append(
             Compiled(
@@ -128,7 +128,7 @@ def _use(binary: bytes) -> tuple[int, int]:
 
 
 def _dumped(binary: bytes, what: str) -> str:
-    """Return what cuobjdump says of a kernel."""
+    """Return cuobjdump's output for a kernel."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

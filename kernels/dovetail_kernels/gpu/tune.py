@@ -19,13 +19,13 @@ OPS = {
 }
 """Ops with tiles to choose, and the module with their `choices(device)`."""
 WORTH = 0.97
-"""What the best tile's time must be below, of the usual one's, to be written down."""
+"""The best tile's time must be below this share of the usual one's to be stored."""
 Timer = Callable[[Callable[[], Any]], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A key of an op's table: what is run for it, and the numbers that might be faster."""
+    """A key of an op's table: the function to time, and the numbers that might be faster."""
 
     key: str
     run: Callable[[], Any]

@@ -20,8 +20,8 @@ BY_OUTPUTS, BY_INPUTS = "outputs", "inputs"
 SCALED_CODES = {BY_OUTPUTS: 3, BY_INPUTS: 4}
 PANEL, SCALED = 64, 32
 MOST, EXACT = 127.0, 2.0**-20
-"""The largest code, and what a group's numbers may differ from codes times a scale, in parts of the
-largest: what the rounding of float32 products adds up to."""
+"""The largest code, and how far a group's numbers may differ from codes times a scale, relative to
+the largest: the accumulated rounding of float32 products."""
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 MAX_PRODUCTS = 1 << 22
-"""Products of heads held at once."""
+"""How many products of heads are in memory at a time."""
 
 
 def reference(

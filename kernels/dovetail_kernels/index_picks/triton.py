@@ -3,7 +3,7 @@
 A score and its position become one integer of the same order, all different, so that any search
 finds the same highest K. The host reads nothing but sizes.
 
-Floor: the multiply-adds, 2 H D S of a query that sees S keys; of one query alone, the keys.
+Floor: the multiply-adds, 2 H D S of a query that sees S keys; for a single query, the keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEYS = 64
 HEADS = 16
 """Heads that meet some keys at a time: what tensor cores multiply at least."""
 MAX_SCORES = 1 << 26
-"""Scores held at once, of several queries."""
+"""How many scores of several queries are in memory at a time."""
 
 
 @triton.jit

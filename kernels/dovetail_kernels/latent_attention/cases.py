@@ -78,7 +78,7 @@ def _rounded_cases() -> list[Case]:
 
 
 def _picked_cases() -> list[Case]:
-    """Return cases in which queries attend to some positions alone, or to all that they see."""
+    """Return cases in which queries attend only to some positions, or to all that they see."""
     few = _Setup(rows=ROWS["mixed"], picked=9)
     setups = [
         few,

@@ -1,7 +1,7 @@
 """low_rank on the native CPU library. A LowRank holds its argument struct ready.
 
 One LowRank serves one thread at a time. Slots, ranks and weights are read when the kernel runs, so
-what is recorded (cpu/program.py) follows them when they change in place.
+recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cases of moe: formats of the experts' matrices, one token and many, experts that nobody picks,
-and experts that other ranks hold."""
+"""Cases of moe: formats of the experts' matrices, one token and many, unpicked experts, and experts
+of other ranks."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Moe:
         expert's output times the sigmoid of its scores.
 
         x may be a slice with strided rows; the others are contiguous. An expert's matrices are read
-        as they are when this runs: they may have been written over since.
+        when this runs: they may have been overwritten since.
         Shapes: x [T, E] and weights [T, A] float32, experts [T, A] int64, residual and shared
         [T, E], shared_scores [T, 1] -> [T, E]
         """

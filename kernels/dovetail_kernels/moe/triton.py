@@ -2,8 +2,8 @@
 
 A pair is a token and one of its experts; one whose expert is -1 takes no part. Sorting is three
 small kernels: the number of pairs per expert, the start of its blocks of rows, and the pair of
-every row. How many blocks there are at most follows from the shapes, so that nothing waits for the
-device; blocks of no expert end at once.
+every row. The maximum number of blocks follows from the shapes, so that nothing waits for the
+device; blocks of no expert end immediately.
 The assignment of pairs to rows varies, but no number depends on it: rows are summed separately.
 
 Floor: the matrices of the experts that are picked once, and for every pair F values written and
@@ -58,8 +58,8 @@ def _place(experts, cursor, pair_of, pairs, WIDTH: tl.constexpr):
 
 @triton.jit
 def _add_up(parts, experts, out, size, PICKED: tl.constexpr, WIDTH: tl.constexpr):
-    """Add what a token's experts gave, in their order. Shapes: parts [T, A, E], experts [T, A],
-    out [T, E]"""
+    """Add the outputs of a token's experts, in their order. Shapes: parts [T, A, E], experts
+    [T, A], out [T, E]"""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < size

@@ -83,7 +83,7 @@ class Step:
     """The rows of one step over one block table, ready for its layers.
 
     Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [W] int64, or
-    None when nothing is written
+    None to write nothing
     """
 
     def __init__(

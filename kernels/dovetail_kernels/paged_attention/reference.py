@@ -84,7 +84,7 @@ def _added(
     length: int,
     device: torch.device,
 ) -> torch.Tensor | float:
-    """Return what is added to the scores of each query and key. Shapes: [H, queries, length]"""
+    """Return the score bias of each query and key. Shapes: [H, queries, length]"""
     p = torch.arange(length - queries, length, device=device).unsqueeze(1)
     j = torch.arange(length, device=device).unsqueeze(0)
     added = 0.0 if bias is None else bias.float()[:, bias.shape[1] // 2 + j - p]

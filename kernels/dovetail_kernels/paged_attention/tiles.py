@@ -49,7 +49,7 @@ def prefill_tile(
 
 
 def adding_tile(tile: Tile, wide: int, group: int) -> Tile:
-    """Return the tile of a prefill that also adds what it finds to earlier sums: larger ones spill.
+    """Return the tile of a prefill that also adds its results to earlier sums: larger ones spill.
     Lines change no number."""
     lines = tile.lines if wide <= 128 else min(tile.lines, 64)
     return replace(tile, lines=max(lines, _power(group)))

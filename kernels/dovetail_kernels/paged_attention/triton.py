@@ -1,8 +1,8 @@
 """paged_attention in Triton, seen from the host: sizes of tiles and grids, and the launches.
 
-What a launch needs beyond its tensors is known on the host before the step runs (`Extent`), so no
-launch reads the device, and a launch captured in a graph stays valid for any lengths up to those it
-was captured with. Knows no layer and no backend; the kernels are in `triton_kernels`.
+The host knows all other parameters of a launch before the step runs (`Extent`), so no launch reads
+the device, and a launch captured in a graph stays valid for any lengths up to the captured ones.
+Knows no layer and no backend; the kernels are in `triton_kernels`.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def spans_of(programs: int, spans: int, sums_bytes: int) -> str:
 
 
 def most_splits(kv_heads: int) -> int:
-    """Return into how many splits a row's keys are cut at most: enough that one long row fills a
-    device. Of the model alone, so that a row is cut the same way in any batch."""
+    """Return the maximum number of splits of a row's keys: enough that one long row fills a device.
+    It depends only on the model, so that a row is cut the same way in any batch."""
     return min(64, max(8, triton.next_power_of_2(128 // kv_heads or 1)))
 
 

@@ -4,11 +4,11 @@ A tile holds some queries of a row times the G query heads that share a kv head;
 the block table, `KEYS` at a time, under the online softmax. Rows of one token run in `decode`: a
 row's keys are cut into splits whose length follows from the row's own number of keys, and `join`
 adds them up. All other rows run in `prefill`, whose key tiles begin at multiples of KEYS and whose
-sums begin anew at multiples of SPAN: spans are walked one launch after the other, or all at once
-and then added up, in the same order by the same operations. All is launched over the whole batch,
-and a program that has nothing to do ends: so a row's numbers depend on its own tokens only, not on
-its neighbours, nor, when causal, on how a prompt was cut into chunks of several tokens. Knows no
-launch: grids and sizes are `triton.py`'s.
+sums restart at multiples of SPAN: spans run one launch after the other, or all in parallel and then
+added up, in the same order by the same operations. Every launch covers the whole batch, and a
+program without work ends: so a row's numbers depend on its own tokens only, not on its neighbours,
+nor, when causal, on how a prompt was cut into chunks of several tokens. Knows no launch: grids and
+sizes are `triton.py`'s.
 
 Floor: a decode reads each key and value it sees once (G queries share a read), 2 * K * D numbers a
 token; a prefill does 4 * H * D operations for each pair of query and key.
@@ -192,7 +192,7 @@ def _span(
 
 @triton.jit
 def _added(whole, whole_total, whole_most, acc, total, most):
-    """Return the sums of some spans and the next one's. What is one operation is said, so that no
+    """Return the sums of some spans and the next one's. Fused operations are explicit, so that no
     compiler chooses."""
     top = tl.maximum(whole_most, most)
     level = tl.where(top == float("-inf"), 0.0, top)

@@ -2,7 +2,7 @@
 
 Floor: x and the gate are read and the result written once, 3 C elements a row, at the device's
 bandwidth; the factors stay in the cache. An element costs one exponential (the exact GELU: an error
-function) and about ten other operations, far below what the bytes take.
+function) and about ten other operations, far below the time of the bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """route: which experts compute a token, and with what weights, by a router's scores.
 
-likely[t] = softmax(scores[t]) or, each alone, sigmoid(scores[t]); chosen_by = likely + bias.
+likely[t] = softmax(scores[t]) or, one by one, sigmoid(scores[t]); chosen_by = likely + bias.
 experts[t] are the A largest of chosen_by, the largest first; weights[t] are their likely, with
 `renormalizes` divided by the greater of their sum and `least_sum`, times `factor`. Experts are in
 `num_groups` groups of neighbours. If `num_kept_groups` is smaller, only experts in that many best

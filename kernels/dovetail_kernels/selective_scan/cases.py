@@ -1,4 +1,4 @@
-"""Cases of selective_scan: rows that begin, go on and end blocks, sizes of states, dtypes.
+"""Cases of selective_scan: rows that begin, continue and end blocks, sizes of states, dtypes.
 
 Blocks that no row reads are infinite.
 """

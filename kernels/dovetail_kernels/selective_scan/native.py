@@ -1,7 +1,7 @@
 """selective_scan on the native CPU library. A SelectiveScan holds its argument struct ready.
 
 One SelectiveScan serves one thread at a time. Weights, states and rows are read when the kernel
-runs, so what is recorded (cpu/program.py) follows them when they change in place.
+runs, so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations

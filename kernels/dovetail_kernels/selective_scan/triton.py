@@ -43,7 +43,7 @@ def token_by_token(
     HAS_GATE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
     LEAVES_LONG: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone.
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are skipped.
     Shapes: h [BD, BS]"""
     row = tl.program_id(0).to(tl.int64)
     channel, number = tl.program_id(1) * BD + tl.arange(0, BD), tl.arange(0, BS)

@@ -1,7 +1,7 @@
 """short_conv on the native CPU library. A ShortConv holds its argument struct ready.
 
 One ShortConv serves one thread at a time. Weights, states and rows are read when the kernel runs,
-so what is recorded (cpu/program.py) follows them when they change in place.
+so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ssd on the native CPU library. An Ssd holds its argument struct ready.
 
-One Ssd serves one thread at a time. All that a step changes is read from tensors when the kernel
-runs, so what is recorded (cpu/program.py) follows them when they change in place.
+One Ssd serves one thread at a time. Everything that a step changes is read from tensors when the
+kernel runs, so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cases of wkv: rows that begin, go on and end blocks, channels that fill no register, dtypes, keys
-whose exponentials leave float32.
+"""Cases of wkv: rows that begin, continue and end blocks, channels that fill no register, dtypes,
+keys whose exponentials overflow float32.
 
 Blocks that no row reads are infinite.
 """

@@ -38,7 +38,7 @@ CHANNELS = 128
 
 @triton.jit
 def _rounded(x, like, ROUNDS: tl.constexpr):
-    """Return what the state keeps of x, and that as float32."""
+    """Return x in the state's dtype, and that as float32."""
     if ROUNDS:
         x = nearest_bfloat16(x)
     kept = x.to(like.dtype.element_ty)
@@ -51,7 +51,7 @@ def token_by_token(
     k_stride, v_stride, r_stride, state_stride, table_stride, channels,
     ROUNDS: tl.constexpr, LEAVES_LONG: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone."""
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are skipped."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = channel < channels

@@ -72,8 +72,8 @@ class TestAcceptance:
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_nothing_impossible_stands(self, acceptance: Acceptance, shape: str) -> None:
-        """What the model would never draw, as a mask or a filter has it, is neither accepted nor
-        drawn in place of a draft."""
+        """Tokens with probability 0 (by a mask or a filter) are neither accepted nor sampled in
+        place of a draft."""
         p, drafts, q = every_draft(shape)
         for theirs in (q, None):
             told = outcome(acceptance, p, drafts, theirs)
@@ -89,7 +89,7 @@ class TestAcceptance:
         assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
 
     def test_rows_do_not_mix(self, acceptance: Acceptance) -> None:
-        """A draft's chance is the same alone as among others."""
+        """A draft's chance is the same by itself as among others."""
         p, drafts, q = every_draft("far")
         together = outcome(acceptance, p, drafts, q)
         for i in range(VOCAB_SIZE):

@@ -99,7 +99,7 @@ class TestAdapter:
         )
 
     def test_reads_an_adapter(self, method: AdapterMethod, tmp_path: Path, example: Json) -> None:
-        """What is read is finite numbers, and some of what the method says that it can change."""
+        """The result has finite numbers, and only kinds of changes that the method claims."""
         weights = method.read(tmp_path, example)
         found = numbers(weights)
         assert found and all(bool(torch.isfinite(one).all()) for one in found.values())
@@ -154,7 +154,7 @@ class TestAdapter:
 
     @requires("prompt")
     def test_counts_its_vectors(self, method: AdapterMethod, tmp_path: Path, example: Json) -> None:
-        """As many vectors are read as the config alone tells."""
+        """The number of vectors matches the config."""
         prompt = method.read(tmp_path, example).prompt
         assert prompt is not None
         assert tuple(prompt.shape) == (method.num_prompt_tokens(example), SIZE)

@@ -75,7 +75,7 @@ class TestAdapterResolver:
         assert made.find("foreign") is None
 
     def test_threads_do_not_mix(self, made: AdapterResolver) -> None:
-        """Many threads may ask at once; each gets the answer to its own name."""
+        """Many threads may call it concurrently; each gets the answer to its own name."""
         names = [NAME, "nothing-of-this-name"] * 32
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(made.find, names))

@@ -50,7 +50,7 @@ def scene(
     block_tokens: int = 4,
     kv_dtype: torch.dtype = torch.float32,
 ) -> Scene:
-    """Return three rows over a poisoned cache; skip what the backend says it cannot do."""
+    """Return three rows over a poisoned cache; skip settings that the backend rejects."""
     device = device_of(type(backend))
     query = AttentionQuery(
         device=device,
@@ -80,7 +80,7 @@ def compare(stage: Scene, steps: list[UsageCounter]) -> None:
 def over_8_bit_floats(
     backend: AttentionBackend, kv_dtype: str, scales: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each step's result and what is wanted, over a cache of 8-bit floats under scales."""
+    """Yield each step's actual and expected result, over a cache of 8-bit floats with scales."""
     k_scale, v_scale = KV_SCALES[scales]
     spec = replace(PLAIN, k_scale=k_scale, v_scale=v_scale)
     stage = scene(backend, spec, 16, FLOAT8[kv_dtype])
@@ -106,12 +106,12 @@ class TestAttentionLayouts:
 
     @pytest.mark.parametrize("block_tokens", [1, 8, 16, 128])
     def test_block_sizes(self, backend: AttentionBackend, block_tokens: int) -> None:
-        """Every block size of --block-size, but for those it objects to."""
+        """Every block size of --block-size, except those it rejects."""
         compare(scene(backend, PLAIN, block_tokens), STEPS["mixed"])
 
     @pytest.mark.parametrize("head_size", [8, 64, 80, 128, 256])
     def test_head_sizes(self, backend: AttentionBackend, head_size: int) -> None:
-        """Head sizes of real models, but for those it objects to."""
+        """Head sizes of real models, except those it rejects."""
         spec = replace(PLAIN, head_size=head_size, scale=head_size**-0.5)
         compare(scene(backend, spec), STEPS["mixed"])
 
@@ -168,7 +168,7 @@ class TestAttentionLayouts:
     def test_8_bit_floats_count_times_their_scale(
         self, backend: AttentionBackend, kv_dtype: str, scales: str
     ) -> None:
-        """Quotients by the spec's scales are stored, what is out of range as the largest number."""
+        """Quotients by the spec's scales are stored, clamped to the type's range."""
         for got, wanted in over_8_bit_floats(backend, kv_dtype, scales):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=MAX_DIFFERENCE)
 
@@ -184,7 +184,7 @@ class TestAttentionLayouts:
             torch.testing.assert_close(got, wanted, rtol=0, atol=allowed)
 
     def test_freed_blocks_serve_another_row(self, backend: AttentionBackend) -> None:
-        """A row that takes over another's blocks sees nothing of what they held."""
+        """A row that takes over another's blocks sees nothing of their old content."""
         stage = scene(backend, PLAIN)
         stage.step([(0, 17)])
         stage.blocks[2] = stage.blocks[0][::-1]

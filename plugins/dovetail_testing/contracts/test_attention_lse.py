@@ -1,4 +1,4 @@
-"""AttentionBackend that tells log-sum-exps: what a cache that is divided over ranks needs."""
+"""AttentionBackend with log-sum-exps, which a cache divided over ranks needs."""
 
 from __future__ import annotations
 

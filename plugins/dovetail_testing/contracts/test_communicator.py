@@ -51,7 +51,7 @@ class Ranks:
         )
 
     def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return what the calls return, made at the same time, one by each rank."""
+        """Return the results of concurrent calls, one by each rank."""
         futures = [self._pool.submit(call) for call in calls]
         return [future.result(LIMIT_S) for future in futures]
 
@@ -264,7 +264,7 @@ class TestCommunicator:
             ranks.each([lambda: ranks.ranks[0].all_reduce(torch.ones(4))])
 
     def test_a_rank_that_never_comes_is_told(self, plugin: Any, tmp_path: Path) -> None:
-        """Joining alone is a ConfigError after the time that was given."""
+        """Joining without the others is a ConfigError after the given time."""
         device, size = device_and_size(plugin)
         if size < 2:
             pytest.skip("there is a device for one rank only")

@@ -88,7 +88,7 @@ class TestDrafter:
 
     @without("on_worker")
     def test_requests_do_not_mix(self, plugin: Any) -> None:
-        """With interleaved requests, each request gets the same drafts as alone."""
+        """With interleaved requests, each request gets the same drafts as by itself."""
         alone = [answers(made(plugin), str(n), text) for n, text in enumerate(texts())]
         together, crowd = made(plugin), [list(growth(text, 0)) for text in texts()]
         told: list[list[list[int]]] = [[] for _ in crowd]

@@ -190,7 +190,7 @@ class TestExecutor:
     @requires("collective_rpc")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_methods_are_called(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
-        """A method gets its arguments, and its answer comes back; steps go on."""
+        """A method gets its arguments, and its answer comes back; steps continue."""
         made = shared.get(plugin, async_steps=async_steps)
         call = WorkerCall(method="place", args=(1, "b", [None]), kwargs={"more": {"c": b"d"}})
         (answer,) = made.collective_rpc(call)
@@ -221,7 +221,7 @@ class TestExecutor:
     @requires("collective_rpc")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_a_call_ends_in_time(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
-        """A caller waits no longer than it says; what was late disturbs nothing."""
+        """A caller waits no longer than its timeout; a late answer disturbs nothing."""
         made = shared.get(plugin, async_steps=async_steps)
         start_s = time.perf_counter()
         with pytest.raises(RequestError, match="rank 0") as caught:
@@ -285,7 +285,7 @@ class TestExecutor:
         made.shutdown()
 
     def test_bad_models_are_config_errors(self, plugin: Any) -> None:
-        """What the loader says reaches the caller, and nothing is left running."""
+        """The loader's error reaches the caller, and nothing is left running."""
         before = threading.active_count()
         with pytest.raises(ConfigError):
             plugin(default_options(plugin), tiny_run(model=REPLAY, async_steps=True), WORKER)

@@ -1,4 +1,4 @@
-"""KVEviction: no more than its limit, nothing lost without a word, the same for the same calls."""
+"""KVEviction: no more than its limit, no silent loss, the same for the same calls."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class TestLoadFormat:
     def test_ranks_read_their_own(
         self, plugin: Any, load_format: LoadFormat, tmp_path: Path
     ) -> None:
-        """Each rank's tensors, written side by side, come back to that rank alone."""
+        """Each rank's tensors, written next to each other, come back only to that rank."""
         for number in range(2):
             rank = RankSpec(rank=number, world_size=2, tensor_rank=number, tensor_size=2)
             mine = {name: t + number for name, t in sample_tensors().items()}

@@ -130,7 +130,7 @@ class TestModel:
 
     @without("no_weights")
     def test_equals_transformers(self, loaded: Any) -> None:
-        """Prompts computed alone give transformers' logits."""
+        """Prompts computed one at a time give transformers' logits."""
         model, wanted = loaded
         for number, row in enumerate(TOKENS):
             assert_close(model.forward([(number, row)])[0], wanted[number])

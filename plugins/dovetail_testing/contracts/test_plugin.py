@@ -1,4 +1,4 @@
-"""Every kind: what each plugin owes whatever it does."""
+"""Every kind: clauses for all plugins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _packages(entry: Entry) -> tuple[str, ...]:
 
 
 def selection(entry: Entry) -> Selection:
-    """Return the entry as it is shipped to a child process."""
+    """Return the entry as sent to a child process."""
     return Selection(kind=entry.kind, name=entry.name, target=entry.target)
 
 
@@ -89,7 +89,7 @@ class TestEveryPlugin:
             assert reasons == [], f"why_not(None) is {reasons!r}, and must be []"
 
     def test_selection_round_trips(self, entry: Entry, plugin: Any) -> None:
-        """What a child process receives names the same plugin."""
+        """The selection received by a child process names the same plugin."""
         sent = msgspec.msgpack.encode(selection(entry))
         received = msgspec.msgpack.decode(sent, type=Selection)
         assert registry.load_selection(received) is plugin, f"{received} names another plugin"

@@ -1,4 +1,4 @@
-"""QuantMethod: layers that multiply as they say, alone, fused and in any batch."""
+"""QuantMethod: layers that multiply correctly, single, fused and in any batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def method(plugin: Any) -> QuantMethod:
 
 
 def loaded(method: LinearMethod, spec: LinearSpec) -> nn.Module:
-    """Return a layer whose parameters are small numbers, as they are before `finish`."""
+    """Return a layer whose parameters are small numbers, before `finish`."""
     layer = nn.Module()
     method.create(layer, spec)
     random = torch.Generator().manual_seed(0)

@@ -1,5 +1,5 @@
-"""Router: one of the engines that take requests, in bounded memory; what it claims about loads and
-prefixes holds."""
+"""Router: one of the engines that take requests, in bounded memory; its claims about loads and
+prefixes hold."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class TestRouter:
         assert where(router, (1, 2, 3)) in range(NUM_ENGINES)
 
     def test_memory_is_bounded(self, router: Router) -> None:
-        """What it remembers of requests does not grow for ever."""
+        """Its memory of requests does not grow for ever."""
         random, sizes = Random(7), []
         tracemalloc.start()
         try:
@@ -180,7 +180,7 @@ class TestRouter:
 
     @requires("prefixes")
     def test_a_prefix_is_followed(self, router: Router) -> None:
-        """Requests that begin alike go to one engine while nobody has anything to do."""
+        """Requests with the same beginning go to one engine while all are idle."""
         random = Random(10)
         shared = [prompt(random) for _ in range(3 * NUM_ENGINES + 1)]
         first = [where(router, ids) for ids in shared]

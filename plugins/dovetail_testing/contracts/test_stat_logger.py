@@ -74,7 +74,7 @@ class TestStatLogger:
 
     @requires("offline")
     def test_requests_without_steps(self, stat_logger: StatLogger) -> None:
-        """An engine without a server tells of its requests alone."""
+        """An engine without a server reports only its requests."""
         stat_logger.request(request_stats())
         stat_logger.flush()
         stat_logger.close()

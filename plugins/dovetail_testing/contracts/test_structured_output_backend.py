@@ -1,4 +1,4 @@
-"""StructuredOutputBackend: what a mask allows is what is accepted, and what was written meets the
+"""StructuredOutputBackend: masks and acceptance agree, and the written text meets the
 constraint."""
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class TestStructuredOutputBackend:
     def test_walks_have_the_constraint(
         self, backend: StructuredOutputBackend, wanderer: Wanderer, case: Case
     ) -> None:
-        """Random walks end, and what they write is of the constraint."""
+        """Random walks end, and their text meets the constraint."""
         compiled = loaded(backend, case.word, case.constraint)
         num_ended = 0
         for number in range(NUM_WALKS):
@@ -198,7 +198,7 @@ class TestStructuredOutputBackend:
                 is_accepted = matcher.accept(token_id)
                 if is_accepted:
                     matcher.rollback(1)
-                # Of a text that leaves no choice the mask may leave one spelling alone.
+                # For forced text the mask may leave only one spelling.
                 is_spelling = "forced" in backend.capabilities and may.sum() == 1
                 assert is_accepted is bool(may[token_id]) or (is_accepted and is_spelling)
             assert (allowed(matcher, vocabulary) == may).all()
@@ -415,7 +415,7 @@ class TestStructuredOutputBackend:
     def test_grammars(
         self, plugin: Any, backend: StructuredOutputBackend, vocabulary: Vocabulary
     ) -> None:
-        """Each of its languages is read, those without terminals as they are written: no part takes
+        """Each of its languages is supported; without terminals, grammars are exact: no part takes
         what the next one needs."""
         for name in plugin.languages:
             constraint = Grammar(GRAMMARS[name], name)
