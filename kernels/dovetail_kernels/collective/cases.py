@@ -112,8 +112,7 @@ def check_case(ranks: SharedMemoryRanks, case: GroupCase) -> list[str]:
 
 
 def _passed(ranks: SharedMemoryRanks, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors received when rank 0 sends once and rank 1 twice; a sender's own
-    otherwise."""
+    """Return the tensors received when rank 0 sends once and rank 1 twice; else a rank's own."""
     found = []
     for sender, x in ((0, xs[0]), (1, xs[1]), (1, xs[1])):
         if ranks.rank == sender:

@@ -51,8 +51,7 @@ class Row:
 
 
 class SpeechTimes(LogitsProcessor):
-    """Bans tokens that cannot continue a transcript (`logits_processors: {"speech_times":
-    {...}}`)."""
+    """Bans what cannot continue a transcript (`logits_processors: {"speech_times": {...}}`)."""
 
     info = Info(summary="keeps the times of a transcript in order", source="arXiv:2212.04356")
     stage = "bias"

@@ -262,8 +262,7 @@ class BitmaskLayout:
 
 
 def dense_of(kept: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return a matrix of nonzero values and zeros. Shapes: kept [N, K / 2], mask [N, K / 8] ->
-    [N, K]
+    """Return a dense matrix. Shapes: kept [N, K / 2], mask [N, K / 8] -> [N, K]
 
     Raises: ConfigError when the mask has another number of places than there are values.
     """

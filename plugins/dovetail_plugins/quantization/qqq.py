@@ -108,8 +108,7 @@ class Qqq(CheckpointMethod):
 
 
 def put_back(mixed: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """Return the columns in original order; `order` has those of each run.
-    Shapes: [R, N]"""
+    """Return the columns in original order; `order` is a run's. Shapes: [R, N]"""
     import torch
 
     runs = mixed.reshape(len(mixed), -1, len(order))
