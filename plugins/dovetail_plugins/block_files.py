@@ -29,7 +29,7 @@ class BlockFile:
     rank: int
 
     def is_whole(self) -> bool:
-        """Return whether the file holds what its name says. Raises: OSError"""
+        """Return whether the file's content matches its name. Raises: OSError"""
         return unsealed(self.path.read_bytes(), self.key, self.rank) is not None
 
 

@@ -82,7 +82,7 @@ class FolderResolver(AdapterResolver):
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name is that of a folder itself, and leads nowhere else.
+    """Return whether a name is a plain folder name, which leads nowhere else.
 
     A lone surrogate, which JSON can spell and UTF-8 cannot, names nothing.
     """

@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Found(Mapping[str, ModuleChange]):
-    """Changes by module that are found when somebody asks for them."""
+    """Changes by module that are computed on first access."""
 
     def __init__(self, find: Callable[[], Mapping[str, ModuleChange]]) -> None:
         self._find = find
@@ -110,7 +110,7 @@ def _unpickled(path: Path) -> Tensors:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError) as error:
         raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
-    except Exception as error:  # what unpickling refuses has many types
+    except Exception as error:  # unpickling errors have many types
         raise ConfigError(
             f"the file holds more than tensors, so it is not loaded: {error}.",
             where=str(path),

@@ -43,7 +43,7 @@ PAIR = {DOWN, UP}
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
 ORIGINAL = ".original_module."
-"""What PEFT saves of a module, when tables were enlarged, that `modules_to_save` has replaced."""
+"""PEFT's copy of the original of a module that `modules_to_save` replaced (tables enlarged)."""
 ROWS, INDICES = "token_adapter.trainable_tokens_delta", "trainable_token_indices"
 TIES = "ensure_weight_tying"
 TABLE_NAMES = ("embed_tokens", "embedding", "embeddings", "wte", "word_embeddings", "embed_in")
@@ -262,7 +262,7 @@ def _pair(terms: _Terms, module: str, down: torch.Tensor, up: torch.Tensor) -> d
 
 
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways of starting (`init_lora_weights`) that take the first product out of the model's weights."""
+"""Initializations (`init_lora_weights`) that take the first product out of the model's weights."""
 NOT_DONE = {
     "arrow_config": "routing among adapters (Arrow)",
     "kasa_config": "KaSA",

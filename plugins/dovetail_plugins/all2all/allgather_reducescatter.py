@@ -1,7 +1,7 @@
 """AllGatherReduceScatter: every rank gets all tokens, and each its own part of the sums back.
 
-What travels does not depend on the routing, and grows with the ranks; few calls make it the better
-one for a handful of tokens or ranks.
+The traffic does not depend on the routing, and grows with the ranks; with few calls it is better
+for a handful of tokens or ranks.
 """
 
 from __future__ import annotations

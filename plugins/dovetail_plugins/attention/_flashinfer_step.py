@@ -1,6 +1,6 @@
-"""One step by flashinfer: blocks listed as it wants them, a plan for each kind of layer.
+"""One step by flashinfer: blocks in its list format, a plan for each kind of layer.
 
-Knows no choice of backend; the package is handed in.
+Knows no choice of backend; the package is an argument.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Planned:
 
 class Wrappers:
     """The package's objects over one workspace, one for each kind of layer and each group of layers
-    that share blocks: what one is planned for holds for the whole step."""
+    that share blocks: a plan holds for the whole step."""
 
     def __init__(self, package: ModuleType) -> None:
         self._make = package.BatchPrefillWithPagedKVCacheWrapper

@@ -95,7 +95,7 @@ def forward_lse(
     cache: torch.Tensor,
     prepared: NativeStep,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `AttentionBackend.forward_lse` says. Mutates: cache, prepared"""
+    """Run `AttentionBackend.forward_lse`. Mutates: cache, prepared"""
     lse = torch.empty(q.shape[:2])
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
@@ -108,7 +108,7 @@ def forward_cross(
     cache: torch.Tensor,
     prepared: NativeStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_cross` says. Mutates: cache, prepared"""
+    """Run `AttentionBackend.forward_cross`. Mutates: cache, prepared"""
     return forward(spec, q, k, v, cache, prepared)
 
 
@@ -149,7 +149,7 @@ def pick(
     keys: torch.Tensor,
     prepared: NativeStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.pick` says."""
+    """Run `AttentionBackend.pick`."""
     layout = prepared.layout
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
     q = _whole(q, spec.head_size)

@@ -1,6 +1,6 @@
 """Paged attention in torch operators: cache write, gather of a row's keys, masked attention.
 
-Only slots of a row's own tokens are ever read, so what other blocks hold (NaN even) cannot matter.
+Only slots of a row's own tokens are ever read, so other blocks' content (even NaN) is irrelevant.
 Shape letters as in `interfaces.attention`; S gathered key positions, G query heads per kv head.
 """
 
@@ -126,7 +126,7 @@ def forward_lse(
     cache: torch.Tensor,
     prepared: Prepared,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `AttentionBackend.forward_lse` says. Mutates: cache"""
+    """Run `AttentionBackend.forward_lse`. Mutates: cache"""
     lse = torch.empty(q.shape[:2], device=q.device)
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
@@ -139,7 +139,7 @@ def forward_cross(
     cache: torch.Tensor,
     prepared: Prepared,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_cross` says. Mutates: cache"""
+    """Run `AttentionBackend.forward_cross`. Mutates: cache"""
     return forward(spec, q, k, v, cache, prepared, is_cross=True)
 
 
@@ -161,7 +161,7 @@ def _forward(
     *,
     is_cross: bool,
 ) -> torch.Tensor:
-    """Do what `forward` does for a cache without scales. Mutates: cache, lse"""
+    """Run `forward` for a cache without scales. Mutates: cache, lse"""
     if k is not None and v is not None:
         write(cache, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (cache[0, 0, 0].numel() * cache.element_size()))

@@ -1,5 +1,5 @@
-"""One step on the Triton kernels: derives what the host must know from a layout; a layer's call
-writes its keys and attends.
+"""One step on the Triton kernels: prepares the host's facts from a layout; a layer's call writes
+its keys and attends.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def forward_lse(
     stored: torch.Tensor,
     prepared: TritonStep,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `AttentionBackend.forward_lse` says. Mutates: stored"""
+    """Run `AttentionBackend.forward_lse`. Mutates: stored"""
     lse = torch.empty(q.shape[:2], device=q.device)
     return forward(spec, q, k, v, stored, prepared, lse=lse), lse
 
@@ -92,7 +92,7 @@ def forward_cross(
     stored: torch.Tensor,
     prepared: TritonStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_cross` says. Mutates: stored"""
+    """Run `AttentionBackend.forward_cross`. Mutates: stored"""
     return forward(spec, q, k, v, stored, prepared)
 
 
@@ -129,7 +129,7 @@ def pick(
     keys: torch.Tensor,
     prepared: TritonStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.pick` says."""
+    """Run `AttentionBackend.pick`."""
     layout = prepared.layout
     return index_picks(
         q if q.stride()[1:] == (spec.head_size, 1) else q.contiguous(),

@@ -118,7 +118,7 @@ class FlashAttn(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
         """

@@ -127,7 +127,7 @@ class TritonPaged(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write what another sequence brought, then attend to all of it.
+        """Write another sequence's keys and values, then attend to all of it.
 
         Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
         """
@@ -141,7 +141,7 @@ class TritonPaged(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
         """

@@ -1,4 +1,4 @@
-"""ProcessGroupCommunicator: what communicators over one of torch's process groups share."""
+"""ProcessGroupCommunicator: shared base of communicators over one of torch's process groups."""
 
 from __future__ import annotations
 

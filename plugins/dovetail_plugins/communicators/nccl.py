@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 class NcclCommunicator(ProcessGroupCommunicator):
-    """GPUs of any machines; calls are queued on the current stream, those that are begun on one of
-    their own, which waits for what was queued on the current one until then."""
+    """GPUs of any machines; calls are queued on the current stream, begun ones on a separate stream
+    that waits for the calls queued before."""
 
     info = Info(summary="NVIDIA's NCCL", requires=("torch",), devices=("cuda",))
     capabilities = frozenset({OVERLAPS})

@@ -1,4 +1,4 @@
-"""The layers of EAGLE's checkpoints, made of the decoder that most families share."""
+"""The layers of EAGLE's checkpoints, built from the decoder that most families share."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class JoinedLinear(nn.Module):
 
 
 def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderConfig]:
-    """Return the class whose layers a head is made of, and how it differs. Raises: ConfigError"""
+    """Return the class that provides a head's layers, and how it differs. Raises: ConfigError"""
     selection, model = context.model_plugin, context.build.model
     found = registry.require_selection(selection) if selection is not None else None
     if found is None or not issubclass(found, DecoderForCausalLM):
@@ -119,7 +119,7 @@ class EagleModule(nn.Module):
 
 
 class Eagle3Attention(DecoderAttention):
-    """Attention whose queries, keys and values are made of a vector and a state side by side."""
+    """Attention whose queries, keys and values are made of a vector and a state, concatenated."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__(context, name, config, 0)

@@ -1,4 +1,4 @@
-"""The layer for further tokens of a checkpoint, made of the model's own decoder layer."""
+"""The multi-token-prediction layer of a checkpoint, built from the model's own decoder layer."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ _WORDS = ("Eagle3", "Eagle")
 
 
 def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
-    """Return the settings of a head made of a family's own layers: the class is the family's.
+    """Return the settings of a head with a family's own layers: the class is the family's.
 
-    Of nested settings ("model") the outer ones count first.
+    Outer settings override nested ones ("model").
     """
     nested = raw.get("model")
     found = {**(nested if isinstance(nested, Mapping) else {}), **raw}

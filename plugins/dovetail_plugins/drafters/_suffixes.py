@@ -49,7 +49,7 @@ class SuffixIndex:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in tokens. Mutates: self
 
-        The two tokens before the end are not yet places: nothing is known to follow them.
+        The two tokens before the end are not yet positions: their successor is unknown.
         """
         tokens, before, heads = self._tokens, self._before, self._heads
         tokens.extend(token_ids)
@@ -99,12 +99,12 @@ class SuffixIndex:
     def draft(
         self, found: Sequence[tuple[int, int]], most: int, factor: float, least: float
     ) -> tuple[list[int], float]:
-        """Return what most often followed the matches, and how many of its tokens are to be
-        expected to come true.
+        """Return the most frequent continuation of the matches, and the expected number of accepted
+        tokens.
 
         For each length of a match its places vote, token by token, as long as the share of votes of
         all tokens together is at least `least`; the draft has `most` tokens, and is `factor` times
-        as long as the match, at most. The length from which most is expected wins.
+        as long as the match, at most. The length with the largest expectation wins.
         """
         best: list[int] = []
         best_score = 0.0

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Eagle(WorkerDrafter):
-    """The embedding is the model's own, whatever the checkpoint has, and the head too, unless the
-    checkpoint's config.json says that it has its own (`has_own_head`)."""
+    """The embedding is always the model's own, and the head too, unless the checkpoint's
+    config.json says that it has its own (`has_own_head`)."""
 
     info = Info(
         summary="drafts with a layer that continues the model's hidden states (EAGLE 1 and 2)",
@@ -43,7 +43,7 @@ class Eagle(WorkerDrafter):
         self._module = EagleModule(context)
 
     def module(self) -> nn.Module:
-        """Return the layers and what joins vector and state."""
+        """Return the layers and the projection that joins vector and state."""
         return self._module
 
     def tensors(

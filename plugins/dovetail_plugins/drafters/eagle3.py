@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Eagle3(WorkerDrafter):
-    """The embedding is the model's own, whatever the checkpoint has."""
+    """The embedding is always the model's own."""
 
     info = Info(
         summary="drafts with a layer over three of the model's inner states (EAGLE 3)",

@@ -54,7 +54,7 @@ class Mtp(WorkerDrafter):
     def tensors(
         self, found: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the layer's tensors, what joins vector and state cut in two."""
+        """Return the layer's tensors, with the joining projection cut in two."""
         return self._module.read(pair for pair in found if self.reads(pair[0]))
 
     def advance(

@@ -196,7 +196,7 @@ class InStep(MortalExecutor):
         self._do(WakeUp, WakeUp(tuple(tags)))
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Wait until the first rank's engine makes the same call; return what came of it here.
+        """Wait until the first rank's engine makes the same call; return the local result.
 
         Raises: RequestError
         """
@@ -248,7 +248,7 @@ class InStep(MortalExecutor):
         return taken
 
     def _next(self, source: queue.SimpleQueue[Any]) -> Any:
-        """Return what comes next. Raises: EngineDead when nothing can come any more"""
+        """Return the next item. Raises: EngineDead when no more can come"""
         while True:
             try:
                 found = source.get(timeout=LOOK_PERIOD_S)
@@ -261,7 +261,7 @@ class InStep(MortalExecutor):
             return found
 
     def _look(self) -> None:
-        """Raise EngineDead when the rank here can do nothing any more."""
+        """Raise EngineDead when the local rank can do no more work."""
         left_s = self._server.left_s
         if left_s is not None and time.monotonic() - left_s > STUCK_WAIT_S:
             self._die("the engine of rank 0 is gone.")  # the rank waits for others in a step

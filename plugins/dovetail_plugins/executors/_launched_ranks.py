@@ -141,7 +141,7 @@ def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask
 
 
 def difference(run: RunSpec, hello: Hello) -> str | None:
-    """Return in what another rank's run differs from this one's, or None."""
+    """Return how another rank's run differs from this one's, or None."""
     ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
     for place, mine, other in differences(ours, theirs):
         may_differ = place in _OF_ONE_RANK or place.partition(".")[0] in _OF_ONE_RANK

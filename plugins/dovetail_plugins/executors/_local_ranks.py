@@ -131,7 +131,7 @@ def spawn_rank(
 
 
 def how_child_ended(number: int, child: Child) -> str:
-    """Return what became of a rank's process, as a sentence."""
+    """Return how a rank's process ended, as a sentence."""
     status = child.wait(STATUS_WAIT_S)
     how = f"ended with status {status}"
     if status is not None and status < 0:

@@ -18,8 +18,8 @@ from dovetail_plugins.ranks.remote import serve_remote
 
 
 class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor is to be. `gpus` are all ranks' GPUs on its machine: they reach one another
-    only if each sees all."""
+    """An actor's task. `gpus` are all ranks' GPUs on its machine: they reach one another only if
+    each sees all."""
 
     task: RankTask
     door: DoorAddress

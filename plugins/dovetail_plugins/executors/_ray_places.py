@@ -39,8 +39,8 @@ def own_place() -> bytes:
 
 
 class Places:
-    """A placement group with a bundle for each of `count` actors, which errors call `what`; `flag`
-    says how many there are. Closed with `remove`."""
+    """A placement group with a bundle for each of `count` actors, called `what` in errors; `flag`
+    is the flag with the count. Closed with `remove`."""
 
     def __init__(self, ray: Any, count: int, *, what: str, flag: str) -> None:
         self._ray, self._count, self._what, self._flag = ray, count, what, flag
@@ -156,7 +156,7 @@ def gpus_beside(places: Sequence[Place], number: int) -> tuple[str, ...]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the line of an error of Ray that says what happened."""
+    """Return the line of a Ray error that says what happened."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
 

@@ -67,8 +67,8 @@ class RayRanks(WiredLinks):
         return [place.node for place in self._placed]
 
     def _resources(self) -> dict[str, float]:
-        """Return what Ray is to reserve for each rank. Raises: ConfigError when no cluster of this
-        size can hold all ranks"""
+        """Return Ray's reservation for each rank. Raises: ConfigError when no cluster of this size
+        can hold all ranks"""
         is_gpu = self._run.device == "cuda"
         if is_gpu:
             self._places.check("GPU", self._options.gpus)

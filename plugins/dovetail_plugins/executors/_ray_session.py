@@ -89,7 +89,7 @@ def disconnect() -> None:
 
 
 def _check_address(address: str | None, flag: str) -> None:
-    """See that somebody listens: Ray itself would try for minutes. Raises: ConfigError"""
+    """Check that there is a listener: Ray itself would try for minutes. Raises: ConfigError"""
     if not address or address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -136,7 +136,7 @@ def _unreachable(address: str | None, reason: str, flag: str) -> ConfigError:
 
 
 def variables() -> dict[str, str]:
-    """Return what ranks are to have of this process's environment."""
+    """Return the environment variables that are passed on to ranks."""
     passed = {name: text for name, text in os.environ.items() if name.startswith(PASSED_ON)}
     return passed | {"PYTHONPATH": os.pathsep.join(import_paths())}
 

@@ -23,7 +23,7 @@ from dovetail_plugins.ranks.remote import on_launcher_gone, serve_remote
 
 
 class ExternalLauncherExecutor(Executor):
-    """What this process's rank asks for: the first drives all, the others follow."""
+    """The executor for this process's rank: the first drives all, the others follow."""
 
     info = Info(summary="ranks that a launcher such as torchrun starts", requires=("torch",))
     capabilities = RanksExecutor.capabilities | {"launched_ranks"}
@@ -66,7 +66,7 @@ class ExternalLauncherExecutor(Executor):
         self._part.allocate(layout)
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Hand a step to every rank, or see it come from the first one."""
+        """Send a step to every rank, or wait for it from the first one."""
         return self._part.submit(plan)
 
     def prepare(self, item: Preparation) -> Loaded:

@@ -1,7 +1,7 @@
 """A GGUF file's settings as the config.json that the same model has elsewhere. Imports no torch.
 
-Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and what
-llama.cpp's converters write under them.
+Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the values of
+llama.cpp's converters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def _check_blocks(settings: Settings) -> None:
-    """Raises: ConfigError if the file has not as many blocks as it says, before any are made."""
+    """Raises: ConfigError if the number of blocks is not the stated one, before any are made."""
     blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
     _compare(settings, {"blocks": settings.number(".block_count")}, {"blocks": len(blocks)})
 

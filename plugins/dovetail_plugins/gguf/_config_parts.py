@@ -105,7 +105,7 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
     each = settings.factors("rope_freqs.weight")
     length = settings.number(".context_length")
     if each is not None:
-        # Divisors of every pair, computed beforehand: how Llama 3 is stretched.
+        # Precomputed divisors of every pair: how Llama 3 is stretched.
         return {"rope_type": "longrope", "long_factor": each, "short_factor": each,
                 "attention_factor": 1.0, "original_max_position_embeddings": length}  # fmt: skip
     if long is not None and short is not None:

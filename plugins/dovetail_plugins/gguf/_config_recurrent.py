@@ -215,4 +215,4 @@ RECURRENT: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
 }
 """general.architecture -> its config.json."""
 HEADLESS = frozenset({"mamba", "mamba2"})
-"""Architectures in which nothing attends."""
+"""Architectures without attention."""

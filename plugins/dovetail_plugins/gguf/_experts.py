@@ -1,5 +1,5 @@
-"""Experts that a GGUF file stores in other ways than one tensor for all: each in a tensor of its
-own (`ffn_up.3`, files of Mixtral until April 2024), or gates and ups in one (`ffn_gate_up_exps`).
+"""Experts stored differently from one tensor for all: each in a separate tensor (`ffn_up.3`, files
+of Mixtral until April 2024), or gates and ups in one (`ffn_gate_up_exps`).
 
 Source: build_moe_ffn in https://github.com/ggml-org/llama.cpp/blob/master/src/llama-graph.cpp, and
 the tensor names of the gguf package. Imports no torch.

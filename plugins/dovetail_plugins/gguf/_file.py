@@ -109,7 +109,7 @@ def read_model(path: str | Path) -> Model:
 
 
 def _check_whole(first: Head, num_files: int) -> None:
-    """Raises: ConfigError for a part of a model, by what its settings say, whatever its name."""
+    """Raises: ConfigError for a part of a model, according to its settings, whatever its name."""
     count, number = (first.settings.get(f"split.{key}") for key in ("count", "no"))
     if not isinstance(count, int) or count == num_files:
         return

@@ -39,7 +39,7 @@ class Integers:
     offset_codes: torch.Tensor | None = None
 
     def floats(self) -> torch.Tensor:
-        """Return the weights that are meant. Shapes: [n, B] float32"""
+        """Return the dequantized weights. Shapes: [n, B] float32"""
         grouped = self.values.float().view(len(self.values), -1, self.group)
         grouped = grouped * _scales(self.steps, self.codes, grouped.shape[1])
         if self.offset_steps is not None:

@@ -16,7 +16,7 @@ from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, Layo
 from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
 
 TABLE = "embed_tokens"
-"""What `stored_types` calls a token table that no head shares."""
+"""`stored_types`' name of a token table that is not shared with a head."""
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
 NAMES_SHOWN = 5

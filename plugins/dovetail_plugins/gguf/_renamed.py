@@ -1,4 +1,4 @@
-"""A checkpoint's tensors under GGUF's names and in its shapes: the way back from `_tensors.py`."""
+"""A checkpoint's tensors under GGUF's names and in its shapes: the inverse of `_tensors.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LETTERS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 """Mixtral's own names of an expert's matrices -> the other families' names."""
 _NOT_STORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _LEFT_OUT = "transformer."
-"""What some checkpoints of GPT-2 leave out of their names."""
+"""A name prefix that some checkpoints of GPT-2 omit."""
 
 
 def renamed(

@@ -1,7 +1,7 @@
-"""The settings of a GGUF file for a Hugging Face checkpoint: the way back from `_config.py`.
+"""The settings of a GGUF file for a Hugging Face checkpoint: the inverse of `_config.py`.
 
-Imports no torch. Source: the key names of
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and what llama.cpp's converters write.
+Imports no torch. Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+and the values of llama.cpp's converters.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor)
 
 
 def _latent_up(attn_k_b: torch.Tensor, attn_v_b: torch.Tensor) -> torch.Tensor:
-    """Return what makes keys and values of a latent, head by head, of its halves.
+    """Return the matrix from a latent to keys and values, head by head, joined from its halves.
 
     Shapes: attn_k_b [H, L, N], attn_v_b [H, V, L] -> [H (N + V), L]
     """

@@ -18,7 +18,7 @@ class Type:
 
 
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types that are plain floats, and what torch calls them."""
+"""Types that are plain floats -> torch's names."""
 
 PLAIN_DTYPES = FLOAT_DTYPES | {
     "F64": "float64",
@@ -27,7 +27,7 @@ PLAIN_DTYPES = FLOAT_DTYPES | {
     "I32": "int32",
     "I64": "int64",
 }
-"""Types that are plain numbers, likewise."""
+"""Types that are plain numbers -> torch's names."""
 
 TYPES: dict[int, Type] = {
     code: Type(name, values, block_bytes)

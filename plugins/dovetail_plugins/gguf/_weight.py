@@ -1,7 +1,7 @@
 """Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in up to 8 bits.
 
-The matrix is exactly the one that is meant: steps stay float16 (or what else holds them), the codes
-of the K and IQ types stay codes, and values take the bits that they have in the file.
+The matrix is exact: steps stay float16 (or another type that holds them), the codes of the K and IQ
+types stay codes, and values take as many bits as in the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEVELS_OF: dict[str, tuple[int, ...]] = {
     "MXFP4": E2M1,
     "NVFP4": E2M1,
 }
-"""Types of at most sixteen levels of any kind, by what `integers` calls these."""
+"""Types of at most sixteen levels of any kind, by `integers`' name of these."""
 EIGHTHS = 8
 TRITS = "TQ1_0"
 PART_VALUES = 1 << 21

@@ -1,4 +1,4 @@
-"""Writes GGUF files: settings, then tensors, plain or quantized, as they come. Imports torch.
+"""Writes GGUF files: settings, then tensors, plain or quantized, in the given order. Imports torch.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """

@@ -95,7 +95,7 @@ def join(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> HeadlessEngines:
 
 
 class _StoppedEarly(BaseException):
-    """A signal came while there was nothing to end."""
+    """A signal arrived before there was an engine to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -138,7 +138,7 @@ class HeadlessEngines:
         return self._status
 
     def stop(self, number: int) -> None:
-        """Have `run` end all engines, because of a signal. A handler may call this."""
+        """Make `run` end all engines, because of a signal. A handler may call this."""
         self._events.put((0, Stop(number)))
 
     def _take(self, engine: _Engine, event: Event) -> None:

@@ -70,7 +70,7 @@ class BlockFolder:
         try:
             os.utime(self._own(key))
         except OSError:
-            return  # somebody has dropped it meanwhile
+            return  # another engine has dropped it meanwhile
 
     def write(self, key: bytes, block: Buffer) -> None:
         """Write this rank's block; a reader sees all of it or none. Raises: OSError"""

@@ -1,4 +1,4 @@
-"""PeerEngine: another engine's blocks, as this one asks for them.
+"""PeerEngine: this engine's client for another engine's blocks.
 
 Any failure is an OSError that costs its blocks; the engine is then left alone for a while. One
 thread uses it.
@@ -132,7 +132,7 @@ class _Rank:
             raise
 
     def _open(self) -> Wire:
-        """Return the way there, with memory for what comes. Raises: OSError. Mutates: self"""
+        """Return the connection, with memory for the blocks. Raises: OSError. Mutates: self"""
         if self._wire is not None:
             return self._wire
         is_here = is_served(self.place)
@@ -275,7 +275,7 @@ class PeerEngine:
         return self._is_same
 
     def _facts(self) -> Facts:
-        """Return who is there. Raises: OSError"""
+        """Return the peer's facts. Raises: OSError"""
         first = _Rank(self.place, self._secret, None)
         try:
             facts: Facts = first.ask(Hello())
@@ -284,7 +284,7 @@ class PeerEngine:
         return facts
 
     def _told(self, facts: Facts) -> None:
-        """Say once why nothing will be found there."""
+        """Log once why the peer has no usable blocks."""
         if facts.identity != self._own.identity:
             log.warning("%s has another model, other types or flags", self.place.name)
         elif facts.unit_tokens != self._own.unit_tokens:

@@ -24,7 +24,7 @@ MIN_SECRET_CHARS = 16
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Asks who is there."""
+    """Asks for the peer's facts."""
 
 
 class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
@@ -44,7 +44,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
-    """Who is there: rank `rank` of the `num_ranks` of an engine, whose blocks take `block_bytes`
+    """A peer's facts: rank `rank` of the `num_ranks` of an engine, whose blocks take `block_bytes`
     or less."""
 
     identity: str
@@ -97,7 +97,7 @@ class Place:
 
     @property
     def lock_path(self) -> Path:
-        """Return the file that is locked for as long as somebody serves the socket."""
+        """Return the file that is locked while a process serves the socket."""
         return local_folder() / f"{self.port}.lock"
 
 

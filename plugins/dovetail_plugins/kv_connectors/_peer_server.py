@@ -95,7 +95,7 @@ class Shelf:
             return bytes(key in self._blocks for key in keys)
 
     def is_quiet(self, since_s: float) -> bool:
-        """Return whether nothing has come for a while."""
+        """Return whether no block has come for a while."""
         return time.monotonic() - max(self._changed_s, since_s) > QUIET_S
 
     def clear(self) -> None:
@@ -207,7 +207,7 @@ class PeerServer:
                 return
             try:
                 connection, address = self._listener.accept()
-            except BlockingIOError:  # who came has gone again
+            except BlockingIOError:  # the client has gone again
                 continue
             except OSError:  # too many open files, for example: tried again
                 if self._is_over.is_set():
@@ -239,7 +239,7 @@ class PeerServer:
     # Requests
 
     def _is_ready(self, question: Question, began_s: float) -> bool:
-        """Return whether there is nothing more to wait for."""
+        """Return whether the answer need not wait any longer."""
         if not isinstance(question, Which) or question.identity != self._facts.identity:
             return True
         waited_s = time.monotonic() - began_s

@@ -90,7 +90,7 @@ class Multi(KVConnector):
 
 
 class MultiIndex(StoreIndex):
-    """Asks every index."""
+    """Queries every index."""
 
     def __init__(self, indexes: Sequence[StoreIndex]) -> None:
         self._indexes = indexes

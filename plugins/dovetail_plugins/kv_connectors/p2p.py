@@ -139,7 +139,7 @@ class P2P(KVConnector):
         return P2PIndex(self.options, facts)
 
     def store(self, facts: StoreFacts) -> P2PStore:
-        """Return a rank's side, which others can ask from now on. Raises: ConfigError"""
+        """Return a rank's side, which others can query from now on. Raises: ConfigError"""
         return P2PStore(self.options, facts, self.carrier(facts))
 
     def carrier(self, facts: StoreFacts) -> Carrier:

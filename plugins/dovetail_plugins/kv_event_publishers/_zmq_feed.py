@@ -68,7 +68,7 @@ class ZmqFeed(EventFeed):
             self._add(payload, news)
 
     def _catch_up(self, until: int, news: News) -> None:
-        """Ask for the batches from the next one on; what cannot be had makes a gap. Mutates: self,
+        """Request the batches from the next one on; unavailable ones make a gap. Mutates: self,
         news"""
         for number, payload in self._asked(self._next):
             if number > self._next:

@@ -44,7 +44,7 @@ def listed(names: Any) -> tuple[str, ...]:
 
 
 class Layout(Protocol):
-    """The way one layer is stored."""
+    """The storage layout of one layer."""
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors that a layer is stored in."""
@@ -93,8 +93,8 @@ class StoredMethod(QuantMethod):
         return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
 
     def mixed(self, spec: LinearSpec) -> Layout | None:
-        """Return the layout of a fused layer whose parts are stored in several ways; None for one
-        whose parts are alike, or that the file itself has in one."""
+        """Return the layout of a fused layer whose parts are stored differently; None if the parts
+        are alike, or the file itself stores them as one."""
         from dovetail_plugins.layers.mixed_layout import MixedLayout, PlainLayout
 
         names = fused_parts(spec.name)

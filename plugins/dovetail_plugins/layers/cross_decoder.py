@@ -92,7 +92,7 @@ class CausalAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         q, k, v = self.qkv_proj.forward_split(x)
         return self.o_proj(self.attn(q, k, v, bias=bias), residual)
 
@@ -228,7 +228,7 @@ class EncoderDecoder(nn.Module, Model):
         raise NotImplementedError
 
     def build_embed(self, context: BuildContext, words: VocabParallelEmbedding) -> nn.Module:
-        """Return what makes the decoder's first states of (token_ids, positions)."""
+        """Return the module that makes the decoder's first states of (token_ids, positions)."""
         raise NotImplementedError
 
     def build_position_bias(self, context: BuildContext) -> nn.Module | None:

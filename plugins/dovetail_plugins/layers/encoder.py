@@ -210,7 +210,7 @@ class EncoderAttention(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: Around) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         if self._turn is None:
             q, k, v = self.qkv_proj.forward_split(x)
         else:
@@ -303,7 +303,7 @@ class EncoderModel(nn.Module, Model):
         return usual_encoder(model)
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
-        """Return what makes the first states of token ids and positions."""
+        """Return the module that computes the first states from token ids and positions."""
         return EncoderEmbeddings(context, config)
 
     def build_rotaries(self, context: BuildContext) -> nn.ModuleDict:
@@ -311,7 +311,7 @@ class EncoderModel(nn.Module, Model):
         return nn.ModuleDict({ONE_KIND: Rotary(rope_settings(context), context.device)})
 
     def build_position_bias(self, context: BuildContext) -> PositionBias | None:
-        """Return what all layers add to their scores by relative position: nothing."""
+        """Return the layers' common score bias by relative position: none."""
         return None
 
     def build_final_norm(self, context: BuildContext, config: EncoderConfig) -> nn.Module | None:
@@ -319,7 +319,7 @@ class EncoderModel(nn.Module, Model):
         return encoder_norm(context, config) if config.has_norms_before else None
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes numbers of classes of pooled states: here one matrix."""
+        """Return the module that computes class scores from pooled states: here one matrix."""
         return class_linear(context, "head")
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

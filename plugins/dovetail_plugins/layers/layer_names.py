@@ -73,9 +73,9 @@ def own_name(name: str, pattern: str) -> tuple[str]:
 
 
 def is_listed(name: str, patterns: Sequence[str], spelled: Spelled = own_name) -> bool:
-    """Return whether a list names the layer: by its whole name, by the name of something that
-    holds it, by its last words, by either with "*" for anything within, or by an expression that
-    begins with "re:". `spelled` gives the layer's other names."""
+    """Return whether a list names the layer: by its whole name, by the name of a container, by its
+    last words, by either with "*" for anything within, or by an expression that begins with "re:".
+    `spelled` gives the layer's other names."""
     return any(
         _matches(one, pattern)
         for part in parts_of(name)

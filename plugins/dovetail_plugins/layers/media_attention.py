@@ -18,7 +18,7 @@ from dovetail.parallel.context import joined
 
 
 class MediaAttention(Attention):
-    """Attention of text, and of images that are seen both ways."""
+    """Attention over text, and over images whose tokens see each other in both directions."""
 
     def forward(
         self,

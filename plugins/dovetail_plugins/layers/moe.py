@@ -25,7 +25,7 @@ from dovetail_plugins.layers.routing import RoutingRule, route
 class MoE(nn.Module):
     """Router and experts of one block; `name` is the block's path in the checkpoint.
 
-    `routes_in_float32`: the scores are computed so, whatever the model's type. With
+    `routes_in_float32`: the scores are computed in float32, whatever the model's type. With
     `has_correction_bias` the checkpoint has a bias for the choice of experts, which stays float32.
     `act`, `alternates` and `bias` are the experts'; the router has a bias if they have. `size`: the
     experts' input and output size, if it is not the hidden size. `is_gated`: see Experts.

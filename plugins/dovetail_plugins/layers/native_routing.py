@@ -1,4 +1,4 @@
-"""NativeRouting: a rule of routing by the kernel that does it in one call.
+"""NativeRouting: a routing rule by a kernel that runs it in one call.
 
 On the native CPU library, or by Triton; elsewhere there is none, and the definition in torch runs.
 Shape letters: T tokens, X experts, A of them picked per token.

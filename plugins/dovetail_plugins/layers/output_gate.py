@@ -1,4 +1,4 @@
-"""OutputGate: what opens the outputs of attention, by a sigmoid of numbers of the layer's input."""
+"""OutputGate: gates the outputs of attention, by a sigmoid of numbers from the layer's input."""
 
 from __future__ import annotations
 

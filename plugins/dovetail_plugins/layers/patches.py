@@ -74,7 +74,7 @@ class Patches(WeightHolder):
         return {""}
 
     def finish(self) -> None:
-        """Pack the weight, in whose place is what has its type and device. Mutates: self"""
+        """Pack the weight; an empty tensor of its type and device remains. Mutates: self"""
         self.method.finish(self)
         if "weight" not in self._parameters:
             dtype, device = dtype_of(self.spec.dtype), self.spec.device

@@ -1,9 +1,9 @@
-"""Weights as products are to read them: in the format of the activations that they are to take.
+"""Weights in the format that products read, which depends on the type of activations.
 
-A quantization method says what matrix is meant, in a format with float activations or, of integers
-with a scale per output, "int8". What activations become follows from it, from the option and from
-the device (`rounding.taken`), and is settled here. Shape letters: N outputs, K inputs, G inputs
-that share a scale.
+A quantization method gives the matrix, in a format with float activations or, for integers with a
+scale per output, "int8". The type of activations follows from it, from the option and from the
+device (`rounding.taken`), and is decided here. Shape letters: N outputs, K inputs, G inputs that
+share a scale.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class OverRows:
 def gated_norm_kernel(
     context: BuildContext, size: int, *, eps: float, gate_first: bool
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what norms groups of `size` channels and gates them, of (x, gate, weight)."""
+    """Return the kernel of (x, gate, weight) that norms groups of `size` channels and gates."""
     if runs_natively(gated_norm.OP, context):
         return NativeGatedNorm(size, eps=eps, gate_first=gate_first)
     run = fused_kernel(gated_norm.OP, context) or gated_norm.OP.reference

@@ -35,7 +35,7 @@ INTEGERS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationOptions:
-    """The option of every method that says what products make of their activations."""
+    """The option for the type of activations in products, shared by all methods."""
 
     activations: str = field(default=BFLOAT16, metadata=FLOATS)
 

@@ -1,7 +1,7 @@
 """Routing: which experts compute a token, and with what weights.
 
 A RoutingRule says how a family decides; `route` is the definition in plain torch, with which every
-kernel of the same op is compared. Layers and models know it, it knows neither.
+kernel of the same op is compared. Layers and models know it, but it knows none of them.
 Sources: Shazeer et al. 2017 (top-k of a softmax); DeepSeek-AI 2024, DeepSeek-V2, section 2.2
 (groups) and DeepSeek-V3, section 2.1.2 (sigmoids, correction bias); Liu et al. 2024, GRIN
 (sparsemixer).
@@ -83,7 +83,7 @@ def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
 
 
 def _sparsemixer(scores: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what sparsemixer gives at inference: expert after expert, the best of those left,
+    """Return sparsemixer's result at inference: expert after expert, the best of those left,
     weighed by its softmax among those left whose scores are near its own.
 
     Near: below the best score m by at most 2 * margin * max(|score|, m).

@@ -78,13 +78,13 @@ def find_sources(model: nn.Module) -> None:
 
 
 def shared_layers(model: nn.Module) -> Sequence[SharedAttention]:
-    """Return the layers of a model that read what others wrote, in the order they were built."""
+    """Return the layers of a model that read other layers' caches, in the order they were built."""
     return [module for module in model.modules() if isinstance(module, SharedAttention)]
 
 
 def drawn_tokens() -> DrawnTokens | None:
     """Return the tokens of the running step that layers without a cache need to compute, None for
-    all. A model that asks leaves the others out from its first such layer on."""
+    all. A model that calls it skips the other tokens from its first such layer on."""
     return None if is_traced() else forward_context().drawn
 
 

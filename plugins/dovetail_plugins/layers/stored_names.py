@@ -1,4 +1,4 @@
-"""A layer by all its names: the model's, the file's, and what tools call it in their configs.
+"""A layer by all its names: the model's, the file's, and those in tools' configs.
 
 Checkpoints that also take media prefix the text model ("model.language_model."), and a config may
 use the file's names, or the names of its writer's own model. Imports no torch.
@@ -59,7 +59,7 @@ class StoredNames:
         return tuple(found) if len(found) == 1 else ()
 
     def has_all(self, names: Iterable[str]) -> bool:
-        """Return whether the file has all of these layers."""
+        """Return whether the file has all these layers."""
         return all(self.in_file(name) for name in names)
 
     def matched(self, name: str, pattern: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 DEFAULT_THREADS = 2
 SPAN_BYTES = 64 * 2**20
-"""What one thread reads at a stretch: several can work on one large file."""
+"""How much one thread reads in one piece: several can work on one large file."""
 CHUNK_BYTES = 2**20
 
 

@@ -47,7 +47,7 @@ def why_no_folder(checkpoint: Checkpoint) -> str | None:
 
 
 def check_nonempty(checkpoint: Checkpoint, files: Sequence[Path], kind: str) -> None:
-    """Raises: ConfigError saying why there is nothing to read."""
+    """Raises: ConfigError saying why there are no files to read."""
     if files:
         return
     reason = why_no_folder(checkpoint) or f"the folder holds no {kind} to read"

@@ -1,6 +1,6 @@
 """Safetensors shards one after the other: all headers checked first, the next file read ahead.
 
-What every format that lays tensors into safetensors files shares.
+Shared by all formats that put tensors into safetensors files.
 """
 
 from __future__ import annotations

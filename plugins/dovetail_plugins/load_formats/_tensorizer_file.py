@@ -182,7 +182,7 @@ class _Entries:
         self.dim_bytes: dict[str, int] = {}
 
     def take(self) -> Extent:
-        """Return the next tensor. Raises: ConfigError, or what struct raises past the end."""
+        """Return the next tensor. Raises: ConfigError, or struct's error past the end."""
         is_long = self._is_versioned and self._number("<I") >= LONG_SHAPES
         name = self._text("<H")
         self._at += 1  # parameter, buffer or entry of a dict: all the same here

@@ -44,5 +44,5 @@ class Fastsafetensors(LoadFormat):
         return read_shards(files, checkpoint, copied_tensors)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what every file's header says, as the format safetensors does."""
+        """Return all headers, as the format safetensors does."""
         return Safetensors(Safetensors.Options()).headers(checkpoint)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _FILE = re.compile(r"\d{5,9}\.npy")
-"""What tensors' files are called: nothing outside the cache can be."""
+"""The names of tensors' files: they cannot point outside the cache."""
 
 
 class Npcache(LoadFormat):

@@ -82,7 +82,7 @@ class RunaiStreamer(LoadFormat):
         return stream(files, checkpoint, self.options.concurrency, self.options.memory_limit)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what every file's header says, as the format safetensors does."""
+        """Return all headers, as the format safetensors does."""
         return Safetensors(Safetensors.Options()).headers(checkpoint)
 
 

@@ -51,7 +51,7 @@ class ShardedOptions:
 
 
 class ShardedState(LoadFormat):
-    """The parameters of one rank, as they were when they were written."""
+    """The parameters of one rank, exactly as written."""
 
     info = Info(
         summary="one set of safetensors files per rank, as the model holds them",

@@ -28,8 +28,8 @@ LISTS = ("suppressed", "suppressed_first")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A request's rules. `first_time` None: nothing but the suppressed ids counts. The first time
-    of a window is one of the first `most_first` ones."""
+    """A request's rules. `first_time` None: only the suppressed ids count. The first time of a
+    window is one of the first `most_first` ones."""
 
     first_time: int | None
     end: int
@@ -86,13 +86,13 @@ class SpeechTimes(LogitsProcessor):
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Ban what cannot follow. Shapes: logits [S, V]. Mutates: logits"""
+        """Ban tokens that cannot follow. Shapes: logits [S, V]. Mutates: logits"""
         for index, row in rows:
             _apply(logits[index], self._rows[row])
 
 
 def _apply(logits: torch.Tensor, row: Row) -> None:
-    """Ban what cannot follow the tokens of one row. Shapes: logits [V]. Mutates: logits"""
+    """Ban tokens that cannot follow those of one row. Shapes: logits [V]. Mutates: logits"""
     rules, output, never = row.rules, row.tokens.output_ids, -float("inf")
     logits.index_fill_(0, row.never.to(logits.device), never)
     if not output:

@@ -1,4 +1,4 @@
-"""Mistral's own settings file (params.json) as the config.json that says the same.
+"""Mistral's own settings file (params.json) as an equivalent config.json.
 
 Source: https://github.com/mistralai/mistral-inference (args.py, moe.py). A key that changes what
 the model computes and has no counterpart here is an error, never left out. Imports no torch.

@@ -1,4 +1,4 @@
-"""Families whose last layers keep nothing: whose keys and values those read."""
+"""Families whose last layers have no cache: whose keys and values they read."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ GLM_MOE_DSA_FACTS = ModelFacts(
 
 
 def latents_twice(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row of LongCat Flash keeps: two latents in every block."""
+    """Return what a row of LongCat Flash caches: two latents in every block."""
     once = latents(config)
     return msgspec.structs.replace(once, num_attention_layers=2 * once.num_attention_layers)
 

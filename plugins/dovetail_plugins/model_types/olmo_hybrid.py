@@ -47,7 +47,7 @@ def filled(config: Config) -> dict[str, Any]:
 
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a gated delta layer. With negative eigenvalues, a token's update is
-    scaled by up to two, which can flip what its key stood for."""
+    scaled by up to two, which can flip its key's value."""
     from dovetail_plugins.layers.delta import DeltaSizes
 
     own = filled(config)

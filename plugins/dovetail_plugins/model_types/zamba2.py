@@ -25,7 +25,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def named_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return kinds of layers by the names of today."""
+    """Return kinds of layers by their current names."""
     return tuple(_OLDER.get(kind, kind) for kind in kinds)
 
 

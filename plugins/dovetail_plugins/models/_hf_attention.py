@@ -122,7 +122,7 @@ def probe(
     The computed values are meaningless. If fewer than `num_layers` attend, modules that multiply
     queries and keys themselves are found too, and run by ours from now on. Their own masks are
     inspected up to `max_tokens`.
-    Mutates: trunk. Raises: ConfigError when a layer asks for something no backend does.
+    Mutates: trunk. Raises: ConfigError when a layer needs something no backend supports.
     """
     trunk.register_forward_pre_hook(restart)
     try:
@@ -144,7 +144,7 @@ def probe(
 
 
 def _probed(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
-    """Return what two passes of two tokens show. Mutates: trunk. Raises: ConfigError"""
+    """Return the findings of two passes of two tokens. Mutates: trunk. Raises: ConfigError"""
     ids = _plain_tokens(trunk, 2, device)
     with _pass(trunk) as told, opening(trunk) as opened, _running(trunk) as run:
         output = call(ids, _numbers(2, device))
@@ -247,7 +247,7 @@ class Watch(TorchFunctionMode):
 
 @contextmanager
 def _pass(trunk: nn.Module) -> Iterator[Watch]:
-    """Let attention layers be learnt inside a with block, while experts compute nothing."""
+    """Learn attention layers inside a with block, while experts compute nothing."""
     experts = [module for module in trunk.modules() if is_experts(module)]
     for module in experts:
         vars(module)["forward"] = lambda x, *_: torch.zeros_like(x)
