@@ -53,7 +53,7 @@ class RayEngines(EngineStarter):
         session.guard()
 
     def _resources(self) -> dict[str, float]:
-        """Return what Ray is to reserve for each engine. Raises: ConfigError"""
+        """Return Ray's reservation for each engine. Raises: ConfigError"""
         ranks, places = self._wanted.num_ranks, self._places
         if self._wanted.device == "cuda":
             places.check("GPU", ranks)
@@ -76,8 +76,8 @@ class RayEngines(EngineStarter):
             self._ends.append(self._actors[number].serve.remote(boot))
 
     def _boot(self, number: int, fields: Mapping[str, Any]) -> EngineBoot:
-        """Return what an actor is to run. On a CPU its engine keeps to as many threads as Ray has
-        reserved, on whichever cores: others of the cluster's programs run there too."""
+        """Return an actor's task. On a CPU its engine keeps to as many threads as Ray has reserved,
+        on whichever cores: others of the cluster's programs run there too."""
         nodes = [place.node for place in self._placed]
         first = nodes.index(nodes[number])
         own: dict[str, Any] = {

@@ -174,7 +174,7 @@ def set_attention(model: Any, name: str) -> None:
 
 
 def _maker(model: ModelSpec, config: Any) -> Any:
-    """Return what makes a causal model of a config: the checkpoint's own class, that of the
+    """Return the factory of a causal model from a config: the checkpoint's own class, that of the
     config's model type, or that of the whole checkpoint's type."""
     if model.code is not None:
         return load_class(model.code, CAUSAL)._from_config
@@ -190,7 +190,7 @@ def _maker(model: ModelSpec, config: Any) -> Any:
 
 @contextmanager
 def refusing(model: ModelSpec, reason: str) -> Iterator[None]:
-    """Make a refusal of whatever transformers' code raises inside a with block."""
+    """Turn whatever transformers' code raises inside a with block into a refusal."""
     try:
         yield
     except ConfigError as error:

@@ -42,7 +42,7 @@ class TrunkCall:
 
 
 def unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """Return a trunk's path and the trunk, without one around it that hands everything on."""
+    """Return a trunk's path and the trunk, without a wrapper that passes everything on."""
     kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
     children = list(module.named_children())
     if len(children) == 1 and kinds == {inspect.Parameter.VAR_POSITIONAL,

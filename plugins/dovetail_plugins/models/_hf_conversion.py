@@ -24,7 +24,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.models._hf_swap import SwappedExperts
 
 OPERATIONS = (Chunk, Concatenate, PermuteForRope)
-"""What needs nothing but the tensors and the config."""
+"""Operations that only need the tensors and the config."""
 
 
 class Conversion:

@@ -32,7 +32,7 @@ class Head:
 
 
 class Returns(nn.Module):
-    """A module that returns one thing, whatever it is called with."""
+    """A module that always returns the same output."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()

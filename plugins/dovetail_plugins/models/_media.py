@@ -107,7 +107,7 @@ class MediaModel(OneByOne, nn.Module, Model):
         return joined(self.outputs(kind, features))
 
     def outputs(self, kind: str, features: Mapping[str, torch.Tensor]) -> Any:
-        """Return what transformers' encoder gives for a content."""
+        """Return the output of transformers' encoder for a media item."""
         method = getattr(self.encoder, f"get_{kind}_features")
         return method(**self.given(features), return_dict=True)
 

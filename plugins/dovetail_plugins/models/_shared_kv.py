@@ -87,7 +87,7 @@ class SharingAttention(nn.Module):
     def _attention(
         self, name: str, config: DecoderConfig, layer: int, heads: Heads
     ) -> Attention | SharedAttention:
-        """Return what attends to this layer's keys and values, or to another's."""
+        """Return the attention over this layer's keys and values, or over another's."""
         spec = AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
@@ -185,15 +185,15 @@ class SharingModel(Gemma3Model):
         return embedded
 
     def handed_on(self, x: torch.Tensor) -> torch.Tensor:
-        """Return states of the tokens as a stage hands them on. Shapes: [.., T, E] -> [T, width]"""
+        """Return states of the tokens as a stage sends them. Shapes: [.., T, E] -> [T, width]"""
         return x
 
     def taken_up(self, received: torch.Tensor) -> torch.Tensor:
-        """Return the states that a stage handed on. Shapes: [T, width] -> [.., T, E]"""
+        """Return the states that a stage received. Shapes: [T, width] -> [.., T, E]"""
         return received
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what goes into the last norm. Shapes: x [.., T, E] -> [T, E]"""
+        """Return the input of the last norm. Shapes: x [.., T, E] -> [T, E]"""
         return x
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ BESIDE = (
     *("vision", "visual.", "projector.", "merger.", "aligner.", "image_newline"),
     *("generation_", "vqmodel."),
 )
-"""Parts of names of what sees, of what fits its vectors to the text part, and of what draws."""
+"""Parts of names of vision encoders, of projections to the text part, and of image generators."""
 
 
 def text_part(usual: WeightMap) -> WeightMap:

@@ -37,7 +37,7 @@ RENAMES = (
 
 
 class NormGate(nn.Module):
-    """What opens the channels of a norm, whose name `name` is: two small matrices, whole on every
+    """The gate of a norm's channels (`name` is the norm's): two small matrices, whole on every
     rank."""
 
     def __init__(self, context: BuildContext, name: str) -> None:

@@ -101,7 +101,7 @@ class BartEncoder(EncoderModel):
         )
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
-        """Return nothing yet: the decoder's table of words is put there."""
+        """Return a placeholder: the decoder's word table is put there."""
         return nn.Identity()
 
     def weight_map(self) -> WeightMap:

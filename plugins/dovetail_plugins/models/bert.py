@@ -72,7 +72,7 @@ class BertModel(EncoderModel):
         return usual_encoder(model)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
+        """Return the classifier: of a prompt through the pooler's matrix, of tokens without."""
         is_of_prompt = context.model.head == CLASSES
         return DenseClasses(context) if is_of_prompt else super().build_head(context)
 

@@ -23,7 +23,7 @@ from dovetail_plugins.layers.head_norm import LayerNormPerHead
 
 
 def cohere_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
-    """Return what both have in common, with `changes` applied."""
+    """Return the common config of both, with `changes` applied."""
     config = model.hf_config
     return usual_config(
         model,

@@ -78,7 +78,7 @@ class RelativeStates(WeightHolder):
         return {""}
 
     def finish(self) -> None:
-        """Forget what was made of other weights. Mutates: self"""
+        """Forget products of earlier weights. Mutates: self"""
         self._products.clear()
 
     def products(self, name: str, project: QKVParallelLinear, norm: nn.Module | None) -> Products:
@@ -134,7 +134,7 @@ class DebertaAttention(nn.Module):
         self.scale = 1 / math.sqrt(model.head_size * (1 + len(terms)))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: AroundRows) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         q, k, v = self.qkv_proj.forward_split(x)
         products = around.relative.products(self.name, self.qkv_proj, around.norm)
         out = torch.empty_like(q)
@@ -230,7 +230,7 @@ class DebertaV2Model(BertModel):
         return usual_encoder(model)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
+        """Return the classifier: of a prompt through the pooler's matrix, of tokens without."""
         if context.model.head != CLASSES:
             return super().build_head(context)
         return DenseClasses(context, act=context.model.hf_config["pooler_hidden_act"])

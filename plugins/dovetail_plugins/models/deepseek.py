@@ -303,7 +303,7 @@ class GlmMoeDsaLayer(IndexedLayer):
 
 
 class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
-    """GLM-5 with a head: V3.2's layout, but that layers may share what an indexer picks."""
+    """GLM-5 with a head: V3.2's layout, except that layers may share an indexer's picks."""
 
     info = Info(
         summary="GLM-5 (sparse latent attention, mixture of experts)",

@@ -43,6 +43,6 @@ class DistilBertModel(BertModel):
         return usual_encoder(model, num_types=0)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes: of a prompt by two matrices, of tokens by one."""
+        """Return the classifier: of a prompt by two matrices, of tokens by one."""
         is_of_prompt = context.model.head == CLASSES
         return DenseClasses(context, act="relu") if is_of_prompt else super().build_head(context)

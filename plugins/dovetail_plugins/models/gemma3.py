@@ -53,7 +53,7 @@ class Gemma3Attention(DecoderAttention):
 
 
 class Gemma3Layer(SandwichLayer):
-    """A layer whose images are seen both ways."""
+    """A layer whose image tokens see each other in both directions."""
 
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -147,5 +147,5 @@ class Lfm3VlForConditionalGeneration(Lfm3ForCausalLM):
     info = Info(summary="the text part of LFM3-VL", source="https://huggingface.co/LiquidAI")
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without what sees."""
+        """Return the names, without the vision part."""
         return text_part(super().weight_map())

@@ -103,7 +103,7 @@ class ModernBertModel(EncoderModel):
         )
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes, of prompts and of tokens alike."""
+        """Return the classifier, the same for prompts and tokens."""
         facts = context.model.hf_config
         return DenseClasses(
             context,

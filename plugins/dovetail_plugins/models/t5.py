@@ -63,7 +63,7 @@ FUSED = {
 
 
 class Words(nn.Module):
-    """The vectors of token ids, and nothing else."""
+    """Only the vectors of token ids."""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class UMT5Attention(EncoderAttention):
         self.relative_attention_bias = _bias(context)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: Around) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         own = replace(around, bias=self.relative_attention_bias.table)
         return super().forward(x, residual, own)
 

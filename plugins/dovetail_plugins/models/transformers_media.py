@@ -1,7 +1,7 @@
 """TransformersMedia: a model of transformers that takes images or sound, over dovetail's attention.
 
 Its encoder is transformers' way from features to vectors, its text model what TransformersBacked
-runs. What cannot be run so is refused with the reason: see `_hf_whole`.
+runs. Unsupported models are refused with the reason: see `_hf_whole`.
 """
 
 from __future__ import annotations

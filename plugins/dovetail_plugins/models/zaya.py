@@ -324,8 +324,8 @@ class ZayaLayer(DecoderLayer):
     def forward(  # type: ignore[override]  # ZayaModel hands on what routers remember
         self, x: torch.Tensor, ropes: Mapping[str, Rope], before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layer's output, and what its router remembers. Shapes: x [T, E] float32,
-        before [T, R] -> [T, E] float32, [T, R]"""
+        """Return the layer's output, and its router's state. Shapes: x [T, E] float32, before
+        [T, R] -> [T, E] float32, [T, R]"""
         h = self.self_attn(self.input_layernorm(x.to(self.dtype)), ropes[self.rope])
         x = self.post_attention_residual_scale(h, x)
         h, state = self.mlp(self.post_attention_layernorm(x.to(self.dtype)), before)
@@ -399,7 +399,7 @@ class ZayaForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError for what no published checkpoint has."""
+        """Return the config. Raises: ConfigError for settings that no published checkpoint has."""
         config = model.hf_config
         for field, wanted in (("num_experts_per_tok", 1), ("attention_bias", False)):
             if config[field] != wanted:
@@ -416,7 +416,7 @@ class ZayaForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names: what makes queries, keys and values is one matrix."""
+        """Return the names: one matrix makes queries, keys and values."""
         usual = super().weight_map()
         inputs = tuple(
             (f"model.input_hidden_states_{leaf}", f"model.input.input_hidden_states_{leaf}")

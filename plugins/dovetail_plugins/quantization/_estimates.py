@@ -91,7 +91,7 @@ def qweight_estimate(
 def tiles_estimate(
     values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool
 ) -> StorageEstimate:
-    """Return what Marlin's tiles become: 2:4 sparse ones of 4 bits codes of pairs of values."""
+    """Return the estimate of Marlin's tiles: 2:4 sparse ones of 4 bits become codes of pairs."""
     outputs, inputs = scales.shape[-1], values.shape[0] * (32 if is_sparse else 16)
     bits, size = values.shape[-1] * 2 // outputs, inputs // max(1, scales.num_values // outputs)
     if not is_sparse or not packs or bits != 4 or size % POINTS_STEP:
@@ -149,7 +149,7 @@ def float8_estimate(
 def codes_estimate(
     outputs: int, inputs: int, *, group: int, scale_bytes: int, has_outer: bool, packs: bool
 ) -> StorageEstimate:
-    """Return what 4-bit codes of a table become, with a scale a group and one more an output."""
+    """Return the estimate of 4-bit codes of a table, with a scale per group and one per output."""
     count = outputs * inputs
     factors = outputs * (-(-inputs // group) * scale_bytes + (4 if has_outer else 0))
     return StorageEstimate(

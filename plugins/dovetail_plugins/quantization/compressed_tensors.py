@@ -229,5 +229,5 @@ class CompressedTensors(StoredMethod):
 
 
 def _is_of_class(name: str, target: str) -> bool:
-    """Return whether a class means the layer: all layers that ask are linear ones."""
+    """Return whether a class includes the layer: all layers here are linear ones."""
     return target == CLASS

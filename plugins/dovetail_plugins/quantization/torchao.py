@@ -71,7 +71,7 @@ class Bytes:
     def memory_estimate(
         self, values: TensorHeader, scale: TensorHeader, *, packs: bool
     ) -> StorageEstimate:
-        """Return what such a layer becomes. Zero points are taken to be 0 throughout."""
+        """Return the estimate of such a layer. Zero points are taken to be 0 throughout."""
         outputs, inputs = values.shape
         groups = 1 if self.is_whole else scale.num_values // outputs
         if self.dtype == "int8" and self.bits <= 4:
@@ -131,7 +131,7 @@ class Nibbles:
     def memory_estimate(
         self, values: TensorHeader, scale: TensorHeader, *, packs: bool
     ) -> StorageEstimate:
-        """Return what such a layer becomes: zero points that are not integers take float32."""
+        """Return the estimate of such a layer: zero points that are not integers take float32."""
         outputs, pairs = values.shape
         wide = replace(scale, dtype="float32")
         return integers_estimate(

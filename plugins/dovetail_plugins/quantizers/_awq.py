@@ -90,7 +90,7 @@ def _fits(block: Block, giver: str, takers: Sequence[str], group: int) -> bool:
 def _apply(
     block: Block, giver: str, takers: Sequence[str], factors: torch.Tensor, *, adds_one: bool
 ) -> None:
-    """Multiply weights and divide what gives their inputs. Mutates: block"""
+    """Multiply weights and divide their input's producer. Mutates: block"""
     inputs = block.inputs[takers[0]].scaled(1 / factors)
     for name in takers:
         block.tensors[f"{name}.weight"] = block.tensors[f"{name}.weight"] * factors

@@ -26,7 +26,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Awq(Quantizer):
-    """4 bits with zero points, after scaling by what inputs are."""
+    """4 bits with zero points, after scaling by input strength."""
 
     info = Info(
         summary="4 bits in groups by AWQ: important inputs are scaled up before rounding",

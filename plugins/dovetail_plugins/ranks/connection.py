@@ -40,7 +40,7 @@ class Connection(Protocol):
         there after all. The last call must have found nothing."""
 
     def shut_down(self) -> None:
-        """Make every call, by whatever thread, end with an error. May be called twice."""
+        """Make every call, from any thread, end with an error. May be called twice."""
 
     def close(self) -> None:
         """Close this end. May be called twice."""
@@ -104,7 +104,7 @@ class SharedConnection:
 
     @property
     def bell(self) -> BellWaiter:
-        """Return what waits for anything on all connections of this process."""
+        """Return the waiter for all connections of this process."""
         return self._end.bell
 
     def send_some(self, message: bytes, first: int) -> int:
@@ -147,7 +147,7 @@ class Waiter(Protocol):
         """Wait until something has come since `mark`, or there is room on connection `to_send`."""
 
     def close(self) -> None:
-        """Give back what waiting takes. May be called twice."""
+        """Release the resources for waiting. May be called twice."""
 
 
 class SocketWaiter:

@@ -141,7 +141,7 @@ class Door:
     def _next(
         self, deadline_s: float, missing: set[int], look: Callable[[], None]
     ) -> tuple[Hello, socket.socket]:
-        """Return who comes next. Raises: ConfigError, what `look` raises"""
+        """Return the next rank that connects. Raises: ConfigError, what `look` raises"""
         self._socket.settimeout(LOOK_PERIOD_S)
         while True:
             try:

@@ -235,7 +235,7 @@ class RanksExecutor(MortalExecutor):
         self._ask(WakeUp(tuple(tags)), Done)
 
     def submit(self, plan: StepPlan) -> _PendingStep:
-        """Hand a step to every rank; returns before it has run."""
+        """Send a step to every rank; returns before it has run."""
         self.check()
         try:
             self._links.send(self._encoder.encode(Step(plan)))

@@ -38,7 +38,7 @@ class WiredLinks(ABC):
 
     @abstractmethod
     def _how_it_ended(self, number: int) -> str:
-        """Return what became of a rank whose connection has ended, as a sentence."""
+        """Return how a rank whose connection has ended came to its end, as a sentence."""
 
     @abstractmethod
     def _end_ranks(self, grace_s: float) -> None:

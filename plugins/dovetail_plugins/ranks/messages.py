@@ -1,4 +1,4 @@
-"""What crosses between an executor and its ranks, as tagged msgspec structs in msgpack.
+"""Messages between an executor and its ranks, as tagged msgspec structs in msgpack.
 
 Each rank has two connections. By the first come Orders, done one after the other by the thread that
 makes the model's calls, and their Answers. The second is for what does not wait for steps:
@@ -19,8 +19,8 @@ from dovetail.observability.logging import LogSettings
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank is to be: `run` is its own. The ranks meet at `address`; if `is_open`, it is
-    already open."""
+    """One rank's task: `run` is its own. The ranks meet at `address`; if `is_open`, it is already
+    open."""
 
     run: RunSpec
     worker: Selection

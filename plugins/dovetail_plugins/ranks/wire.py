@@ -88,7 +88,7 @@ class Wire:
             del self._begun[:end]
 
     def shut_down(self) -> None:
-        """Make every call on this wire, by whatever thread, end with an error."""
+        """Make every call on this wire, from any thread, end with an error."""
         self.connection.shut_down()
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Wires:
         return any([wire.read_now() for wire in self._wires])
 
     def shut_down(self) -> None:
-        """Make every call on these wires, by whatever thread, end with an error."""
+        """Make every call on these wires, from any thread, end with an error."""
         for wire in self._wires:
             wire.shut_down()
 

@@ -59,7 +59,7 @@ class KnownBlocks:
                         self._remove(engine, own)
 
     def forget(self, engine: int) -> None:
-        """Know nothing of an engine any more. Mutates: self"""
+        """Forget an engine's blocks. Mutates: self"""
         self.informed &= ~(1 << engine)
         for own in list(self._named[engine]):
             self._remove(engine, own)

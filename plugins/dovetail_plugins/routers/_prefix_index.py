@@ -154,7 +154,7 @@ class PrefixIndex:
         return head
 
     def forget(self, engine: int) -> None:
-        """Drop what an engine has. Mutates: self"""
+        """Drop an engine's content. Mutates: self"""
         self._shrink(engine, 0, 0)
 
     def _shrink(self, engine: int, most_keys: int, most_tokens: int) -> None:

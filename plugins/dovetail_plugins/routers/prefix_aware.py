@@ -117,13 +117,13 @@ class PrefixAware(Router):
         return best
 
     def forget(self, engine: int) -> None:
-        """Take note that this engine has nothing cached any more. Mutates: the index"""
+        """Note that this engine has nothing cached. Mutates: the index"""
         self._index.forget(engine)
         for recent in self._recent:
             recent.forget(engine)
 
     def learn(self, engine: int, events: Sequence[Event] | None) -> None:
-        """Take in what an engine has cached and dropped, as it says. Mutates: self"""
+        """Process an engine's reports of cached and dropped blocks. Mutates: self"""
         if events is None:
             self._known.forget(engine)
         else:
@@ -146,7 +146,7 @@ class PrefixAware(Router):
                 cached[number] = max(tokens, cached.get(number, 0))
 
     def _turn(self) -> None:
-        """Drop what was sent long ago. Mutates: self"""
+        """Drop old guesses. Mutates: self"""
         now_s = time.monotonic()
         if now_s - self._turned_s > ON_ITS_WAY_S:
             is_long_ago = now_s - self._turned_s > 2 * ON_ITS_WAY_S

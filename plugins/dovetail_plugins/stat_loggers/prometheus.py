@@ -168,7 +168,7 @@ class _EngineMetrics:
             self._observe("model_execute_time_milliseconds", stats.step_s * 1e3)
 
     def _count_transfer(self, stats: TransferStats) -> None:
-        """Count what went through the connector."""
+        """Count the connector's traffic."""
         counts = {
             "kv_transfer_loads": stats.loads,
             "kv_transfer_failures": stats.failures,

@@ -229,7 +229,7 @@ class _Matcher:
             raise InvalidConstraint(_plain_words(self._matcher.get_error()))
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return bool(self._matcher.is_stopped())
 
     def forced(self) -> Sequence[int]:

@@ -240,11 +240,11 @@ class _Matcher:
                 mask[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return self._places[-1].stacks == {None}
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: what must follow is not looked for."""
+        """Return nothing: forced tokens are not searched for."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:

@@ -140,11 +140,11 @@ class _Matcher:
         mask |= self._loaded.mask(self._states[-1])
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return bool((self._loaded.mask(self._states[-1]) == self._loaded.end_mask).all())
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: what must follow is not looked for."""
+        """Return nothing: forced tokens are not searched for."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:

@@ -124,7 +124,7 @@ class _Matcher:
         self._matcher.fill_next_token_bitmask(mask.view("int32").reshape(1, self._words))
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         import numpy as np
 
         if not self._matcher.is_completed():

@@ -381,7 +381,7 @@ def _unquoted(text: str, key: str) -> str:
 
 
 def _says_nothing(text: str, arguments: Member) -> bool:
-    """Return whether arguments are null, or a text or an object without anything in it."""
+    """Return whether arguments are null, or an empty text or object."""
     written = text[arguments.start : arguments.end]
     return _NOTHING.fullmatch(written) is not None
 

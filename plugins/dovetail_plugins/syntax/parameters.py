@@ -78,7 +78,7 @@ def parameters_of(tool: Tool) -> list[Parameter] | None:
 
 
 def is_open(tool: Tool) -> bool:
-    """Return whether a tool says nothing of its parameters: then any may be written."""
+    """Return whether a tool does not describe its parameters: then any may be written."""
     schema = tool.parameters
     return "properties" not in schema and schema.get("additionalProperties") is not False
 

@@ -51,7 +51,7 @@ class _Call:
         return self.is_closed and not self.text
 
     def made(self) -> ToolCall:
-        """Return the call, its arguments as far as they go."""
+        """Return the call, its arguments as far as they have been read."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.parts.items())
         arguments = "{" + inside + ("}" if self.is_closed else "")
         return ToolCall(name=self.name, arguments=arguments, text=self.text)
@@ -161,7 +161,7 @@ class PythonCalls:
         return found
 
     def _read_item(self, text: str, found: _Read) -> None:
-        """Read one call and what divides it from the next. Mutates: found"""
+        """Read one call and its divider. Mutates: found"""
         if self.is_list and text[found.at] == "]":
             self._close_list(found)
             return

@@ -1,4 +1,4 @@
-"""Reading chat templates as text: which syntax a template asks for."""
+"""Reading chat templates as text: which syntax a template uses."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class XmlTags:
         return tuple(tag for tag in (self.tail, self.region.end if self.region else "") if tag)
 
     def held(self, text: str) -> str:
-        """Return of a growing value what no tag, and no line end before one, can take."""
+        """Return the part of a growing value that no tag, and no line end before one, can take."""
         if self.wrapper[0] and text.lstrip()[:1] in ("", self.wrapper[0][0]):
             return ""
         text = text[: min((at for end in self.ends if (at := text.find(end)) >= 0), default=None)]

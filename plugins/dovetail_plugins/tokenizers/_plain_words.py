@@ -134,7 +134,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def _part(part: Any) -> Any:
-    """Return a part of a tokenizer as its file has it."""
+    """Return a part of a tokenizer as in its file."""
     return None if part is None else json.loads(part.__getstate__())
 
 

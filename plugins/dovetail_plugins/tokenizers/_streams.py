@@ -39,7 +39,7 @@ class ByteLevelStream:
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """Return U+FFFD for an unfinished character, nothing otherwise."""
+        """Return U+FFFD for an unfinished character, else ""."""
         return self._decoder.decode(b"", final=True)
 
 

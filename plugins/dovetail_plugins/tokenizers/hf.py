@@ -39,7 +39,7 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
-        """Return why the path is none of a folder's. `query` is a path or None."""
+        """Return why the path is no tokenizer folder. `query` is a path or None."""
         if query is None:
             return []
         if Path(query).is_file():

@@ -34,7 +34,7 @@ class KeyedCalls(JsonCalls):
         return rf"(?:{'|'.join(names) or '(?!)'})\s*:\s*\{{"
 
     def parts(self, text: str) -> tuple[Any, Member | None, list[str]]:
-        """Return (the first key, its member, nothing else). Raises: MalformedToolCall"""
+        """Return (the first key, its member, []). Raises: MalformedToolCall"""
         member = next(members(text, 0), None)
         return (member.key if member else None), member, []
 
