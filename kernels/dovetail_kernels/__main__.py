@@ -1,7 +1,7 @@
 """`python -m dovetail_kernels test|perf|support|compile|tune|probe`: cases checked and timed.
 
-`compile` makes Triton kernels for a GPU that need not be here; `tune` times tiles on one that is,
-and with --write keeps the best of them in the table; `probe` tells a machine's limits.
+`compile` compiles Triton kernels for a GPU that need not be present; `tune` times tiles on a
+present one, and with --write stores the best in the table; `probe` measures a machine's limits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
     """Compare implementations with the reference: those wanted, all if there are none. The
     reference must be finite and stable.
 
-    Where Triton kernels are interpreted, small cases do.
+    If Triton kernels are interpreted, only small cases run.
     """
     failed = passed = 0
     for op in ops:
@@ -84,7 +84,7 @@ def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
 
 
 def _compile(ops: list[Op], capability: int, most: int, *, tells_products: bool) -> int:
-    """Print what Triton kernels take on a GPU that is not here; return 1 where one cannot be."""
+    """Print what Triton kernels need on an absent GPU; return 1 if one does not compile."""
     faults = 0
     for op in ops:
         calls = triton_calls(op, most)
@@ -113,7 +113,7 @@ def _compile(ops: list[Op], capability: int, most: int, *, tells_products: bool)
 
 
 def _tune(ops: list[str], device: str, *, is_written: bool) -> int:
-    """Print which tiles are faster than the usual ones here; return 1 where there is no GPU."""
+    """Print which tiles are faster than the defaults here; return 1 if there is no GPU."""
     unknown = [f"{op} has no tiles to choose" for op in ops if op not in OPS]
     reason = refusal() or next(iter(unknown), None)
     if reason is not None:

@@ -24,17 +24,16 @@ MAX_COPIES = 64
 def results_of(
     function: Callable[..., Any], case: Case, arguments: Arguments
 ) -> list[torch.Tensor]:
-    """Return everything a call computes: what it returns and what it changed."""
+    """Return everything a call computes: its results and the arguments it changed."""
     returned = function(**arguments)
     tensors = [] if returned is None else [returned]
     return tensors + [arguments[name] for name in case.mutates]
 
 
 def check_case(op: Op, case: Case, name: str, device: torch.device) -> str | None:
-    """Return the fault of an implementation in a case, one that it raises too; None when it is
-    right.
+    """Return the fault of an implementation in a case, including exceptions; None when it is right.
 
-    The reference is checked for finite numbers, and for leaving its other arguments alone.
+    The reference is checked for finite numbers, and for not changing its other arguments.
     """
     try:
         function = op.pick(device.type, case.dtype, name=name)

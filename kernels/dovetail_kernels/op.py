@@ -19,9 +19,9 @@ Arguments = dict[str, Any]
 class Case:
     """One set of arguments.
 
-    `build(device)` makes them, always the same ones. `mutates` names the arguments that are
-    results too. `moved_bytes` and `flops` are what the computation cannot do without; they give
-    the floor that `perf` compares with. `is_finite`: all results are finite numbers.
+    `build(device)` makes them, always the same ones. `mutates` names the arguments that are results
+    too. `moved_bytes` and `flops` are the computation's minimum; they give the floor that `perf`
+    compares with. `is_finite`: all results are finite numbers.
     """
 
     name: str
@@ -41,11 +41,11 @@ def _available() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """A function that computes what the reference does, on some devices and dtypes.
+    """A function that computes the same as the reference, on some devices and dtypes.
 
     `why_not(arguments)` returns the reason why it cannot take them, or None. A higher `rank` is
-    tried earlier. `prepare(arguments)` does what is done once for many calls, such as packing a
-    weight; `function` takes what it returns.
+    tried earlier. `prepare(arguments)` does work once for many calls, such as packing a weight;
+    `function` takes its result.
     """
 
     name: str
@@ -62,9 +62,9 @@ class Op:
     """A computation. Its reference is always there and takes anything.
 
     `cases` are checked, `perf_cases` (the same ones if not given) are timed, `small_cases`
-    (likewise) are checked where kernels are interpreted, which takes seconds for what takes
-    microseconds. `preferred` is an implementation from outside that this process takes wherever it
-    runs: a device's own.
+    (likewise) are checked if kernels are interpreted, where microseconds become seconds.
+    `preferred` is an external implementation that this process uses wherever it runs: a device's
+    own.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""perf: the cases of an op timed, each beside what the machine gives at most."""
+"""perf: times the cases of an op, and compares them with the machine's limits."""
 
 from __future__ import annotations
 

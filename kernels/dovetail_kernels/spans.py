@@ -1,7 +1,7 @@
 """Spans: names for stretches of work in the trace of torch's profiler, while one runs.
 
-The profiler sees torch's operators by itself. Native kernels are called past torch, and a trace
-shows them by these names alone. While no profiler runs a kernel's call is what it always is.
+The profiler sees torch's operators by itself. Native kernels bypass torch, and a trace shows them
+only by these names. Without a profiler, a kernel call is unchanged.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def span(name: str, more: Callable[[], str] | None = None) -> AbstractContextMan
 
 
 def show(is_shown: bool) -> None:
-    """Name stretches of work from now on, or no longer."""
+    """Start or stop naming stretches of work."""
     native.watch_calls(kernel_span if is_shown else None)

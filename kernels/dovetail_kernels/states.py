@@ -1,12 +1,12 @@
-"""Where the rows of a step keep their states: for the definitions of recurrent ops, for their
-native calls and for their cases.
+"""State storage for the rows of a step: shared by the definitions of recurrent ops, their native
+calls and their cases.
 
 Row r computes its last n = query_start[r + 1] - query_start[r] tokens, positions start ..
-seq_lens[r] - 1. The state after position p lies in state[block_table[r, p // P]] when p is the last
-computed token of that block: so a row begins with zeros when start is 0, else with the state in the
-block of position start - 1, and keeps one after each block that it ends and after its last token.
-Blocks of full prefixes may be shared by rows; such blocks are only read. Where rows have
-`row_block_tokens`, P is each row's own: with 1 a row keeps the state after every token.
+seq_lens[r] - 1. The state after position p is in state[block_table[r, p // P]] when p is the last
+computed token of that block. So a row begins with zeros when start is 0, else with the state in the
+block of position start - 1, and stores one after each block that it ends and after its last token.
+Blocks of full prefixes may be shared by rows; such blocks are only read. If rows have
+`row_block_tokens`, P is each row's own: with 1 a row stores the state after every token.
 
 Shapes: query_start [R + 1], seq_lens [R], block_table [R, B], row_block_tokens [R], all int32;
 state [N, ...], contiguous within a block, blocks any stride apart
@@ -26,7 +26,7 @@ from dovetail_kernels.random import permutation
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
-"""How kernels are told a state's dtype: StateFormat in cpu/states.h."""
+"""A state's dtype as a kernel argument: StateFormat in cpu/states.h."""
 
 
 class StateRowsArgs(ctypes.Structure):
@@ -46,8 +46,8 @@ class StateRowsArgs(ctypes.Structure):
 class StateRows:
     """The rows of one step over one block table, ready for native calls of its layers.
 
-    The tensors are read when a kernel runs, where they lie: what is recorded (cpu/program.py)
-    follows them when they change in place. Rows of the block table may lie apart.
+    A kernel reads the tensors in place when it runs: recorded calls (cpu/program.py) see them
+    change in place. Rows of the block table may be strided.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StateRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Tokens of a row that lie in one block: `first` .. `last` - 1 of the step.
+    """Tokens of a row in one block: `first` .. `last` - 1 of the step.
 
     The state before them is in block `source` (None: zeros), the one after them goes to `target`.
     """
@@ -95,8 +95,8 @@ def pieces(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
 ) -> list[Piece]:
-    """Return the pieces of all rows, those of a row in order: a definition takes one after the
-    other, so that the state after one is there when the next one begins with it."""
+    """Return the pieces of all rows, in order within a row: a definition processes them one after
+    the other, so that each finds the state after the previous one."""
     starts, table = query_start.tolist(), block_table.tolist()
     sizes = [block_tokens] * len(table) if row_block_tokens is None else row_block_tokens.tolist()
     found = []
@@ -125,9 +125,9 @@ def step_arguments(
     seed: int = 0,
     sizes: Sequence[int] = (),
 ) -> tuple[Arguments, int]:
-    """Return the step arguments of rows (tokens before the step, tokens in it), whose blocks lie in
-    random order, and the number of blocks N. Two blocks are nobody's. `sizes`: the tokens of each
-    row's own blocks, where they are not all `block_tokens`."""
+    """Return the step arguments of rows (tokens before the step, tokens in it), with blocks in
+    random order, and the number of blocks N. Two blocks are unused. `sizes`: the tokens of each
+    row's own blocks, if they are not all `block_tokens`."""
     held = sizes or [block_tokens] * len(rows)
     needed = [-(-(before + here) // size) for (before, here), size in zip(rows, held, strict=True)]
     num_blocks = sum(needed) + 2

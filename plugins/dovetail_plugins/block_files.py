@@ -29,7 +29,7 @@ class BlockFile:
     rank: int
 
     def is_whole(self) -> bool:
-        """Return whether the file holds what its name says. Raises: OSError"""
+        """Return whether the file's content matches its name. Raises: OSError"""
         return unsealed(self.path.read_bytes(), self.key, self.rank) is not None
 
 
@@ -56,7 +56,7 @@ class BlockFiles:
 
 
 def block_file(path: Path) -> BlockFile | None:
-    """Return what a file's name says, None where it is not that of a block."""
+    """Return the fields of a file's name, None if it is not a block's name."""
     try:
         return BlockFile(path=path, key=bytes.fromhex(path.stem), rank=int(path.suffix[1:]))
     except ValueError:
@@ -64,7 +64,7 @@ def block_file(path: Path) -> BlockFile | None:
 
 
 def stores_in(folder: Path) -> list[BlockFiles]:
-    """Return whose blocks lie in a folder. Raises: OSError"""
+    """Return the stores of blocks in a folder. Raises: OSError"""
     found = []
     for about in sorted(folder.rglob(ABOUT)):
         with contextlib.suppress(ValueError, KeyError, TypeError):

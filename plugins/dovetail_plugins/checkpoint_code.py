@@ -1,6 +1,6 @@
 """Classes of code that came with a checkpoint: imported from text, each checkpoint a package.
 
-Nothing is read from a file or written to one. The caller has made sure that the code may run.
+It reads and writes no files. The caller has made sure that the code may run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CodeFinder(MetaPathFinder, ExecutionLoader):
         return self._texts[fullname]
 
     def get_filename(self, fullname: str) -> str:
-        """Return what tracebacks call a module's file, which lies where none can be."""
+        """Return the file name of a module for tracebacks, a path where no file can exist."""
         return f"{os.devnull}/{fullname.replace('.', '/')}.py"
 
     def is_package(self, fullname: str) -> bool:
@@ -53,8 +53,8 @@ class CodeFinder(MetaPathFinder, ExecutionLoader):
 
 
 def load_class(code: CheckpointCode, kind: str) -> Any:
-    """Return a class of the code, as `auto_map` calls it. Raises: ConfigError for what it raises,
-    and where it has no such class"""
+    """Return a class of the code, as `auto_map` calls it. Raises: ConfigError if the code fails, or
+    has no such class"""
     package = f"{PACKAGE}_{code.digest}"
     if not any(isinstance(one, CodeFinder) and one.package == package for one in sys.meta_path):
         sys.meta_path.append(CodeFinder(package, code.files))

@@ -1,4 +1,4 @@
-"""Which rank holds which experts: the functions behind --expert-placement-strategy."""
+"""Which rank holds which experts: the choices of --expert-placement-strategy."""
 
 from __future__ import annotations
 

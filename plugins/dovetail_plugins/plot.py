@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError
 
 
 def check_plot(path: str) -> None:
-    """Raise ConfigError before the run where no plot could be drawn after it."""
+    """Raise ConfigError before the run if no plot could be drawn after it."""
     if not Path(path).expanduser().parent.is_dir():
         raise ConfigError(f"there is no folder for {path}.", where="--plot", fix="create it first.")
     if util.find_spec("matplotlib") is None:
@@ -48,7 +48,7 @@ def draw_distributions(path: str, title: str, series: Mapping[str, Sequence[floa
 
 
 class Ratio(NamedTuple):
-    """A ratio with its spread; None where it is not known."""
+    """A ratio with its spread; None if it is unknown."""
 
     name: str
     ratio: float
@@ -100,8 +100,8 @@ FAR = 3
 
 
 def draw_parts(path: str, title: str, parts: Mapping[str, float], unit: str, limit: float) -> None:
-    """Draw parts of one whole as one bar, and a line at `limit` where it is near enough. Names say
-    their sizes themselves. Writes `path`.
+    """Draw parts of one whole as one bar, and a line at `limit` if it is near enough. Names include
+    their sizes. Writes `path`.
     """
     figure = _figure(title, 9, 3.4)
     axes = figure.add_subplot()

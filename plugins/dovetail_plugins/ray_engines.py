@@ -1,8 +1,8 @@
 """RayEngines: the engines of a server as actors of a Ray cluster, any number to a machine.
 
 Ray places the actors, starts and ends them. Each runs its engine as a headless process does and
-comes to the server by itself, so that requests, faults and deaths are those of engines that people
-start on other machines.
+connects to the server by itself, so that requests, faults and deaths work as for engines started
+manually on other machines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RayEngines(EngineStarter):
         session.guard()
 
     def _resources(self) -> dict[str, float]:
-        """Return what Ray is to reserve for each engine. Raises: ConfigError"""
+        """Return Ray's reservation for each engine. Raises: ConfigError"""
         ranks, places = self._wanted.num_ranks, self._places
         if self._wanted.device == "cuda":
             places.check("GPU", ranks)
@@ -65,7 +65,7 @@ class RayEngines(EngineStarter):
 
     @property
     def host(self) -> str:
-        """Return this machine's address in the cluster, the loopback where all are here."""
+        """Return this machine's address in the cluster, or the loopback if all are here."""
         own: str = self._ray.util.get_node_ip_address()
         return LOOPBACK if all(place.address == own for place in self._placed) else own
 
@@ -76,8 +76,8 @@ class RayEngines(EngineStarter):
             self._ends.append(self._actors[number].serve.remote(boot))
 
     def _boot(self, number: int, fields: Mapping[str, Any]) -> EngineBoot:
-        """Return what an actor is to run. On a CPU its engine keeps to as many threads as Ray has
-        reserved, on whichever cores: others of the cluster's programs run there too."""
+        """Return an actor's task. On a CPU its engine keeps to as many threads as Ray has reserved,
+        on whichever cores: others of the cluster's programs run there too."""
         nodes = [place.node for place in self._placed]
         first = nodes.index(nodes[number])
         own: dict[str, Any] = {
@@ -115,7 +115,7 @@ class RayEngines(EngineStarter):
         if self._ray is None:
             return
         ray, self._ray = self._ray, None
-        if self._ends:  # told to end by the server, if it had them
+        if self._ends:  # ended by the server, if it had them
             ray.wait(self._ends, num_returns=len(self._ends), timeout=LEAVE_LIMIT_S)
         for actor in self._actors:
             ray.kill(actor)

@@ -1,7 +1,7 @@
-"""The named constants behind flags whose choices are values, kind by kind.
+"""The named constants for flags whose choices are values, kind by kind.
 
-Such a flag names a Value; what core receives is its `value`. Imports nothing that a value stands
-for.
+Such a flag names a Value; what core receives is its `value`. Imports nothing that a value refers
+to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPE_BFLOAT16 = Value(summary="16 bits: 8 exponent, 7 mantissa", value="bfloat1
 DTYPE_FLOAT = Value(summary="another name for float32", value="float32")
 DTYPE_FLOAT32 = Value(summary="32 bits", value="float32")
 
-# Number types of adapters: the choices of --lora-dtype. None keeps them as the weights are kept.
+# Number types of adapters: the choices of --lora-dtype. None uses the type of the weights.
 LORA_DTYPE_AUTO = Value(summary="the data type of the model's weights", value=None)
 
 # Number types of the KV cache: the choices of --kv-cache-dtype.
@@ -140,7 +140,7 @@ MODEL_IMPL_TRANSFORMERS = Value(
     value="transformers",
 )
 
-# What a model is run for: the choices of --runner and, for older command lines, of --task.
+# The use of a model: the choices of --runner and, for older command lines, of --task.
 # `value` is the word; None leaves it to the checkpoint.
 RUNNER_AUTO = Value(summary="chosen by the checkpoint", value=None)
 RUNNER_GENERATE = Value(summary="text generation", value="generate")
@@ -165,7 +165,7 @@ LOAD_STRATEGY_EAGER = Value(
 
 # How far steps are made fast: the levels of --compilation-config (-O).
 # `value` is a set of words: "fused", operators joined into one kernel where the device has it;
-# "captured", steps kept and run again as one where the device can; "compiled", the model's pass
+# "captured", steps recorded and replayed if the device can; "compiled", the model's pass
 # through torch.compile where that is faster.
 COMPILATION_0 = Value(summary="torch's operators, one by one", value=frozenset())
 COMPILATION_1 = Value(summary="fused operators, one by one", value=frozenset({"fused"}))
@@ -190,7 +190,7 @@ PERFORMANCE_THROUGHPUT = Value(
     summary="long steps: twice as many tokens and requests each", value=(2, 2)
 )
 
-# What is reported as logprobs: the choices of --logprobs-mode.
+# The values reported as logprobs: the choices of --logprobs-mode.
 # `value` is (stage, scale): "raw" logits are the model's own, "processed" ones have gone through
 # processors, penalties, temperature and filters; the scale is "logprobs" or "logits".
 LOGPROBS_MODE_RAW_LOGPROBS = Value(
@@ -248,12 +248,12 @@ UVICORN_LOG_ERROR = Value(summary="failures", value="error")
 UVICORN_LOG_CRITICAL = Value(summary="failures that end the server", value="critical")
 
 # Parts whose time is added up for every request: the choices of --collect-detailed-traces.
-# `value` names what a span then carries: the time of the model, of the worker, or both.
+# `value` names the times in a span: of the model, of the worker, or both.
 TRACE_MODULE_MODEL = Value(summary="the model's forward passes", value=("model",))
 TRACE_MODULE_WORKER = Value(summary="the worker's steps, from call to result", value=("worker",))
 TRACE_MODULE_ALL = Value(summary="both", value=("model", "worker"))
 
-# What is left of choices which earlier generations had. `value` is its name.
+# The rest of choices of earlier generations. `value` is its name.
 PREEMPTION_RECOMPUTE = Value(summary="preempted requests are recomputed", value="recompute")
 PREEMPTION_SWAP = Value(
     summary="the KV cache of preempted requests is swapped to host memory and back", value="swap"

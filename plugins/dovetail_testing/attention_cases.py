@@ -1,6 +1,6 @@
 """Cases of paged attention laid out for a backend, with NaN in all that no row may read.
 
-The cases are those of `dovetail_kernels.paged_attention`; the definition is its reference.
+The cases are `dovetail_kernels.paged_attention`'s; the definition is its reference.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class AttentionStep:
 
 
 def single_token(layout: BatchLayout, position: int) -> BatchLayout:
-    """Return the layout of row 0 computing one position alone."""
+    """Return the layout of row 0 computing a single position."""
     device = layout.block_table.device
     return BatchLayout(
         query_start=torch.tensor([0, 1], dtype=torch.int32, device=device),

@@ -1,6 +1,6 @@
 """Scene: rows over a poisoned paged cache, stepped through a backend and the reference alike.
 
-Every cell not written yet holds NaN, and the rows' blocks lie in random order.
+Every cell not written yet holds NaN, and the rows' blocks are in random order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Scene:
         self._plain_cache = torch.full(self._reference.kv_shape(*sizes), math.nan)
 
     def lay_apart(self, gap: int) -> None:
-        """Have so many numbers between two blocks of the backend's cache. Mutates: self"""
+        """Put a gap of `gap` numbers between two blocks of the backend's cache. Mutates: self"""
         axis = self.cache.shape.index(self.num_blocks)
         blocks = self.cache.movedim(axis, 0).contiguous()
         inside = blocks.shape[1:]
@@ -92,8 +92,8 @@ class Scene:
     def lse_step(
         self, counts: UsageCounter, slots: torch.Tensor | None = None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return what backend and reference tell by `forward_lse` of a step of random tokens, whose
-        keys go to their rows, or to `slots`: [T, H, D] and [T, H] each. Mutates: self"""
+        """Return the results of `forward_lse` in backend and reference for a step of random tokens,
+        whose keys go to their rows, or to `slots`: [T, H, D] and [T, H] each. Mutates: self"""
         q, k, v = self.draw(sum(count for _, count in counts))
         asked = zip((self.backend, self._reference), self._next(counts), strict=True)
         caches, told = (self.cache, self._plain_cache), []
@@ -109,8 +109,8 @@ class Scene:
     def read(
         self, spec: AttentionSpec, q: torch.Tensor, layout: BatchLayout, plain: BatchLayout
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (backend, reference) of a layer that reads what is in the cache. `layout` is on
-        the device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
+        """Return (backend, reference) results of a layer that reads the cache. `layout` is on the
+        device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
         prepared = self.backend.prepare(layout)
         found = self.backend.forward_shared(spec, q.to(self.device), self.cache, prepared)
         wanted = self._reference.forward_shared(spec, q, self._plain_cache, plain)
@@ -124,7 +124,7 @@ class Scene:
         return layouts
 
     def _kept(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return in float32 what a cache of the scene's type makes of keys or values."""
+        """Return keys or values, rounded to the cache type, in float32."""
         if self.kv_dtype == x.dtype:
             return x.float()
         limit = torch.finfo(self.kv_dtype).max

@@ -54,8 +54,8 @@ def check(
 ) -> int:
     """Run the clauses (none: all) on the plugins named KIND or KIND:NAME (none: all).
 
-    Returns 0: all kept, 1: a clause failed, other: pytest's own status. Prints a report: for each
-    clause that failed what it promises and what was found instead, and a line for each plugin.
+    Returns 0: all passed, 1: a clause failed, other: pytest's own status. Prints a report: for each
+    failed clause, what it promises and what was found instead, and a line for each plugin.
     """
     results = Results()
     arguments = ["-c", str(_INI), "-p", "dovetail_testing.plugin"]

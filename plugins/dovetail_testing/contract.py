@@ -24,7 +24,7 @@ SECOND_FILES = {
     "attention_shared": "attention_backend",
     "worker_drafter": "drafter",
 }
-"""Contract files beside test_<kind>.py: what follows "test_" in their names -> kind."""
+"""Contract files in addition to test_<kind>.py: the rest of their names after "test_" -> kind."""
 
 
 def requires(word: str) -> Callable[[Clause], Clause]:
@@ -39,7 +39,7 @@ def without(word: str) -> Callable[[Clause], Clause]:
 
 @contextmanager
 def skipping_unavailable() -> Iterator[None]:
-    """Skip the test where a plugin lacks the package that it, or its writing, needs."""
+    """Skip the test if a plugin lacks a package that it needs to run or to write."""
     try:
         yield
     except UnavailablePlugin as error:
@@ -62,7 +62,7 @@ def _gated(word: str, *, claimed: bool) -> Callable[[Clause], Clause]:
 
 
 def files_of(kind: str) -> list[str]:
-    """Return the modules that hold a kind's clauses ("plugin": those of every kind)."""
+    """Return the modules that hold a kind's clauses ("plugin": the clauses of every kind)."""
     stems = [kind, *(stem for stem, owner in SECOND_FILES.items() if owner == kind)]
     return [f"dovetail_testing.contracts.test_{stem}" for stem in stems]
 
@@ -79,7 +79,7 @@ def default_options(plugin: type[Any]) -> Any:
 
 
 def device_of(plugin: type[Plugin]) -> str:
-    """Return torch's type of a device here on which the plugin runs; skip where there is none."""
+    """Return torch's type of an available device on which the plugin runs; skip if none is."""
     devices = plugin.info.devices
     if not devices or "cpu" in devices:
         return "cpu"

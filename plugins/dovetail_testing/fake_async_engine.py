@@ -1,4 +1,4 @@
-"""FakeAsyncEngine: an engine that says what a script says, for tests of the HTTP server.
+"""FakeAsyncEngine: an engine that follows a script, for tests of the HTTP server.
 
 Real checks of requests (InputProcessor), made-up tokens: every piece of a script is one delta, its
 characters are its token ids. No process, no model, no torch.
@@ -80,14 +80,14 @@ MARKS = RequestMetrics(arrival_s=1.0, first_scheduled_s=1.5, first_token_s=2.0, 
 
 
 class _Characters:
-    """Each token's character, at once."""
+    """Each token's character, immediately."""
 
     def push(self, token_id: int) -> str:
         """Return the character."""
         return chr(token_id)
 
     def flush(self) -> str:
-        """Return nothing: nothing is held back."""
+        """Return "": nothing is buffered."""
         return ""
 
 
@@ -222,9 +222,9 @@ def fake_pooling(**changes: Any) -> PoolingSpec:
 
 
 def fake_numbers(token_ids: Sequence[int], params: PoolingParams, pooling: PoolingSpec) -> Any:
-    """Return what the fake engine tells of a prompt: made of all its tokens and of nothing else.
+    """Return the fake engine's result for a prompt: it depends only on all its tokens.
 
-    Shapes: [size] or [n, size], of classes [C] or [n, C]; where a pair's second text begins counts.
+    Shapes: [size] or [n, size], of classes [C] or [n, C]; the start of a pair's second text counts.
     """
     is_class = params.task in (CLASSIFY, TOKEN_CLASSIFY)
     size = len(pooling.labels) if is_class else params.dimensions or pooling.size
@@ -243,7 +243,7 @@ def _selection(kind: str) -> Selection:
 
 
 class FakeAsyncEngine(FakeAdapters, FakeEnd):
-    """Has the methods of AsyncEngine that the server calls, and notes what it was asked."""
+    """Has the methods of AsyncEngine that the server calls, and records the calls."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         return self.heartbeat_s
 
     async def reset_prefix_cache(self) -> None:
-        """Count the wish. Raises: what the test set."""
+        """Count the call. Raises: the test's exception."""
         if self.reset_fault is not None:
             raise self.reset_fault
         self.num_resets += 1
@@ -323,7 +323,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         self.asleep = ("weights", "kv_cache")
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Note the wish and wake up what it names."""
+        """Record the call and wake up the named parts."""
         self.sleep_calls.append(("wake_up", *tags))
         self.asleep = tuple(tag for tag in self.asleep if tags and tag not in tags)
 
@@ -332,7 +332,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
         return bool(self.asleep)
 
     async def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Note the wish; each of two ranks answers with it. Raises: what the test set."""
+        """Record the call; two ranks answer with it. Raises: the test's exception."""
         if self.call_fault is not None:
             raise self.call_fault
         self.worker_calls.append(call)
@@ -383,7 +383,7 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
     async def pool(
         self, prompt: Prompt, params: PoolingParams, request_id: str, **how: Any
     ) -> RequestOutput:
-        """Return `fake_numbers` of a prompt after the script's pause, or raise what it raises."""
+        """Return `fake_numbers` of a prompt after the script's pause, or raise its exception."""
         if not self.is_alive:
             raise EngineDead(self.death_reason or "dead")
         prepared = self._pooled_input.prepare(prompt, params, request_id, **how)

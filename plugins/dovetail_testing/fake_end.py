@@ -6,7 +6,7 @@ import asyncio
 
 
 class FakeEnd:
-    """What AsyncEngine tells of its end."""
+    """The part of AsyncEngine about its end."""
 
     def __init__(self) -> None:
         self.is_alive = True

@@ -1,4 +1,4 @@
-"""A whole engine of stand-ins: executor, scheduler, policy and byte tokenizer in plain Python.
+"""A whole fake engine: executor, scheduler, policy and byte tokenizer in plain Python.
 
 `fake_spec()` gives an EngineSpec that runs without weights, torch or the built-in plugins. Tokens
 are bytes; the "model" continues with a script, or with letters that depend on everything before.
@@ -73,7 +73,7 @@ class ByteStream:
         return "" if self._skips_special else self.flush() + _special_text(token_id)
 
     def flush(self) -> str:
-        """Return what is held back."""
+        """Return the buffered text."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
@@ -310,7 +310,7 @@ def fake_spec(
     logits_processors: tuple[Selection, ...] = (),
     checks_invariants: bool = True,
 ) -> EngineSpec:
-    """Return an EngineSpec of fakes. `options` are those of FakeExecutor."""
+    """Return an EngineSpec of fakes. `options` are FakeExecutor's."""
     model = ModelSpec(
         path="fake-model",
         architecture="Fake",

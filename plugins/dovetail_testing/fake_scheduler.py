@@ -26,7 +26,7 @@ class FakePolicy(SchedulingPolicy):
 
 
 class FakeScheduler(Scheduler):
-    """In order of arrival, with room for the whole request reserved: nothing is ever preempted."""
+    """In order of arrival, with room reserved for the whole request: it never preempts."""
 
     info = Info(summary="test scheduler: reserves whole requests")
     capabilities = frozenset({"chunked_prefill", "async_steps"})

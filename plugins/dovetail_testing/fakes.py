@@ -1,4 +1,4 @@
-"""Plain-Python stand-ins for what core hands to plugins. No torch, no files, no processes."""
+"""Plain-Python fakes of objects that core passes to plugins. No torch, no files, no processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Imports plugin targets, those of each module in a process that has imported no other's.
+"""Imports plugin targets, each module's in a process that has imported no other's.
 
 `python -m dovetail_testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
 standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
 which most plugins need, is imported once and its memory shared by fork; no parallel region runs
-before. So are, for many models, what models share.
+before. For many models, their shared modules are imported once too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Wanted = tuple[str, str, tuple[str, ...]]
 TIMEOUT_S = 300
 MANY_MODELS = 8
 SHARED = ("transformers.modeling_utils", "transformers.models.auto", "dovetail.layers.decoder")
-"""What plugins of models import, none of which lists a package."""
+"""Imports of model plugins that no plugin lists as a package."""
 
 
 def import_each(wanted: Sequence[Wanted]) -> dict[str, dict[str, Any]]:
@@ -85,7 +85,7 @@ def _begin_child(group: Sequence[Wanted]) -> tuple[int, int]:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.dup2(2, 1)  # what a plugin prints on import must not end up in the answer
+        os.dup2(2, 1)  # output of a plugin's import must not get into the answer
         before = set(sys.modules)
         with os.fdopen(writing, "w") as pipe:
             json.dump({one[1]: _import_one(*one, before) for one in group}, pipe)

@@ -16,7 +16,7 @@ class MemoryIndex(StoreIndex):
         self.keys: set[bytes] = set()
 
     def has(self, key: bytes) -> bool:
-        """Return whether it was kept."""
+        """Return whether it was stored."""
         return key in self.keys
 
     def keep(self, key: bytes) -> bool:

@@ -73,8 +73,8 @@ class ReplayModel(nn.Module, Model):
     "delay_s": s}; after its tokens a script gives the end token for ever. The last prompt token
     among cue_base .. cue_base + number of scripts - 1 picks the script, else it is the first one.
     At output position p, `nan_at` gives NaN logits and `crash_at` raises; `delay_s` (seconds) is
-    slept in every step that computes the row. Positions decide, so recomputed rows go on alike.
-    A prompt of zeros alone (a runner's warm-up) gets no script, and so no fault and no delay.
+    slept in every step that computes the row. Behaviour depends on positions, so recomputed rows
+    continue alike. A prompt of only zeros (a warm-up) gets no script, and so no fault and no delay.
     """
 
     info = Info(summary="test model: replays scripted tokens, faults and delays")
@@ -136,7 +136,7 @@ class ReplayModel(nn.Module, Model):
 
 
 class RandomLogitsModel(nn.Module, Model):
-    """Uniform logits, or random ones that depend on token, position and seed alone.
+    """Uniform logits, or random ones that depend only on token, position and seed.
 
     config.json: `logits` is "uniform" (default) or "random"; `logits_seed` an integer.
     """

@@ -1,10 +1,10 @@
-"""PagedRunner: a runner without a model that remembers what lies in every KV block.
+"""PagedRunner: a runner without a model that remembers the content of every KV block.
 
-Each cache cell holds a mark that stands for all tokens up to its position (and for the request's
-prefix keys), per KV group. Every position that attention would read is compared with the mark it
-should hold, so a lost, doubly used or wrongly shared block shows in the step where it would hurt.
-Drawn tokens depend on the request's seed and the output position alone. Drafts leave their marks in
-the cache whether they come true or not, as a real forward pass would.
+Each cache cell holds a mark that represents all tokens up to its position (and the request's prefix
+keys), per KV group. Every position that attention would read is compared with the mark it should
+hold, so a lost, doubly used or wrongly shared block shows in the step where it would hurt. Sampled
+tokens depend only on the request's seed and the output position. Drafts leave their marks in the
+cache whether they come true or not, as a real forward pass would.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class _Row:
 
 
 class PagedRunner:
-    """Runs plans at once, in order. Raises AssertionError on the first plan that breaks a rule.
+    """Runs plans immediately, in order. Raises AssertionError on the first plan that breaks a rule.
 
-    `root_of` returns what a request's cached content depends on beside tokens; `faulty` says
-    whether the next drawn token of a request is to be a fault.
+    `root_of` returns the dependencies of a request's cached content besides tokens; `faulty` says
+    whether the next sampled token of a request is to be a fault.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class PagedRunner:
         self._check_room(row, step, end)
 
     def _check_room(self, row: _Row, step: RowStep, end: int) -> None:
-        """Assert that drafts of the worker have room behind the step's tokens."""
+        """Assert that the worker's drafts have room after the step's tokens."""
         if not step.num_drafts:
             return
         assert step.samples, f"row {step.row} wants drafts and draws nothing"
@@ -218,7 +218,7 @@ class PagedRunner:
             position = first + len(drawn) - row.new.num_prompt_tokens
             drawn.append(drawn_token(row.new.seed, position, self._vocab_size))
             row.append(drawn[-1])
-        # What the cache holds of a draft that came true is its token's.
+        # The cache content of an accepted draft is its token's.
         row.num_computed = len(row.token_ids) - 1
         return tuple(drawn)
 

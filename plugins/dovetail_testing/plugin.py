@@ -1,8 +1,8 @@
 """The kit's pytest plugin: every clause runs once per registered plugin of its kind.
 
 A contract class says `kind = "..."` ("*" for all); its clauses take the fixture `plugin` (the
-loaded class or Value) or `entry` (its metadata). Loaded with -p, never on its own: a serving
-package is often installed beside unrelated test suites.
+loaded class or Value) or `entry` (its metadata). Loaded with -p, never by itself: a serving package
+is often installed next to unrelated test suites.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the clauses that were not chosen, and those of kinds of which no plugin was."""
+    """Leave out the clauses that were not chosen, and those of kinds without a chosen plugin."""
     clauses = frozenset(config.getoption(CLAUSE_OPTION))
     left_out = [item for item in items if not _is_chosen(item, clauses)]
     if left_out:
@@ -92,8 +92,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """Keep modules out of collections that a test has imported, those of transformers' models say.
-    What tests of a file share is seen again when the file has ended."""
+    """Exclude imported modules from garbage collections, for example those of transformers' models.
+    Modules shared by the tests of a file are collected again when the file has ended."""
     yield
     num_new = len(sys.modules) - _Kept.num_modules
     is_last = nextitem is None or nextitem.path != item.path
@@ -112,8 +112,8 @@ def pytest_sessionfinish() -> None:
 
 
 class _Kept:
-    """What is kept out of collections: how many modules there were, and whether beside them lies
-    what tests of this file share."""
+    """State of the exclusion from collections: how many modules there were, and whether objects
+    shared by this file's tests are excluded too."""
 
     num_modules = 0
     is_shared = False
@@ -159,7 +159,7 @@ def chosen(words: Sequence[str]) -> list[Entry]:
 
 @pytest.fixture
 def plugin(request: pytest.FixtureRequest, entry: Entry) -> Any:
-    """Return the loaded plugin; skip where it is unavailable or does not claim the clause.
+    """Return the loaded plugin; skip if it is unavailable or does not claim the clause.
 
     A plugin that cannot be loaded fails the clauses that load it, and skips all others.
     """
@@ -191,7 +191,7 @@ def _note_clause(request: pytest.FixtureRequest) -> None:
 
 
 def clause_of(item: Any) -> str:
-    """Return a test's clause name: its function and its parameters but for the plugin."""
+    """Return a test's clause name: its function and its parameters except the plugin."""
     entry = item.callspec.params["entry"]
     parts = [part for part in (f"{entry.kind}:{entry.id}", entry.id) if part in item.callspec.id]
     rest = item.callspec.id.replace(parts[0], "").strip("-") if parts else item.callspec.id

@@ -1,6 +1,6 @@
-"""Random walks through a constraint: what a model that draws at random writes where masks hold it.
+"""Random walks through a constraint: the output of a model that samples at random under the masks.
 
-A walk wanders for a while and then prefers tokens that close what is open, so that most walks end.
+A walk wanders for a while and then prefers tokens that close open parts, so that most walks end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SPECIAL_WORDS = ("<|begin|>", "<|end|>", "<|call|>")
 def small_vocabulary() -> Vocabulary:
     """Return every byte, pieces of JSON and text, and three special tokens; 1 is the end.
 
-    A part of a character has no token that hides it: single bytes stand for all. Text is encoded
-    as the longest tokens.
+    Every part of a character has a token: single bytes cover them all. Text is encoded as the
+    longest tokens.
     """
     pieces = [bytes([byte]) for byte in range(256)]
     pieces += [piece.encode() for piece in dict.fromkeys(_PIECES.split("|")) if len(piece) > 1]
@@ -91,7 +91,7 @@ class Wanderer:
         return b"".join(self._special.get(i) or tokens[i] for i in token_ids)
 
     def walk(self, matcher: Matcher, chance: random.Random, *, most: int = 400) -> Walk:
-        """Return a walk of at most that many tokens from where the matcher is. Mutates: matcher"""
+        """Return a walk of at most `most` tokens from the matcher's state. Mutates: matcher"""
         taken: list[int] = []
         wandering = chance.choice((0, 4, 12, 40))
         is_even = chance.random() < 0.5

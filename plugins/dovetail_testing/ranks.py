@@ -1,4 +1,4 @@
-"""Two ranks on this machine: what a divided model answers, for the clause that it equals the whole.
+"""Two ranks on this machine, for the clause that a divided model's output equals the whole's.
 
 Each rank is a child process whose boot message is a RankBoot; rank 0 writes the logits of TOKENS to
 a file, one list entry (or an error text) for each model.
@@ -42,7 +42,7 @@ class RankModel(msgspec.Struct, frozen=True):
 
 
 class RankBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """The boot message of a rank: what to run, where to meet, what to write."""
+    """The boot message of a rank: what to run, its rendezvous address, and where to write."""
 
     models: tuple[RankModel, ...]
     rank: int

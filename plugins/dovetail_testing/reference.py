@@ -75,7 +75,7 @@ class ReferenceAttention(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend; tell the log-sum-exps of scores too.
+        """Write k and v, then attend; also return the log-sum-exps of the scores.
 
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
@@ -202,7 +202,7 @@ class ReferenceAttention(AttentionBackend):
         sinks: torch.Tensor | None,
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the attended values and the log-sum-exps; without k and v nothing is written.
+        """Return the attended values and the log-sum-exps; without k and v it writes nothing.
         Mutates: cache"""
         keys, values = cache
         if k is not None and v is not None:
@@ -234,7 +234,7 @@ def _store(to: torch.Tensor, slots: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def _read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of some slots as floats; torch does not index those of 8 bits."""
+    """Return the numbers of some slots as floats; torch cannot index 8-bit ones."""
     place = slots // cache.shape[1], slots % cache.shape[1]
     if cache.dtype in FLOAT8:
         return cache.view(torch.uint8)[place].view(cache.dtype).float()
@@ -262,7 +262,7 @@ def _visible(spec: AttentionSpec, position: int, seq_len: int) -> torch.Tensor:
 def _added(
     spec: AttentionSpec, bias: torch.Tensor | None, distances: torch.Tensor
 ) -> torch.Tensor | float:
-    """Return what is added to scores of keys so far after a query.
+    """Return the score bias of keys at these distances after a query.
 
     Shapes: distances [S] -> [H, S]
     """
@@ -298,7 +298,7 @@ def _attend(
 
 
 def _seen(layout: BatchLayout) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each token of a step with the slots of what it sees: all up to itself."""
+    """Yield each token of a step with the slots that it sees: all up to itself."""
     for row in range(layout.num_rows):
         slots = _slots(layout, row, layout.seq_lens_host[row])
         first, last = layout.query_start_host[row], layout.query_start_host[row + 1]

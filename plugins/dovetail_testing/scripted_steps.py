@@ -1,7 +1,7 @@
 """Drive: fixed requests become StepPlans, and StepResults the requests' tokens.
 
-Plans depend on no result (nothing stops early), so the same plans can run at once, one ahead, or
-elsewhere. For tests of runners, workers and executors; knows no scheduler.
+Plans do not depend on results (nothing stops early), so the same plans can run immediately, one
+ahead, or elsewhere. For tests of runners, workers and executors; knows no scheduler.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ class Simulation:
         self._computed[request_id] = max(done, end - len(step.drafts))
 
     def _deliver(self, *, num_late: int) -> None:
-        """Hand results over, but for the newest `num_late` ones, which are still under way."""
+        """Deliver results, except for the newest `num_late` ones, which are still pending."""
         while len(self._pending_steps) > num_late:
             plan, result = self._pending_steps.popleft()
             changed = self.scheduler.update(plan, result)
@@ -338,7 +338,7 @@ class Simulation:
             self._note_ended([r for r in changed if r.is_finished])
 
     def _guesses(self, request: RequestState) -> tuple[int, ...]:
-        """Return drafts of a request's next tokens, some of which will come true, or none."""
+        """Return drafts of a request's next tokens, some of which will be accepted, or none."""
         random, settings = self._random, self.settings
         if request.status != RUNNING or random.random() >= settings.draft_rate:
             return ()
@@ -369,7 +369,7 @@ class Simulation:
     # ---- what must hold
 
     def _check_order(self, plan: StepPlan) -> None:
-        """Nobody waiting is overtaken, nobody yields to a larger key, the first always moves."""
+        """No waiting request is overtaken, none preempted for a larger key, the first moves."""
         yielded = self._newly_preempted()
         if "priority" not in type(self.scheduler).capabilities:
             return
@@ -393,7 +393,7 @@ class Simulation:
             self._promise(smallest > largest, "a request yielded to one with a larger key")
 
     def _parts(self, plan: StepPlan) -> list[Request]:
-        """Return the requests of whose prompt the plan leaves some for later."""
+        """Return the requests whose prompts the plan computes only in part."""
         by_row = {request.row: request for request in self._live.values()}
         return [by_row[step.row] for step in plan.rows if not step.samples]
 
@@ -453,7 +453,7 @@ class Simulation:
             self._check_end(request, drawn)
 
     def _check_end(self, request: Request, drawn: Sequence[int]) -> None:
-        """The request ended exactly where its own sampling parameters say."""
+        """The request ended exactly where its sampling parameters require."""
         sampling = request.sampling
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:

@@ -1,7 +1,7 @@
-"""StageWorker: stands for a stage of a pipeline, without a model, for tests of executors.
+"""StageWorker: a fake pipeline stage without a model, for tests of executors.
 
-The last stage draws a token for every row; the others insist on having learnt of it before they
-get the next step of that row.
+The last stage samples a token for every row; the others require to have learned it before they get
+the next step of that row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StageWorker(Worker):
 
     def step(self, plan: StepPlan) -> StepResult:
         """Draw the length of each row as its token, on the last stage. Raises: ValueError for a
-        token that nobody has told of"""
+        token that was never reported"""
         for new in plan.new_rows:
             self._lengths[new.row] = len(new.token_ids)
         for row in plan.rows:

@@ -1,4 +1,4 @@
-"""Ways to cut a text, and what the event pipeline makes of it: the heart of the parser clauses."""
+"""Ways to cut a text, and the event pipeline's result for it: the heart of the parser clauses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ThreadRanks: ranks that are threads of this process, for tests of what ranks do together.
+"""ThreadRanks: ranks that are threads of this process, for tests of communication between ranks.
 
-What they exchange lies in a list. Each counts what it would have sent to others.
+They exchange data through a list. Each counts the bytes it would have sent to others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMIT_S = 20.0
 
 
 class ThreadCommunicator(Communicator):
-    """One thread's calls. `num_bytes` is what it has sent to other ranks."""
+    """One thread's calls. `num_bytes` counts the bytes sent to other ranks."""
 
     info = Info(summary="test communicator: threads of one process", devices=("cpu",))
 
@@ -37,7 +37,7 @@ class ThreadCommunicator(Communicator):
         return torch.stack(self._exchange(x))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' x, in x itself where it is contiguous. Mutates: x"""
+        """Return the sum of the ranks' x, in x itself if it is contiguous. Mutates: x"""
         self.num_bytes += 2 * (self.size - 1) * x.nbytes // self.size
         return x.copy_(torch.stack(self._exchange(x)).sum(0, dtype=x.dtype))
 
@@ -99,8 +99,8 @@ class ThreadRanks:
         self._pool.shutdown()
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """Return what each rank's thread returns, all at the same time; one that raises ends the
-        others' waiting. Raises: what the first of them raised"""
+        """Return the results of all ranks' threads, which run concurrently; an exception in one
+        ends the others' waiting. Raises: the first exception of a thread"""
 
         def guarded(rank: int) -> T:
             try:

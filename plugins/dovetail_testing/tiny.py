@@ -121,7 +121,7 @@ class TinyModel(nn.Module, Model):
         for parameter in self.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device="cpu")
             parameter.data.copy_(noise * 0.3)
-        # Made up for all layers, so that those of any stage are the same.
+        # Made up for all layers, so that each stage gets the same values.
         self.blocks = self.stage.layers(self.blocks.__getitem__)
 
     def weight_map(self) -> WeightMap:

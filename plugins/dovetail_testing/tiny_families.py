@@ -1,4 +1,4 @@
-"""The families of which tiny random checkpoints are made: the config of each, far smaller."""
+"""The families of tiny random checkpoints, with a config of each, far smaller than the real one."""
 
 from __future__ import annotations
 
@@ -303,6 +303,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", {"head_dim": 16}),
     "ApertusForCausalLM": ("apertus", {}),
 }
-"""Architecture -> (model type, config fields beside the common ones)."""
+"""Architecture -> (model type, config fields in addition to the common ones)."""
 OF_OWN_NAMES = {"gpt2", "bloom", "falcon", "mpt", "gptj", "codegen"}
-"""Types whose configs have other names for the common sizes, or not all of them."""
+"""Types whose configs have different names for the common sizes, or lack some."""

@@ -1,5 +1,5 @@
-"""The families of tiny random checkpoints whose layers keep states: convolutions, scans, averages,
-the delta rule; alone or between layers that attend."""
+"""The families of tiny random checkpoints whose layers have states: convolutions, scans, averages,
+the delta rule; by themselves or between attention layers."""
 
 from __future__ import annotations
 
@@ -221,4 +221,4 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"block_types": ["recurrent", "attention"], "attention_window_size": 6},
     ),
 }
-"""Architecture -> (model type, config fields beside the common ones)."""
+"""Architecture -> (model type, config fields in addition to the common ones)."""

@@ -50,7 +50,7 @@ class TinyWorker(Worker):
 
 
 class SleepingWorker(TinyWorker):
-    """Can sleep, and tells of twice the free memory then; knows no level but 2."""
+    """Can sleep, and then reports twice the free memory; knows only level 2."""
 
     capabilities = frozenset({"sleep"})
 
@@ -59,7 +59,7 @@ class SleepingWorker(TinyWorker):
         self._asleep: set[str] = set()
 
     def free_bytes(self) -> int:
-        """Return a size that tells whether this worker sleeps."""
+        """Return a size that depends on whether this worker sleeps."""
         return super().free_bytes() * (2 if self._asleep else 1)
 
     def sleep(self, level: int) -> None:
@@ -69,7 +69,7 @@ class SleepingWorker(TinyWorker):
         self._asleep = {"weights", "kv_cache"}
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Wake up what is named."""
+        """Wake up the named parts."""
         self._asleep -= set(tags)
 
 
@@ -97,7 +97,7 @@ class TinyMethods:
 
 
 class HidingMethods(TinyMethods):
-    """Methods of which the worker has one already."""
+    """Methods, one of which the worker has already."""
 
     def free_bytes(self) -> int:
         """Return nothing of use."""

@@ -50,7 +50,7 @@ class BellArgs(ctypes.Structure):
 
 
 def missing_reason() -> str:
-    """Return why there can be no pipes here, nothing where there can."""
+    """Return why pipes are not available here, "" if they are."""
     if sys.platform != "linux" or getattr(os, "memfd_create", None) is None:
         return "memory without a name and futexes are Linux's"
     return (native.missing_reason() or "") if native.library() is None else ""
@@ -60,7 +60,7 @@ class Pipes:
     """The memory between the process in the middle and `count` others.
 
     `descriptor` is the memory's, made by `create`; every process maps it by making one of these.
-    Raises: OSError where there can be none (`missing_reason`)
+    Raises: OSError if pipes are not available (`missing_reason`)
     """
 
     def __init__(self, descriptor: int, count: int) -> None:
@@ -103,11 +103,11 @@ class Pipes:
         return self._native.kernel(name, args)
 
     def _bell(self, number: int = -1) -> int:
-        """Return where the bell of one of the others is, or that of the process in the middle."""
+        """Return the address of the bell of one of the others, or of the middle process (-1)."""
         return ctypes.addressof(self._start) + (1 + number) * LINE_BYTES
 
     def _rings(self, number: int) -> tuple[int, int]:
-        """Return where the ring to one of the others is, and the one from it."""
+        """Return the addresses of the ring to one of the others, and of the one from it."""
         first = ctypes.addressof(self._start) + (1 + self.count) * LINE_BYTES
         size = RING_HEADER_BYTES + CAPACITY_BYTES
         return first + 2 * number * size, first + (2 * number + 1) * size
@@ -179,9 +179,9 @@ class PipeEnd:
         return self._done.value
 
     def take(self) -> memoryview:
-        """Return what is there, maybe nothing; valid until the next call.
+        """Return the available data, maybe none; valid until the next call.
 
-        Raises: EOFError when an end is closed and nothing is left
+        Raises: EOFError when an end is closed and no data is left
         """
         self._take(ctypes.byref(self._take_args))
         if self._done.value < 0:

@@ -1,11 +1,11 @@
 """cache_write: store the keys and values of a step's tokens into their slots of the paged cache.
 
-cache[0][slots // P, slots % P] = k, and cache[1] likewise with v, in the cache's dtype. A cache
-of 8-bit floats holds k / k_scale and v / v_scale, what is beyond its range as its largest number.
-One of int8 holds round(x / s) with s = max |x| / 127 of each token and head, and s in `scales`.
+cache[0][slots // P, slots % P] = k, and cache[1] likewise with v, in the cache's dtype. A cache of
+8-bit floats holds k / k_scale and v / v_scale, clamped to its range. One of int8 holds round(x / s)
+with s = max |x| / 127 of each token and head, and s in `scales`.
 
 Shapes: k and v [T, K, D], cache [2, N, P, K, D], slots [T] int64, all different, scales
-[2, N, P, K] float32 beside int8, else None; the axes of halves and blocks may have any stride
+[2, N, P, K] float32 with int8, else None; the axes of halves and blocks may have any stride
 Mutates: cache, scales
 """
 

@@ -34,9 +34,9 @@ def reference(
 
 
 def _float8(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return x / scale, what is out of range as the largest number."""
+    """Return x / scale, clamped to the type's range."""
     largest = torch.finfo(dtype).max
-    # By a number alone a GPU would multiply with 1 / scale.
+    # With a plain number, a GPU would multiply with 1 / scale.
     return (x / torch.full_like(x, scale)).clamp(-largest, largest).to(dtype)
 
 

@@ -67,7 +67,7 @@ def run(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Store k and v (see the op). Tokens and heads may lie apart, a head's numbers may not.
+    """Store k and v (see the op). Tokens and heads may have any stride; each head is contiguous.
 
     Shapes: k and v [T, K, D], cache [2, N, P, K, D], slots [T], scales [2, N, P, K]
     Mutates: cache, scales

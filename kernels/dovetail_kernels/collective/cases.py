@@ -1,7 +1,7 @@
-"""Cases of the collectives: what every rank gives, and how a rank's answers are compared.
+"""Cases of the collectives: each rank's inputs, and how a rank's results are compared.
 
-A case makes the tensors of all ranks from a seed, so each rank knows what the others give and what
-all of them must have. Answers must equal the definition bit by bit.
+A case makes the tensors of all ranks from a seed, so each rank knows the others' inputs and all
+expected results. Answers must equal the definition bit by bit.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MOVES_ONLY = (torch.int64, torch.uint8, torch.float64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCase:
-    """The tensors that the ranks of a group give: `shape` each, in `dtype`; with gaps between
-    columns where `has_gaps`."""
+    """The input tensors of a group's ranks: `shape` each, in `dtype`; with gaps between columns if
+    `has_gaps`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,17 +31,17 @@ class GroupCase:
 
     @property
     def name(self) -> str:
-        """Return what it is called in reports."""
+        """Return its name in reports."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{list(self.shape)} {dtype}{' gaps' if self.has_gaps else ''} seed {self.seed}"
 
     def tensors(self, count: int, *, offset: int = 0) -> list[torch.Tensor]:
-        """Return as many tensors, the same ones whoever asks."""
+        """Return `count` tensors, the same ones for every caller."""
         generator = torch.Generator().manual_seed(1000 * self.seed + offset)
         return [self._tensor(self.shape, generator) for _ in range(count)]
 
     def pieces(self, size: int) -> list[list[torch.Tensor]]:
-        """Return what each rank gives each: pieces whose first sizes differ."""
+        """Return each rank's pieces for each rank; their first sizes differ."""
         generator = torch.Generator().manual_seed(1000 * self.seed + 999)
         rows = torch.randint(0, 9, (size, size), generator=generator).tolist()
         rest = self.shape[1:]
@@ -112,7 +112,7 @@ def check_case(ranks: SharedMemoryRanks, case: GroupCase) -> list[str]:
 
 
 def _passed(ranks: SharedMemoryRanks, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what comes to a rank when rank 0 sends once and rank 1 twice; its own otherwise."""
+    """Return the tensors received when rank 0 sends once and rank 1 twice; else a rank's own."""
     found = []
     for sender, x in ((0, xs[0]), (1, xs[1]), (1, xs[1])):
         if ranks.rank == sender:

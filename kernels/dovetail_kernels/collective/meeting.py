@@ -1,9 +1,9 @@
-"""Meeting: how the ranks of a group find one another and come to share memory.
+"""Meeting: how the ranks of a group find one another and get shared memory.
 
-Rank 0 makes memory that has no name and listens on a Unix socket whose address follows from the
-group's name; the others send what they are and receive the memory when all have come. On Linux both
-vanish with the processes; elsewhere the socket is a file in the folder for temporary files, which
-rank 0 deletes when all have come.
+Rank 0 makes anonymous memory and listens on a Unix socket whose address derives from the group's
+name; the others identify themselves and receive the memory when all have come. On Linux both vanish
+with the processes; elsewhere the socket is a file in the folder for temporary files, which rank 0
+deletes when all have come.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HAS_ABSTRACT_SOCKETS = sys.platform == "linux"
 
 
 class RankError(RuntimeError):
-    """The ranks cannot go on together; `rank` is the one that is the reason, if it is known."""
+    """The ranks cannot continue together; `rank` is the one at fault, if it is known."""
 
     def __init__(self, text: str, rank: int | None = None) -> None:
         super().__init__(text)
@@ -164,7 +164,7 @@ class _Joined:
             selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
-        """Take what a connection says: its hello, or that its process has ended."""
+        """Handle a connection's message: its hello, or the end of its process."""
         connection: Any = key.fileobj
         said = connection.recv(HELLO.size)
         if key.data is None and len(said) < HELLO.size:
@@ -188,7 +188,7 @@ class _Joined:
         return rank
 
     def answer(self, answer: dict[str, Any], descriptor: int | None = None) -> None:
-        """Tell all that have come. One that has ended meanwhile is found by the first wait."""
+        """Send an answer to all that have come. The first wait detects ended ones."""
         fds = [] if descriptor is None else [descriptor]
         for connection in self._heard:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):

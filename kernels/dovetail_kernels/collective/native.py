@@ -211,8 +211,8 @@ class SharedMemoryRanks:
     def all_to_all(
         self, pieces: Sequence[torch.Tensor], lengths: Sequence[Sequence[int]] | None = None
     ) -> list[torch.Tensor]:
-        """Return what the ranks have for this one; pieces[r] goes to rank r. `lengths[i][j]` is the
-        first size of the piece from rank i to rank j, where every rank knows them all already.
+        """Return the ranks' pieces for this one; pieces[r] goes to rank r. `lengths[i][j]` is the
+        first size of the piece from rank i to rank j, if every rank already knows them all.
 
         Shapes: pieces R x [T_r, ...], their first sizes may differ -> R x [T_q, ...]
         """
@@ -259,7 +259,7 @@ class SharedMemoryRanks:
         self._call_other("send_to_other", _flat(x))
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of a group of two sends: of x's shape and dtype. Mutates: x"""
+        """Return the tensor sent by the other rank of two: of x's shape and dtype. Mutates: x"""
         flat = _flat(x)
         self._call_other("receive_from_other", flat)
         return x if flat is x else x.copy_(flat)
@@ -313,7 +313,7 @@ class SharedMemoryRanks:
             raise self._fault()
 
     def _fault(self) -> RankError:
-        """Return what the last call failed of."""
+        """Return the reason for the last call's failure."""
         state = self._state
         rank = state.fault_rank
         who = f"rank {rank} (process {state.pids[rank]})"
@@ -334,7 +334,7 @@ class SharedMemoryRanks:
 
 
 def _shared_memory(place: Place) -> tuple[mmap.mmap, list[int]]:
-    """Return memory that all ranks see and their process ids. One rank has it alone."""
+    """Return memory that all ranks see and their process ids. A single rank does not share it."""
     if place.size == 1:
         return mmap.mmap(-1, place.num_bytes), [os.getpid()]
     descriptor, pids = meet(place)
@@ -351,7 +351,7 @@ def _spin_us(asked: int | None, size: int) -> int:
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """Return x itself where its numbers lie side by side, else a copy of it where they do."""
+    """Return x itself if it is contiguous, else a contiguous copy."""
     if x.device.type != "cpu":
         raise ValueError(f"x is on {x.device}: the memory of ranks holds tensors of the CPU")
     return x if x.is_contiguous() else x.contiguous()
@@ -375,7 +375,7 @@ def _described(tag: int) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process, where the system tells."""
+    """Return whether a signal has stopped a process, if the system says so."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,8 +1,8 @@
 """Blocks: memory for packed weights, one after the other on large pages.
 
-A matrix of a small model is smaller than a large page, or a few of them and a part of one. Where it
-has separate memory, what does not fill a large page lies on small ones, and a stream through it
-waits for more address translations. In a block weights share pages. Untouched pages cost nothing.
+A matrix of a small model is smaller than a large page, or takes a few of them and a fraction. With
+a separate allocation, its remainder would be on small pages, and streaming it would wait for more
+address translations. In a block weights share pages. Untouched pages cost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail_kernels.cpu.library import Library
 LARGE_PAGE_BYTES = 2 << 20
 BLOCK_BYTES = 32 << 20
 START_BYTES = 4096
-"""What lies in a block starts on a small page, so that its pages can be given back alone."""
+"""Everything in a block starts on a small page, so that its pages can be returned separately."""
 
 
 class Blocks:
@@ -52,4 +52,4 @@ def _new_block(num_bytes: int, library: Library) -> np.ndarray:
 
 
 BLOCKS = Blocks()
-"""Those of this process."""
+"""This process's blocks."""

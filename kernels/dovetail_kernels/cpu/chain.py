@@ -1,8 +1,8 @@
-"""Chain: one program after the other, each drawing a token for some rows and reading what the one
-before drew; a row goes on while what it drew is likely, and as long as it wants more.
+"""Chain: one program after the other, each sampling a token for some rows and reading the previous
+one's tokens; a row continues while its tokens are likely, and as long as it wants more.
 
-The programs of all depths but the first read their lines at one place, the rows that go on one
-after the other, so that a row that ends costs nothing further.
+The programs of all depths except the first read their lines from one place, with continuing rows
+packed together, so that a row that ends costs nothing further.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class _ChainArgs(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Where programs read: of each line a token, its position and slot, how many tokens it sees and
-    in which blocks, and what the model made of the token before. Shapes: int64 [L] thrice, int32
-    [L], int32 [L, W], [L, E] or None"""
+    """The inputs of programs. For each line: a token, its position and slot, how many tokens it
+    sees, their blocks, and the model's state for the previous token. Shapes: int64 [L] thrice,
+    int32 [L], int32 [L, W], [L, E] or None"""
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -107,16 +107,16 @@ class Lines:
 
 
 class Chain:
-    """Programs, and the fixed places of what rows ask for and of what comes of it.
+    """Programs, and fixed buffers for the rows' requests and results.
 
-    Every program draws a token a line: `tokens` int64 [L] and `logprobs` float64 [L], how likely
-    it was. `blocks` int32 [L, W] are those of the rows. `lines`: where all programs but the first
-    read; `later`: these programs, of one depth after the other, the last ones for all that follow,
-    each by how many rows go on, with the number of lines that it computes.
+    Every program samples a token per line: `tokens` int64 [L] and its log probability, `logprobs`
+    float64 [L]. `blocks` int32 [L, W] are the rows' blocks. `lines`: the inputs of all programs
+    except the first; `later`: these programs by depth (the last ones for all further depths) and by
+    how many rows continue, each with its number of lines.
 
-    Asked: `wants`, how many tokens, `positions`, of the first one of them, `skipped`, how many
-    tokens before are not seen, by row, and `slots` by depth and row. Found: `drafts`, how many of
-    each row were `made` and how many are `likely`. Shapes: int64 [R] thrice, [D, R]; [R, D], [R]
+    Inputs: `wants`, the number of tokens; `positions`, of the first of them; `skipped`, how many
+    earlier tokens are not seen, by row; and `slots` by depth and row. Outputs: `drafts`, how many
+    of each row were `made` and how many are `likely`. Shapes: int64 [R] thrice, [D, R]; [R, D], [R]
     twice
     """
 
@@ -148,11 +148,11 @@ class Chain:
         self._run_all = library.chain_runner()
 
     def run(self, first: Program, rows: int, width: int, least: float) -> None:
-        """Let the first `rows` rows draw what they ask for; `first` computes their first lines.
-        Rows see the first `width` blocks and go on while all that they drew is at least so likely
-        together, as a logarithm. Mutates: self, and what the programs mutate
+        """Let the first `rows` rows sample the tokens that they want; `first` computes their first
+        lines. Rows see the first `width` blocks and continue while the log probability of all their
+        tokens together is at least `least`. Mutates: self, and the programs' outputs
 
-        Raises: MemoryError, or what a failed call has to say
+        Raises: MemoryError, or the error of a failed call
         """
         if native.call_span() is not None:
             self._run_watched(first, rows, width, least)
@@ -192,7 +192,7 @@ class Chain:
     def _go_on(
         self, row: int, of: int, line: int, depth: int, width: int, states: torch.Tensor
     ) -> None:
-        """Let a row go on as a line, from what line `of` drew. Mutates: the lines"""
+        """Let a row continue as a line, with the token sampled by line `of`. Mutates: the lines"""
         to, position = self.lines, self.positions[row] + depth
         to.tokens[line], to.positions[line] = self._tokens[of], position
         to.lens[line] = position + 1 - self.skipped[row]
@@ -210,7 +210,7 @@ class Chain:
         return links
 
     def _failed_program(self, links: ctypes.Array[_Link], first: Program) -> Program:
-        """Return the program of which a call failed."""
+        """Return the program whose call failed."""
         place = (self._failed.value or 0) - ctypes.addressof(links)
         nth = place // ctypes.sizeof(_Link)
         if not 0 <= nth < len(links):
@@ -219,7 +219,7 @@ class Chain:
         return self.later[depth][count][0]
 
     def _described(self) -> _ChainArgs:
-        """Return all that stays where it is as native code knows it."""
+        """Return everything with a fixed address in the native struct."""
         to, states = self.lines, self.lines.states
         lines = _Lines(
             block_stride=to.blocks.shape[1],
@@ -243,6 +243,6 @@ class Chain:
 
 
 def _link(program: Program, rows: int) -> _Link:
-    """Return a program, whose lines are so many, as native code finds it."""
+    """Return a program with `rows` lines in the native struct."""
     steps = program.steps
     return _Link(steps, len(steps), rows, program.output.data_ptr())

@@ -1,7 +1,7 @@
 """The native library as Python sees it: loaded once, its kernels by name, its threads.
 
 In a source checkout the library is compiled when its sources have changed; an installed package
-brings its own. Where there is none, `missing_reason()` says why and every op runs on torch.
+brings its own. If there is none, `missing_reason()` says why and every op runs on torch.
 DOVETAIL_CPU_ISA forces a lower instruction set than the machine has, or none: torch runs all.
 """
 
@@ -53,8 +53,8 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 
 class _Watched:
-    """Who looks at kernel calls: a recording of one thread's, a profiler. A call asks `is_any`
-    alone while nobody does."""
+    """Who looks at kernel calls: a recording of one thread's, a profiler. While nothing watches, a
+    call only checks `is_any`."""
 
     is_any = False
     thread: int | None = None
@@ -94,8 +94,8 @@ def watch_calls(span: Span | None) -> None:
 
 
 def call_span() -> Span | None:
-    """Return what kernel calls are made within, None where nothing watches them, or what watches
-    would get into the recording of this thread."""
+    """Return the span around kernel calls; None if nothing watches them, or if this thread is
+    recording, which must not include the watcher."""
     return None if is_noting() else _watched.span
 
 
@@ -129,7 +129,7 @@ class Library:
         args: type[ctypes.Structure],
         fault: Callable[[], Exception] | None = None,
     ) -> Kernel:
-        """Return a kernel; `fault` tells a program why it failed.
+        """Return a kernel; `fault` returns the reason of a failure to a program.
 
         Raises: OSError when it takes another struct than `args`
         """
@@ -158,7 +158,7 @@ class Library:
         return call
 
     def address(self, name: str) -> int:
-        """Return where a kernel lies, for another one that calls it."""
+        """Return the address of a kernel, for another one that calls it."""
         function = self._handle[f"dt_{name}_{self._isa_of(name)}"]
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -261,7 +261,7 @@ def _first_threads() -> int:
 
 
 def library() -> Library | None:
-    """Return the library, or None where there is none (see missing_reason)."""
+    """Return the library, or None if there is none (see missing_reason)."""
     return _attempt().library
 
 

@@ -1,4 +1,4 @@
-"""What the machine gives at most: read bandwidth and multiply-adds, on the kernels' own threads."""
+"""Measures the machine's limits: read bandwidth and multiply-adds, on the kernels' own threads."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Program: the native calls of a computation, recorded once and run again by one call.
+"""Program: the native calls of a computation, recorded once and replayed by one call.
 
-While a Recorder is open, every native call of its thread is noted with a copy of its arguments, and
-every tensor made is placed in memory that the program keeps. Running the program again does the
-same calls on the same addresses, so its inputs must lie where they lay: write new values there.
-What cannot be repeated so, any torch operator that computes, closes the recording with
-NotRecordable, but for what is said to depend on tensors alone (`by_torch`): the program calls torch
-for it. The idea is that of CUDA graphs; knows no model.
+While a Recorder is open, every native call of its thread is recorded with a copy of its arguments,
+and every new tensor is placed in memory owned by the program. A replay makes the same calls on the
+same addresses, so its inputs must stay where they are: write new values there. Any torch operator
+that computes cannot be replayed and ends the recording with NotRecordable. The exception is a
+function that depends only on tensors (`by_torch`), for which the program calls torch. The idea is
+that of CUDA graphs; knows no model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VIEWS = frozenset(
         *("split", "squeeze", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view"),
     }
 )
-"""What mostly returns the same numbers seen otherwise; it is refused where it copies."""
+"""Operators that usually return a view; they are refused if they copy."""
 
 Tensors = tuple[torch.Tensor, ...]
 TensorFunction = Callable[..., Tensors]
@@ -53,7 +53,7 @@ class ProgramStep(ctypes.Structure):
 
 
 class Program:
-    """Recorded calls. `output` is what the computation returned; running fills it anew."""
+    """Recorded calls. `output` is the computation's result; running fills it anew."""
 
     def __init__(self, calls: Sequence[native.Call], output: torch.Tensor, kept: object) -> None:
         self.output = output
@@ -71,10 +71,10 @@ class Program:
         return len(self._steps)
 
     def run(self) -> torch.Tensor:
-        """Do all calls again; return the output. Mutates: output, and what the calls mutate
+        """Repeat all calls; return the output. Mutates: output, and whatever the calls mutate
 
         While calls are watched they are made one by one.
-        Raises: MemoryError, or what a failed call has to say
+        Raises: MemoryError, or the error of a failed call
         """
         span = native.call_span()
         if span is None:
@@ -107,7 +107,7 @@ class Program:
 
 
 class Pool:
-    """Memory for the tensors of programs of which one runs at a time: they share it."""
+    """Shared memory for the tensors of programs, only one of which runs at a time."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
@@ -170,9 +170,9 @@ class Recorder(TorchFunctionMode):
         return self._pool.empty(shape, kwargs.get("dtype") or default)
 
     def by_torch(self, function: TensorFunction, tensors: Sequence[torch.Tensor]) -> Tensors:
-        """Return what the function makes of tensors, in the pool's memory; note that. Mutates: self
+        """Return the function's result, in the pool's memory, and record that. Mutates: self
 
-        Raises: NotRecordable where a tensor has no elements
+        Raises: NotRecordable if a tensor has no elements
         """
         self._is_by_torch = True
         try:
@@ -202,14 +202,14 @@ _recorder: Recorder | None = None
 
 
 class _NoArgs(ctypes.Structure):
-    """What a call is told that knows its tensors."""
+    """The arguments of a call that knows its tensors."""
 
     _fields_ = [("unused", ctypes.c_int64)]
 
 
 class _ByTorch:
-    """A function of tensors that torch computes, as one of a program's calls. It knows where the
-    tensors lie and does not keep them: what makes others keeps its memory."""
+    """A function of tensors that torch computes, as one of a program's calls. It knows the
+    addresses of the tensors but does not own them: the maker of the tensors owns their memory."""
 
     def __init__(
         self, function: TensorFunction, inputs: Sequence[torch.Tensor], outputs: Tensors
@@ -242,8 +242,8 @@ class _ByTorch:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same memory that does not keep it. Raises: NotRecordable where it has
-    no elements"""
+    """Return a tensor of the same memory that does not own it. Raises: NotRecordable if it has no
+    elements"""
     if not tensor.numel():
         raise NotRecordable("a tensor without elements")
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -254,10 +254,10 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def by_torch(function: TensorFunction, *tensors: torch.Tensor) -> Tensors:
-    """Return function(*tensors). It must depend on the numbers in the tensors, on what is the same
-    in every step, and on nothing else: a recording that is open in this thread repeats it.
+    """Return function(*tensors). It must depend only on the numbers in the tensors and on constants
+    of every step: a recording that is open in this thread repeats it.
 
-    Raises: NotRecordable where a recording is open and a tensor has no elements
+    Raises: NotRecordable if a recording is open and a tensor has no elements
     """
     if _recorder is None or not native.is_noting():
         return function(*tensors)
@@ -265,7 +265,7 @@ def by_torch(function: TensorFunction, *tensors: torch.Tensor) -> Tensors:
 
 
 def _storages(value: Any) -> set[int]:
-    """Return where the tensors in a value, or in a sequence of values, keep their numbers."""
+    """Return the storage addresses of the tensors in a value, or in a sequence of values."""
     if isinstance(value, torch.Tensor):
         return {value.untyped_storage().data_ptr()}
     if isinstance(value, tuple | list):
@@ -274,14 +274,14 @@ def _storages(value: Any) -> set[int]:
 
 
 def refuse_recording(reason: str) -> None:
-    """Close a recording that is open in this thread: what is done next is no native call, and no
+    """End a recording that is open in this thread: the next operation is no native call, and no
     operator that the recorder sees. Raises: NotRecordable"""
     if native.is_noting():
         raise NotRecordable(reason)
 
 
 def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = None) -> Program:
-    """Run `function` once and return it as a program. `kept` is what its inputs live in.
+    """Run `function` once and return it as a program. `kept` owns the memory of its inputs.
 
     Raises: NotRecordable when it does anything but native calls and views.
     """

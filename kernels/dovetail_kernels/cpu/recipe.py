@@ -28,7 +28,7 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 COMMON_FLAGS = [
     *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
-    *("-fno-math-errno", "-ffp-contract=off"),  # a sum is rounded as it is written
+    *("-fno-math-errno", "-ffp-contract=off"),  # no contraction of a product and a sum
 ]
 LINK_FLAGS = ["-shared", "-nodefaultlibs", "-lpthread", "-lc", "-lm", "-lgcc"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
@@ -47,8 +47,8 @@ ISA_FLAGS: dict[str, dict[str, list[str]]] = {
     "aarch64": {"neon": ["-march=armv8.2-a+fp16+dotprod"]},
 }
 BFLOAT16_ISAS = ("avx512bf16", "amx")
-"""The sets that multiply pairs of bfloat16 faster than floats; values in groups are made such pairs
-by the first alone."""
+"""The sets that multiply pairs of bfloat16 faster than floats; only the first makes such pairs from
+values in groups."""
 ADDS = {"avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
 """Sets that only matter to sources with this word; the others serve it by the set before."""
 NEEDS = {
@@ -57,18 +57,18 @@ NEEDS = {
     "avx512bf16": ("avx512_bf16",),
     "amx": ("amx_tile", "amx_bf16"),
 }
-"""What the system calls the features of each set beside those of the sets before it."""
+"""The system's names of the features of each set, without those of earlier sets."""
 CPUINFO = Path("/proc/cpuinfo")
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 BUILD_TIMEOUT_S = 600
 
 
 Tell = Callable[[str], None]
-"""Told a line for each instruction set that is compiled."""
+"""Called with a line for each instruction set that is compiled."""
 
 
 class BuildError(Exception):
-    """The compiler refused a source; the text is what it said."""
+    """The compiler refused a source; the text is its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +96,14 @@ def compiler() -> str | None:
 
 
 def all_sets(machine: str) -> dict[str, list[str]]:
-    """Return the sets of a machine type with their flags, the lowest first; one that is not listed
-    has "base" alone."""
+    """Return the sets of a machine type with their flags, the lowest first; an unlisted type has
+    only "base"."""
     return ISA_FLAGS.get(MACHINES.get(machine, machine), {"base": []})
 
 
 def usable_sets() -> tuple[str, ...]:
-    """Return the sets that this machine can run, the lowest first; all of its type's where the
-    system does not tell its features."""
+    """Return the sets that this machine can run, lowest first; all of its type's if the system does
+    not list its features."""
     sets = tuple(all_sets(platform.machine()))
     try:
         text = CPUINFO.read_text(encoding="utf-8")
@@ -144,8 +144,8 @@ def build(
     """Compile what has changed and return the library in `folder`, or None without a compiler.
 
     `sets` are the instruction sets that it shall have (None: all of the machine type). Several
-    processes may ask at once: one compiles, the others wait for it.
-    Raises: BuildError with the compiler's words.
+    processes may call it concurrently: one compiles, the others wait for it.
+    Raises: BuildError with the compiler's message.
     """
     command = command or compiler()
     if command is None:
@@ -172,7 +172,7 @@ def _library_name(objects: Iterable[str]) -> str:
 
 
 def _drop_old(folder: Path, known: dict[Unit, str], machine: str) -> None:
-    """Delete objects and libraries of sources, flags or compilers that are no longer these."""
+    """Delete objects and libraries of outdated sources, flags or compilers."""
     groups = (units(machine), units(machine, usable_sets()))
     kept = {_library_name(known[unit] for unit in group) for group in groups}
     kept.update(known.values())
@@ -218,7 +218,7 @@ def _make(
 
 
 def max_jobs(asked: str) -> int:
-    """Return how many files are compiled at once: as many as there are processors, unless asked."""
+    """Return how many files are compiled at once: by default as many as there are processors."""
     most = os.cpu_count() or 1
     return min(int(asked), most) if asked.isdecimal() and int(asked) else most
 

@@ -1,4 +1,4 @@
-"""Where rows lie that a native kernel reads."""
+"""The row layout that native kernels read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import torch
 
 
 def row_stride(x: torch.Tensor) -> int:
-    """Return how many numbers lie from one row to the next. Shapes: x [M, K]
+    """Return the stride between rows, in numbers. Shapes: x [M, K]
 
-    Raises: ValueError where the numbers of a row lie apart, which a kernel would read as if they
-    did not
+    Raises: ValueError if a row is not contiguous: a kernel would read it as if it were
     """
     stride, step = x.stride()
     if step != 1 and x.shape[1] != 1:

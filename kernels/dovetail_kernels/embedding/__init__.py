@@ -1,7 +1,7 @@
-"""embedding: out[t] = table[ids[t] - first] * scale * factor, zeros where there is no such row.
+"""embedding: out[t] = table[ids[t] - first] * scale * factor, zeros if there is no such row.
 
-An int8 table has a scale per row. Rows outside the table are those of other ranks. With `onto`,
-rows are added to it in place. Without ids every row is the table's first.
+An int8 table has a scale per row. Rows outside the table belong to other ranks. With `onto`, rows
+are added to it in place. Without ids every row is the table's first.
 
 Shapes: ids [T] int64, table [V, E], scales [V] float32, onto [T, E] float32 -> [T, E] float32
 """

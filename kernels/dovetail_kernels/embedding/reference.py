@@ -13,7 +13,7 @@ def reference(
     factor: float = 1.0,
     onto: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return rows of the table, added to `onto` where there is that.
+    """Return rows of the table, added to `onto` if it is given.
 
     Shapes: ids [T], table [V, E], onto [T, E] -> [T, E] float32. Mutates: onto
     """

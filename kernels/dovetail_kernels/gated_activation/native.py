@@ -42,7 +42,7 @@ class Gate:
         self._reference = ctypes.byref(self._args)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return act(gate) * up. Shapes: x [T, 2 F] float32, rows may lie apart -> [T, F]"""
+        """Return act(gate) * up. Shapes: x [T, 2 F] float32, rows may be strided -> [T, F]"""
         rows, size = x.shape[0], x.shape[1] // 2
         out = torch.empty((rows, size))
         args = self._args

@@ -1,8 +1,8 @@
-"""gated_activation in Triton: one program a piece of a row, both halves beside each other.
+"""gated_activation in Triton: one program per piece of a row, reading both halves.
 
 Floor: x is read and the result written once, 3 F elements a row, at the device's bandwidth. An
 element costs one exponential (the exact GELU: an error function) and about ten other operations,
-far below what the bytes take.
+far below the time of the bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _kernel(x, x_stride, out, size, ACTIVATION: tl.constexpr, PIECE: tl.constexp
 
 
 def run(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-    """Return act(gate) * up. Shapes: x [T, 2 F] (gate, then up), rows may lie apart -> [T, F]"""
+    """Return act(gate) * up. Shapes: x [T, 2 F] (gate, then up), rows may be strided -> [T, F]"""
     rows, size = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     piece = min(PIECE, triton.next_power_of_2(size))

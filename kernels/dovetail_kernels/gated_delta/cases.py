@@ -1,7 +1,7 @@
-"""Cases of gated_delta: rows that begin, go on, end blocks; shapes of heads; states of 16 bits.
+"""Cases of gated_delta: rows that begin, continue, end blocks; shapes of heads; 16-bit states.
 
-q, k and v are parts of one wider matrix, as a layer has them, and states lie apart. What is not a
-row's own (other blocks) is compared too: a state is a result.
+q, k and v are parts of one wider matrix, as in a layer, and states are strided. Other blocks than
+the row's own are compared too: a state is a result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROWS: dict[str, Rows] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A case's sizes: `heads` are H and K. `apart`: what rows of the wider matrix have beside.
+    """A case's sizes: `heads` are H and K. `apart`: extra columns of the wider matrix.
     `by_channel`: each channel of a key decays by itself."""
 
     rows: Rows
@@ -94,7 +94,7 @@ def _by_channel(mixed: Setup) -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
     return [
         _case("decode", replace(few, rows=ROWS["decode"])),

@@ -1,13 +1,13 @@
-"""gated_delta in torch by matrix products, parallel over the tokens of a chunk: the fallback where
-there is neither the native library nor a GPU's kernel.
+"""gated_delta in torch by matrix products, parallel over the tokens of a chunk: the fallback if
+there is neither the native library nor a GPU kernel.
 
-With l the sums of the decays' logarithms within a chunk and S the state before it, tokens enter
-u = (I + A)^-1 beta (v - exp(l) k S), where A_ij = beta_i exp(l_i - l_j) k_i k_j for j < i. Then
-out_i = exp(l_i) q_i S + sum over j <= i of exp(l_i - l_j) (q_i k_j) u_j, and S becomes exp(l_n) S +
-sum over j of exp(l_n - l_j) k_j (outer) u_j. Source: Yang et al., "Gated Delta Networks", 2024,
-section 3.3. Where each channel of a key decays by itself, the products of k and k, q and k are sums
-over channels, each of which decays, in chunks short enough for all of them to be held: Kimi Team,
-"Kimi Linear", 2025, section 3
+With l the sums of the decays' logarithms within a chunk and S the state before it, tokens enter u =
+(I + A)^-1 beta (v - exp(l) k S), with A_ij = beta_i exp(l_i - l_j) k_i k_j for j < i. Then out_i =
+exp(l_i) q_i S + sum over j <= i of exp(l_i - l_j) (q_i k_j) u_j, and S becomes exp(l_n) S + sum
+over j of exp(l_n - l_j) k_j (outer) u_j. Source: Yang et al., "Gated Delta Networks", 2024, section
+3.3. If each channel of a key has its own decay, the products of k and k, q and k are sums over
+decaying channels, in chunks short enough to hold them all: Kimi Team, "Kimi Linear", 2025, section
+3
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(
     beta_scale: float = 1.0,
     least_log: float = 0.0,
 ) -> torch.Tensor:
-    """Return out = q S (see the op). A state of 16 bits is rounded where it is kept.
+    """Return out = q S (see the op). A 16-bit state is rounded when it is stored.
 
     Shapes: q and k [T, K, D], v [T, H, V], decay_in [T, H] or [T, H, D], beta_in [T, H], a_log [H],
     dt_bias [H] or [H, D], state [N, H, D, V] -> [T, H, V]
@@ -96,7 +96,7 @@ def _products(a: torch.Tensor, k: torch.Tensor, sums: torch.Tensor) -> torch.Ten
     """Return products of tokens i with keys j <= i, which have decayed since: the sums over
     channels of exp(l_i - l_j) a_i k_j. Shapes: a and k [H, n, D], sums [H, n, 1 or D] -> [H, n, n]
     """
-    between = (sums.unsqueeze(2) - sums.unsqueeze(1)).clamp(max=0).exp()  # what is behind j is cut
+    between = (sums.unsqueeze(2) - sums.unsqueeze(1)).clamp(max=0).exp()  # later j are masked
     if between.shape[-1] == 1:
         return a @ k.mT * between.squeeze(-1)
     return torch.einsum("hid,hjd,hijd->hij", a, k, between)

@@ -1,7 +1,7 @@
 """gated_delta on the native CPU library. A GatedDelta holds its argument struct ready.
 
-One GatedDelta serves one thread at a time. All that a step changes is read from tensors when the
-kernel runs, so what is recorded (cpu/program.py) follows them when they change in place.
+One GatedDelta serves one thread at a time. Everything that a step changes is read from tensors when
+the kernel runs, so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GatedDeltaArgs(ctypes.Structure):
 
 
 class GatedDelta:
-    """The parameters of a layer's heads, which it reads where they lie.
+    """The parameters of a layer's heads, read in place.
 
     Shapes: a_log [H], dt_bias [H] or (channels decay by themselves) [H, D] float32, contiguous
     """
@@ -97,12 +97,12 @@ class GatedDelta:
         state: torch.Tensor,
         rows: StateRows,
     ) -> torch.Tensor:
-        """Return out = q S (see the op). Tokens may lie apart, heads may not.
+        """Return out = q S (see the op). Tokens may be strided, heads are contiguous.
 
         Shapes: q and k [T, K, D], v [T, H, V], decay_in like dt_bias for each token, beta_in
         [T, H], all float32, state [N, H, D, V] of a dtype in states.FORMATS -> [T, H, V] float32
         Mutates: state
-        Raises: MemoryError when there is none for the columns of a head
+        Raises: MemoryError if there is no memory for the columns of a head
         """
         args, out = self._args, torch.empty(v.shape)
         args.q, args.q_stride, args.out = q.data_ptr(), q.stride(0), out.data_ptr()

@@ -1,10 +1,10 @@
 """gated_delta in Triton: rows of few tokens token by token, long ones in chunks.
 
-Rows of few tokens: one program some columns of the state of one head of one row. Tokens go one
+Rows of few tokens: one program per some columns of the state of one head of one row. Tokens go one
 after the other, the state in registers from a row's first token of the step to its last: it is read
 once and written once a step and block. The order of arithmetic is that of a single token. Rows of
-32 tokens and more: triton_chunks.py. Which of the two a row goes by is its own tokens' and block
-size's matter (where a step has more tokens than rows), so neighbours change none of its bits.
+32 tokens and more: triton_chunks.py. A row's own tokens and block size decide between the two (if a
+step has more tokens than rows), so its neighbours do not change its bits.
 
 Floor of few tokens: states are read and written once, q, k, v and the result pass once, at the
 device's bandwidth.
@@ -41,7 +41,7 @@ def token_by_token(
     HAS_LEAST: tl.constexpr, ROUNDS: tl.constexpr, LEAVES_LONG: tl.constexpr,
     BY_CHANNEL: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone.
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are skipped.
     Shapes: s [BD, BV]"""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key, value = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
@@ -108,7 +108,7 @@ def run(
     beta_scale: float = 1.0,
     least_log: float = 0.0,
 ) -> torch.Tensor:
-    """Return out = q S (see the op). Tokens may lie apart, heads may not.
+    """Return out = q S (see the op). Tokens may be strided, heads are contiguous.
 
     Shapes: q and k [T, K, D], v [T, H, V], decay_in [T, H] or [T, H, D], beta_in [T, H], a_log [H],
     dt_bias [H] or [H, D], state [N, H, D, V] -> [T, H, V]

@@ -1,30 +1,29 @@
 """gated_delta's long rows in Triton: chunks that are prepared side by side, then walked in order.
 
-The formulas are chunked.py's. `prepare` makes A and the weights of queries and keys of each chunk
-and head, `invert` (I + A)^-1 beta: all chunks of all rows at once. Where channels decay by
-themselves `sum_channels` and `prepare_channels` (a program for each 16 tokens of a chunk) come
-first instead. `walk` passes some columns of a head's state from chunk to chunk, in registers.
-Products are of 16-bit numbers, their sums and the state float32; (I + A)^-1 is made of tf32.
-float32 goes token by token (as in ssd): its products take more registers than there are. The
-interpreter makes all in float32, and takes chunks for float32 too.
+The formulas are chunked.py's. `prepare` computes A and the weights of queries and keys of each
+chunk and head, `invert` (I + A)^-1 beta, both for all chunks of all rows in parallel. If channels
+decay separately, `sum_channels` and `prepare_channels` (a program for each 16 tokens of a chunk)
+come first instead. `walk` passes some columns of a head's state from chunk to chunk, in registers.
+Products are of 16-bit numbers, their sums and the state float32; (I + A)^-1 uses tf32. float32 goes
+token by token (as in ssd): its products would need too many registers. The interpreter computes all
+in float32, and takes chunks for float32 too.
 
-The inverse is made by forward substitution within 16 tokens, then by (I + M)^-1 = (I + M^2)(I - M),
-where M is what the blocks' inverses make of the blocks below them: M^4 = 0 with four. (The product
-form for all 64 tokens would have binomials up to 10^17 in it where a prompt repeats one token.)
+The inverse is made by forward substitution within 16 tokens, then by (I + M)^-1 = (I + M^2)(I - M).
+M is the product of the blocks' inverses and the blocks below them: M^4 = 0 with four. (The product
+form for all 64 tokens would have binomials up to 10^17 if a prompt repeats one token.)
 
-Where channels decay by themselves, exp(l_i - l_j) is not of one number: with r the sums before the
-16 tokens of i it is exp(l_i - r) exp(r - l_j) for the tokens before them, neither of which is more
-than 1, and within the 16 it is made for each pair and channel. Source: Kimi Team, "Kimi Linear",
-2025, section 3.
+If channels decay separately, exp(l_i - l_j) is not a single number. With r the sums before the 16
+tokens of i it is exp(l_i - r) exp(r - l_j) for earlier tokens, and neither factor exceeds 1; within
+the 16 it is computed for each pair and channel. Source: Kimi Team, "Kimi Linear", 2025, section 3.
 
 A prompt of 8192, 32 heads of 128 x 128, chunks of 64, by arithmetic:
 - dependent steps: 128 chunks, of four products each (k S, the inverse's, the two that end in out,
-  beside k^T u); token by token 8192, of two sums over the keys each
+  plus k^T u); token by token 8192, of two sums over the keys each
 - multiply-adds of a chunk and head: `walk` 3 x 64 x 128 x 128 and 2 x 64 x 64 x 128, 4.2 million;
   `prepare` 2 x 64 x 64 x 128 and `invert` 4 x 64^3, 1.0 each. In all 52 GFLOP on matrix units, 34
   of them in `walk` (token by token 30 GFLOP, none on matrix units)
-- bytes: q, k, v and out once each, inverses and weights 67 MB, A 67; where channels decay by
-  themselves (chunks of 32) half of those, and 134 for the sums. They are held for one layer's call
+- bytes: q, k, v and out once each, inverses and weights 67 MB, A 67; if channels decay
+  separately (chunks of 32) half of those, and 134 for the sums. They are held for one layer's call
 - programs of `walk`: 32 heads x 4 of 32 columns, for the 132 processors of an H100
 - registers of a thread, of 256: the state 16, a chunk's results 8 each. Shared memory: q, k, v,
   inverse and weights of a chunk 52 KB, three stages of them with S 169 KB on an H100, 97 on an A100
@@ -49,7 +48,7 @@ from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 LEAST_TOKENS = tl.constexpr(32)
 """Of a row in the step, for it to be walked in chunks."""
 MOST_TOKENS, WIDE = 64, 128
-"""Tokens of a chunk; numbers of a key beyond which registers hold the least of them."""
+"""Tokens of a chunk, and the key size beyond which registers only hold the minimum of them."""
 KINDS = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
@@ -69,8 +68,8 @@ def log_of(x, rate, least_log, HAS_LEAST: tl.constexpr):
 
 @triton.jit
 def _lines(x, mask, eps):
-    """Return lines and what makes the sum of their squares 1. Shapes: pointers [n, BD] -> [n, BD]
-    as they lie there, [n]"""
+    """Return lines and the factor that makes the sum of their squares 1. Shapes: pointers [n, BD]
+    -> [n, BD] as stored, [n]"""
     lines = tl.load(x, mask=mask, other=0.0)
     wide = lines.to(tl.float32)
     return lines, 1.0 / tl.sqrt(tl.sum(wide * wide, axis=1) + eps)
@@ -103,7 +102,7 @@ def _inverse(a, BT: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _beta(beta_in, there, beta_scale):
-    """Return what tokens enter with, 0 where there are none."""
+    """Return the tokens' beta, 0 where there are none."""
     raw = tl.load(beta_in, mask=there, other=0.0).to(tl.float32)
     return tl.where(there, beta_scale / (1.0 + tl.exp(-raw)), 0.0)
 
@@ -352,8 +351,8 @@ def walk(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """How long rows are cut: the most tokens of a chunk, the padded sizes of keys and of a
-    program's values, what numbers its products are of and how those of float32 are made."""
+    """How long rows are cut: the maximum tokens of a chunk, the padded sizes of keys and of a
+    program's values, the dtype of its products, and the precision of float32 ones."""
 
     tokens: int
     keys: int

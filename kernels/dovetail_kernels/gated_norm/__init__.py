@@ -1,8 +1,8 @@
 """gated_norm: the root mean square norm of each group of numbers, gated before it or after it.
 
 gate_first: norm(x silu(gate)) weight (Mamba 2); else norm(x) weight silu(gate) (gated delta
-networks), where norm(v) = v / sqrt(mean(v^2) + eps) over groups of `group_size` numbers that follow
-one another. Computed in float32. A weight of one group's size is the same for all groups.
+networks), with norm(v) = v / sqrt(mean(v^2) + eps) over groups of `group_size` consecutive numbers.
+Computed in float32. A weight of one group's size is the same for all groups.
 
 Shapes: x, gate [T, D], weight [D] or [group_size] -> [T, D] in x's dtype
 Source: Dao, Gu, "Transformers are SSMs", 2024; Yang et al., "Gated delta networks", 2024

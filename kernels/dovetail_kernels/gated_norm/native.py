@@ -51,7 +51,7 @@ class GatedNorm:
     def __call__(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the gated norm. Shapes: x, gate [T, D], weight [D] or [group_size] -> [T, D]
 
-        Rows of x and gate may lie apart; the weight is contiguous. All float32.
+        Rows of x and gate may be strided; the weight is contiguous. All float32.
         """
         (rows, size), args = x.shape, self._args
         out = torch.empty((rows, size))

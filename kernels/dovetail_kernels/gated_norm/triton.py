@@ -41,7 +41,7 @@ def run(
     group_size: int,
     gate_first: bool,
 ) -> torch.Tensor:
-    """Return the gated norm (see the op). Rows of x and of the gate may lie apart.
+    """Return the gated norm (see the op). Rows of x and of the gate may be strided.
 
     Shapes: x, gate [T, D], weight [D] or [group_size] -> [T, D]
     """

@@ -39,9 +39,9 @@ PLANES = tuple(f"int{bits}{end}" for bits in (2, 3, 5, 6) for end in ("", "_int8
 """Formats of integers that are held in planes of bits."""
 VECTORS = ("vectors", "vectors_int8", "trits", "trits_int8")
 ROUNDED_ERROR = 0.06
-"""How far outputs may be off where activations become int8. A level is 1/127 of the largest of a
-few inputs, and rounding is off by 0.3 of a level: 0.005 of an output of variance one. The worst of
-so many outputs is ten times that."""
+"""How far outputs may be off if activations become int8. A level is 1/127 of the largest of a few
+inputs, and rounding is off by 0.3 of a level: 0.005 of an output of variance one. The worst of all
+outputs is ten times that."""
 MANY = 512
 """Rows for which a GPU spells codes out first."""
 TOKEN_SCALED = ("int8", "int4_int8", "int8_int8", "int3_int8", "int6_int8")
@@ -194,13 +194,13 @@ def _halves(ended: Sequence[str]) -> list[Case]:
 
 
 def _few_and_many(format: str) -> tuple[int, ...]:
-    """Return numbers of rows; many only where codes are spelled out for them (gemm/gpu.py)."""
+    """Return numbers of rows; many only if codes are spelled out for them (gemm/gpu.py)."""
     return (3,) if rounds_to_int8(format) else (3, MANY)
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted: every format, every fused
-    end, every way that scales lie, few rows in parts and many without."""
+    """Return the cases that are checked if kernels are interpreted: every format, every fused end,
+    every layout of scales, few rows in parts and many without."""
     planes = ("int2", "int3_int8", "int5", "int6_int8")
     left_out = {*PLANES, "vectors_int8"} - {*planes}  # a table takes floats on a GPU
     formats = [f for f in FORMATS if f not in left_out]
@@ -312,7 +312,7 @@ def _stepped(format: str, outputs: int, inputs: int, group: int, run: int) -> We
 
 
 def _planes(format: str, wide: torch.Tensor, group: int, *, is_symmetric: bool) -> Weight:
-    """Return values of few bits, with float16 scales and, where not symmetric, offsets."""
+    """Return values of few bits, with float16 scales and, if not symmetric, offsets."""
     bits = narrow_bits(format)
     grouped = torch.nn.functional.pad(wide, (0, -wide.shape[1] % group)).view(len(wide), -1, group)
     scales = (grouped.abs().amax(2, keepdim=True) / 2 ** (bits - 1)).half()

@@ -11,8 +11,8 @@ from dovetail_kernels.gemm.weight import Weight, is_trits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorKind:
-    """What codes stand for. `books` 0: int8, with signs where points are of 8 values; more: sums of
-    so many float16 points."""
+    """The meaning of codes. `books` 0: int8, with signs if points have 8 values; more: sums of
+    `books` float16 points."""
 
     size: int = 8
     code_bits: int = 9

@@ -1,10 +1,10 @@
 """GpuPacked: a weight as Triton's products read it, and one call a product.
 
-Codes lie in panels: H words of every output, then the next H words of every output, so that a tile
-of any outputs is one run of memory. A word is a code of 8 bits, or four of 2 or 4 bits; what codes
-of 3, 5 and 6 bits have above that lies apart (`highs`). Scales and what is like them lie group by
-group. Plain floats stay as they are. Several experts' weights may lie behind each other. Knows no
-layer; needs Triton when it multiplies.
+Codes are in panels: H words of every output, then the next H words of every output, so that a tile
+of any outputs is contiguous. A word is a code of 8 bits, or four of 2 or 4 bits; the upper bits of
+3-, 5- and 6-bit codes are separate (`highs`). Scales and similar tensors are grouped by input
+group. Plain floats are unchanged. Several experts' weights may be concatenated. Knows no layer;
+needs Triton when it multiplies.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Sorted:
 class GpuPacked:
     """A weight, or several experts' weights, ready to be multiplied on the device.
 
-    `scaling`: where scales are multiplied in (see the kernel's `_add`). `panel`: H. `is_paired`:
-    scales are whole numbers of four bits with offsets above them, for which there is no tensor.
-    Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), highs the same or
-    of half the panels, scales and what is like them [groups, N], outer [N], table [16]
+    `scaling`: at which point scales are multiplied in (see the kernel's `_add`). `panel`: H.
+    `is_paired`: scales are whole numbers of four bits with offsets above them, for which there is
+    no tensor. Shapes: values [panels, N, H] (with experts [X, panels, N, H]; floats [N, K]), highs
+    the same or of half the panels, scales and similar tensors [groups, N], outer [N], table [16]
     """
 
     format: str
@@ -121,12 +121,12 @@ class GpuPacked:
 
     @property
     def layout(self) -> str:
-        """Return a text of what `tensors` do not tell, and of the table (see Matrix)."""
+        """Return a text of the properties outside `tensors`, and of the table (see Matrix)."""
         rest = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in KEPT]
         return f"{rest} {None if self.table is None else self.table.tolist()}"
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that are kept, by name."""
+        """Return the stored tensors, by name."""
         kept = {name: getattr(self, name) for name in KEPT}
         return {name: t for name, t in kept.items() if t is not None}
 
@@ -139,7 +139,7 @@ class GpuPacked:
     ) -> torch.Tensor:
         """Return act(x W^T + bias) + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]
 
-        Rows of x and residual may lie apart; a bias of each row, [M, N or 2 F], is contiguous.
+        Rows of x and residual may be strided; a bias of each row, [M, N or 2 F], is contiguous.
         """
         rows = x.shape[0]
         out = torch.empty((rows, self.out_size), dtype=x.dtype, device=x.device)
@@ -211,11 +211,11 @@ class GpuPacked:
         return replace(self, is_gated=False)(x)
 
     def plan(self, rows: int, x: torch.Tensor) -> Tiles:
-        """Return the tiles for this many rows like those of x, in one part."""
+        """Return the tiles for `rows` rows like x's, in one part."""
         return tiles(rows, self.work(x), x.device)
 
     def work(self, x: torch.Tensor) -> Work:
-        """Return the work that tiles are chosen by, for rows like those of x."""
+        """Return the work that determines the tiles, for rows like x's."""
         low, high = PLANES.get(self.kind, (8 * self.values.itemsize // CODES, 0))
         itemsize = x.itemsize if self.activations == "float" else 1
         dot = self._dot(x.dtype)
@@ -328,7 +328,7 @@ class GpuPacked:
         )  # fmt: skip
 
     def _text(self, dot: Any) -> tuple[str, str]:
-        """Return the device's own instructions that unpack codes, and their registers; none where
+        """Return the device's own instructions that unpack codes, and their registers; none if
         plain arithmetic does it."""
         if interprets() or self.kind not in PLANES or self.kind == "table4":
             return "", ""
@@ -357,7 +357,7 @@ class GpuPacked:
         return known.get(dtype, types.float32)
 
     def _rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return rows as they are multiplied, and their scales. Shapes: x [M, K] -> same, [M]"""
+        """Return rows in the product's type, and scales. Shapes: x [M, K] -> same, [M]"""
         if self.format == "bfloat16_bfloat16":
             return x.bfloat16(), None
         if self.activations == "float":
@@ -367,7 +367,7 @@ class GpuPacked:
 
 
 def round_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows in 8 bits and what each is to be multiplied by. Shapes: x [M, K] -> same, [M]"""
+    """Return rows in 8 bits and their scales. Shapes: x [M, K] -> same, [M]"""
     rows, inputs = x.shape
     made = torch.empty((rows, inputs), dtype=dtype, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -468,7 +468,7 @@ def _picked(scales: torch.Tensor | None, index: torch.Tensor) -> torch.Tensor | 
 
 
 def _has_rows(bias: torch.Tensor | None) -> bool:
-    """Return whether each row has a bias of its own."""
+    """Return whether each row has a separate bias."""
     return bias is not None and bias.dim() == 2
 
 

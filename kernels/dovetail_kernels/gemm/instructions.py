@@ -1,7 +1,7 @@
 """The instructions that unpack words of codes of 2 to 6 bits on a GPU, as text of PTX.
 
-A word has four codes of LOW bits (8 or 16 bits a word); HIGH more bits of each code may lie apart,
-in a byte a word (`panels.PLANES`). Source: NVIDIA, PTX ISA 8.5, section 9.7
+A word has four codes of LOW bits (8 or 16 bits a word); HIGH more bits of each code may be stored
+separately, in a byte a word (`panels.PLANES`). Source: NVIDIA, PTX ISA 8.5, section 9.7
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dovetail_kernels.gemm.panels import PLANES
 
 E2M1 = {"bf16": ("bf16x2", "0x7E807E80", 6, "0x01C001C0"),
         "fp16": ("f16x2", "0x74007400", 9, "0x0E000E00")}  # fmt: skip
-"""A 16-bit type as instructions call it, what makes up for its larger bias, twice, and where it has
-the bits of an e2m1 without its sign: the lowest, and all."""
+"""A 16-bit type in instructions, the factor that corrects its larger bias, twice, and the place of
+an unsigned e2m1's bits: the lowest, and all."""
 FLOATS = {
     "bf16": ("bf16x2", "0x43004300", "0x3F803F80"),
     "fp16": ("f16x2", "0x64006400", "0x3C003C00"),
@@ -22,8 +22,8 @@ SIGNS = "0x80808080"
 
 
 def instructions(kind: str, dot_type: str) -> tuple[str, str]:
-    """Return the instructions that unpack a kind of codes as "int8", "bf16" or "fp16", and where
-    its results and arguments lie: all in registers."""
+    """Return the instructions that unpack a kind of codes as "int8", "bf16" or "fp16", and the
+    constraints of its results and arguments: all in registers."""
     if kind == "e2m1":
         return e2m1_instructions(dot_type), _places(4, 1)
     low, high = PLANES[kind]
@@ -40,9 +40,8 @@ def _places(results: int, arguments: int) -> str:
 def float_instructions(low: int, high: int, kind: str) -> str:
     """Return the instructions that turn four words into four times two pairs of a 16-bit type.
 
-    Results $0 to $7: two pairs of code 0, of code 1, and so on. Arguments: the words, what lies
-    apart, for one bit by how much that is shifted (four times), and for each code two pairs that
-    are added.
+    Results $0 to $7: two pairs of code 0, of code 1, and so on. Arguments: the words, the separate
+    bits, their shifts (four, only for one bit), and for each code two pairs that are added.
     """
     pairs, magic, one = FLOATS[kind]
     lines = [".reg .b32 a0, a1, b0, b1, c, p, q, o;", f"mov.b32 o, {one};"]
@@ -69,7 +68,7 @@ def float_instructions(low: int, high: int, kind: str) -> str:
 def byte_instructions(low: int, high: int) -> str:
     """Return the instructions that turn four words into four times four int8, results $0 to $3.
     Arguments as before, but four bytes for each code to be subtracted. (With the sign's bit set,
-    nothing is borrowed.)"""
+    there is no borrow.)"""
     lines = [".reg .b32 l, h, c, p, q;"]
     words, at = ("$4",) * 4, 5
     if low == 4:
@@ -89,7 +88,7 @@ def byte_instructions(low: int, high: int) -> str:
 
 
 def _apart(lines: list[str], high: int, at: int) -> tuple[str, int]:
-    """Return where the bits are that lie apart, and the next argument. Mutates: lines"""
+    """Return the location of the separate bits, and the next argument. Mutates: lines"""
     if high > 1:
         return f"${at}", at + 1
     lines.append(f"shr.b32 c, ${at}, ${at + 1};")
@@ -115,8 +114,8 @@ def _four(bits: int) -> str:
 
 def e2m1_instructions(dot_type: str) -> str:
     """Return the instructions that unpack two words of e2m1 as four pairs of a 16-bit type: sign,
-    exponent and one bit go where the type has them, and a power of two makes
-    up for its larger bias, numbers below the normal ones included."""
+    exponent and one bit move to the type's positions, and a power of two corrects its larger bias,
+    also for subnormal numbers."""
     kind, factor, at, bits = E2M1[dot_type]
     lines = [".reg .b32 p, q, o, z;", f"mov.b32 o, {factor}; mov.b32 z, 0x80008000;"]
     for number in range(4):

@@ -1,6 +1,6 @@
-"""Matrix: a linear layer's weight as it is multiplied, by the best implementation there is.
+"""Matrix: a linear layer's weight, ready to be multiplied by the best available implementation.
 
-The weight given is not kept where it gets packed.
+If the given weight gets packed, it is not stored.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def runs_natively(device: str, dtype: torch.dtype) -> bool:
 
 
 def runs_on_gpu(device: str, dtype: torch.dtype) -> bool:
-    """Return whether activations of a dtype on a device are multiplied by Triton's kernels: on a
-    GPU, or interpreted where there is no native library."""
+    """Return whether activations of a dtype on a device are multiplied by Triton kernels: on a GPU,
+    or interpreted if there is no native library."""
     kind = torch.device(device).type
     return not OP.runs("native", kind, dtype) and OP.runs(TRITON, kind, dtype)
 
@@ -49,12 +49,12 @@ def stored_format(values: torch.Tensor) -> str:
 
 
 class Matrix:
-    """A weight ready to be multiplied: packed for the native library or for the GPU where they
-    run, as it is elsewhere. Plain floats are torch's to multiply on a GPU.
+    """A weight ready to be multiplied: packed for the native library or for the GPU if they run,
+    unchanged otherwise. Plain floats are torch's to multiply on a GPU.
 
     `is_gated`: the first half of its outputs is the gate of the second (see the op).
-    `rounds_activations`: products may round activations to bfloat16 where this CPU multiplies such
-    pairs at a higher rate; they do where the values of the weight are exact in it, or a table's.
+    `rounds_activations`: products may round activations to bfloat16 if this CPU multiplies such
+    pairs faster; they do so for weights that are exact in it or use a table.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class Matrix:
 
     @property
     def layout(self) -> str:
-        """Return a text of what `tensors` do not tell: equal ones can be copied over each other,
-        if their shapes and types are equal too. One with inputs in an order of its own has none."""
+        """Return a text of the properties outside `tensors`: matrices with equal texts, shapes and
+        types can be copied over each other. There is none for a matrix with reordered inputs."""
         if self._order is not None:
             return f"inputs in the order {self._order.tolist()}"
         if self._packed is not None:
@@ -147,7 +147,7 @@ class Matrix:
 
     @property
     def packed(self) -> Packed | GpuPacked | None:
-        """Return the packed form, or None where there is none that takes inputs as they come."""
+        """Return the packed form, or None if there is none that takes inputs in their order."""
         return self._packed if self._order is None else None
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -160,8 +160,8 @@ class Matrix:
         return meant
 
     def part_rows(self, index: torch.Tensor, first: int) -> torch.Tensor | None:
-        """Return rows of a matrix whose first row has the number `first`, zeros for rows that it
-        has not; None where no kernel does that. Shapes: index [M] int64 -> [M, K] float32"""
+        """Return rows of a matrix whose first row has the number `first`, zeros for rows it lacks;
+        None if no kernel does that. Shapes: index [M] int64 -> [M, K] float32"""
         packed = self._packed
         if self._order is not None or not isinstance(packed, Packed):
             return None
@@ -175,7 +175,7 @@ class Matrix:
 
 
 def stacked(matrices: Sequence[Matrix]) -> GpuPacked | None:
-    """Return the matrices of several experts as one for a GPU; None where they cannot be."""
+    """Return the matrices of several experts as one for a GPU; None if they cannot be stacked."""
     packed = [one for m in matrices if isinstance(one := m.packed, GpuPacked)]
     return stack(packed) if len(packed) == len(matrices) else None
 
@@ -184,7 +184,7 @@ def multiply_groups(
     matrices: Sequence[Matrix], x: torch.Tensor, counts: Sequence[int], activation: str = "none"
 ) -> torch.Tensor:
     """Return consecutive groups of rows, each times its own matrix (all of one shape): in one call
-    where all are packed in one format.
+    if all are packed in one format.
 
     Shapes: x [sum of counts, K] -> [sum of counts, N]
     """

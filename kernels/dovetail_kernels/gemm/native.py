@@ -129,7 +129,7 @@ class RowsArgs(ctypes.Structure):
 class Packed:
     """A weight in the layout that this machine's products read, ready to be multiplied.
 
-    The weight's own tensors are not kept. `is_gated`: the first half of the outputs is the gate.
+    The weight's own tensors are not stored. `is_gated`: the first half of the outputs is the gate.
     `rounds_activations`: to bfloat16, before a product of one of `ROUNDED` formats.
     """
 
@@ -198,7 +198,7 @@ class Packed:
     ) -> torch.Tensor:
         """Return act(x W^T + bias) + residual.
 
-        x may be a slice whose rows lie apart; the others are contiguous. All float32.
+        x may be a slice with strided rows; the others are contiguous. All float32.
         Shapes: x [M, K], bias [N] or [M, N] (gated: 2 N), residual [M, N] -> [M, N]
         """
         out = torch.empty((x.shape[0], self.out_size))
@@ -283,19 +283,19 @@ class Packed:
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """Return the kind of a weight: those of one kind can be multiplied in one call."""
+        """Return the kind of a weight: weights of one kind can be multiplied in one call."""
         return self.format, self.rounds_activations
 
     @property
     def layout(self) -> str:
-        """Return a text of what `tensors` do not tell (see Matrix)."""
+        """Return a text of the properties outside `tensors` (see Matrix)."""
         args = self._args
         numbers = (args.group, args.rounded_inputs, args.scale_format, args.step_format)
         return f"{self.kind} {self.in_size} {self.out_size} {numbers} {args.run_shift}"
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that are kept, by name. Points of int8 are a type's own: one table for
-        all of its weights."""
+        """Return the stored tensors, by name. int8 points belong to the type: one table for all of
+        its weights."""
         is_own = self.points is not None and self.points.is_floating_point()
         kept = {
             "packed": self.data,
@@ -435,9 +435,9 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _paired_codes(weight: Weight) -> torch.Tensor | None:
-    """Return scales and offsets in the halves of a byte, where 4 bits hold either.
+    """Return scales and offsets in the halves of a byte, if either fits in 4 bits.
 
-    Only of values of 2 bits, where they would take half as much as the values.
+    Only for values of 2 bits, where they would take half as much as the values.
     Shapes: [N, K / G] uint8
     """
     scales, offsets = weight.scales, weight.offsets

@@ -63,7 +63,7 @@ def vector_args(weight: Weight) -> VectorArgs | None:
 
 
 def halved_codes(weight: Weight) -> torch.Tensor | None:
-    """Return the odd codes of two groups' scales in the halves of a byte, where there are any.
+    """Return the odd codes of two groups' scales in the halves of a byte, if there are any.
 
     Shapes: [N, K / G / 2 rounded up] uint8
     """

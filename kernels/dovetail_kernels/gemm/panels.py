@@ -1,4 +1,4 @@
-"""Weights as the GPU's products read them: what codes are, how many lie together, in which order.
+"""Weight layout for GPU products: the meaning of codes, how many are grouped, and their order.
 
 Shape letters: N outputs, K inputs, H codes of a panel.
 """
@@ -22,7 +22,7 @@ PLANES = {
     "e2m1": (4, 0),
     "table4": (4, 0),
 }
-"""Kinds of codes of which four lie in a word: bits of a code there, and those that lie apart."""
+"""Kinds of codes packed four to a word: bits of a code in the word, and separate bits."""
 CODES = 4
 KINDS = {
     "int8": "int8",
@@ -32,16 +32,16 @@ KINDS = {
     "float8": "float8",
     "table4": "table4",
 }
-"""What a format's codes are; those that are not here are plain floats."""
+"""A format's kind of codes; formats that are missing here are plain floats."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PANELS = (128, 64, 32, 16)
 """The sizes that a dot product may have; 8-bit ones take 32 at least."""
 TENSORS = ("values", "scales", "zeros", "offsets", "steps", "offset_steps", "outer", "table")
-"""What a weight may have."""
+"""The possible tensors of a weight."""
 
 
 def moved(weight: Weight, device: torch.device | str | None) -> Weight:
-    """Return a weight whose tensors lie on a device."""
+    """Return a weight with its tensors on a device."""
     there: dict[str, Any] = {
         name: None if (t := getattr(weight, name)) is None else t.to(device)
         for name in (*TENSORS, "points", "signs")
@@ -70,7 +70,7 @@ def kind_of(weight: Weight) -> tuple[str, Weight]:
 
 
 def scaling_of(weight: Weight, *, is_whole: bool) -> str:
-    """Return where the scales of groups are multiplied in."""
+    """Return at which point the scales of groups are multiplied in."""
     if not is_whole and weight.group % min(PANELS):
         return "each"
     return "after" if weight.offsets is None else "inside"
@@ -85,8 +85,8 @@ def has_whole_zeros(weight: Weight) -> bool:
 
 
 def paired(weight: Weight) -> torch.Tensor | None:
-    """Return scales and offsets in a byte where both are whole numbers of four bits, as beside
-    codes of two bits, else None. (Asks the device, once a weight.) Shapes: [N, groups] uint8"""
+    """Return scales and offsets in a byte if both are whole numbers of four bits, as with 2-bit
+    codes, else None. (Asks the device, once a weight.) Shapes: [N, groups] uint8"""
     scales, offsets = weight.scales, weight.offsets
     if narrow_bits(weight.format) != 2 or scales is None or offsets is None:
         return None
@@ -98,7 +98,7 @@ def paired(weight: Weight) -> torch.Tensor | None:
 
 
 def panel_of(weight: Weight, kind: str, scaling: str, *, is_large: bool) -> int:
-    """Return how many inputs of an output are one dot product: within a group, where it matters."""
+    """Return how many inputs of an output form one dot product: within a group, if that matters."""
     largest = PANELS[2] if kind in PLANES else PANELS[0] if is_large else PANELS[1]
     if scaling == "each":
         return min(largest, PANELS[2])  # each input's own scale takes registers
@@ -108,11 +108,11 @@ def panel_of(weight: Weight, kind: str, scaling: str, *, is_large: bool) -> int:
 
 
 def panels(weight: Weight, kind: str, panel: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return codes in panels, and the bits of theirs that lie apart, if any do.
+    """Return codes in panels, and their separate bits, if there are any.
 
-    Words have four codes: inputs j, j + H, j + 2 H and j + 3 H, the first lowest. A bit apart
-    makes half a byte of four codes: a byte has those of two panels, the even one lower.
-    Shapes: [N, K] -> [panels, N, H], [panels or half of them, N, H]; floats as they are
+    Words have four codes: inputs j, j + H, j + 2 H and j + 3 H, the first lowest. One separate bit
+    of four codes makes half a byte: a byte has those of two panels, the even one lower.
+    Shapes: [N, K] -> [panels, N, H], [panels or half of them, N, H]; floats unchanged
     """
     values = weight.values
     if kind == "float":

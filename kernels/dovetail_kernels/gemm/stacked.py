@@ -1,4 +1,4 @@
-"""Packed weights of several experts behind each other, for products of rows sorted by expert."""
+"""Concatenated packed weights of several experts, for products of rows sorted by expert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_kernels.gemm.weight import FLOATS, Weight
 
 
 def stack(experts: Sequence[GpuPacked]) -> GpuPacked | None:
-    """Return the weights of several experts as one, None where they differ in kind."""
+    """Return the weights of several experts as one, None if they differ in kind."""
     first = experts[0]
     rest = [f.name for f in fields(GpuPacked) if f.name not in KEPT]
     for other in experts:
@@ -32,7 +32,7 @@ def stack(experts: Sequence[GpuPacked]) -> GpuPacked | None:
 
 
 def stack_floats(values: torch.Tensor, *, is_gated: bool) -> GpuPacked:
-    """Return plain matrices of experts as they lie. Shapes: values [X, N, K]"""
+    """Return plain matrices of experts without repacking. Shapes: values [X, N, K]"""
     name = next(name for name, dtype in FLOATS.items() if dtype == values.dtype)
     one = pack(Weight(format=name, values=values[0]), is_gated=is_gated)
     return replace(one, values=values, num_experts=len(values))

@@ -31,7 +31,7 @@ TUNED_FORMATS = {
     "float8": 128,
     "table4": 32,
 }
-"""What is timed for the table, and in which groups: each way that codes meet activations."""
+"""The cases timed for the table, and their groups: each combination of codes and activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The facts that a product's tile depends on beside its shape: the kind of codes, the type that
-    is multiplied, whether a word's codes have separate sums; bytes of an output's words in a step,
-    and of a row's inputs."""
+    """The facts besides the shape that determine a product's tile: the kind of codes, the
+    multiplied type, whether a word's codes have separate sums; bytes of an output's words in a
+    step, and of a row's inputs."""
 
     kind: str
     dot_type: str
@@ -60,8 +60,8 @@ class Work:
 
 
 def tiles(rows: int, work: Work, device: torch.device) -> Tiles:
-    """Return the tiles of a product of some rows, in one part: what the table says, or what the
-    shape does."""
+    """Return the tiles of a product of some rows, in one part: from the table, else from the
+    shape."""
     usual = _fitting(_usual(rows, work), work, facts_of(device).shared_bytes)
     return best(OP_NAME, key_of(rows, work), usual, device)
 
@@ -73,7 +73,7 @@ def key_of(rows: int, work: Work) -> str:
 
 
 def parts_of(rows: int, outputs: int, panels: int) -> int:
-    """Return how many parts inputs are divided into. They depend on the weight alone: a row's sums
+    """Return into how many parts inputs are divided. They depend only on the weight: a row's sums
     are the same in every batch of up to 64 rows, and in every larger one."""
     if rows > MAX_SPLIT_ROWS:
         return 1
@@ -99,8 +99,8 @@ def _usual(rows: int, work: Work) -> Tiles:
 
 
 def _fitting(tile: Tiles, work: Work, shared_bytes: int) -> Tiles:
-    """Return a tile with as many stages as shared memory holds, up to its own; half its rows where
-    it does not hold two."""
+    """Return a tile with as many stages as shared memory holds, up to its own; half its rows if two
+    do not fit."""
     stage_bytes = tile.outputs * work.word_bytes + tile.rows * work.input_bytes
     stages = min(tile.stages, shared_bytes // stage_bytes)
     if stages < 2 and tile.rows > 16:

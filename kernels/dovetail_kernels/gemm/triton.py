@@ -1,10 +1,10 @@
-"""gemm in Triton: a tile of outputs times a tile of rows, packed codes made numbers in registers.
+"""gemm in Triton: a tile of outputs times a tile of rows; packed codes become numbers in registers.
 
 Weights are the left operand, so that a few rows fill the narrow side of the matrix instructions and
-what is unpacked stays in registers. Codes of 2 and 4 bits lie four in a word, so that the lowest of
-a run of words are one run of inputs, and so on: no code changes lanes; 3, 5 and 6 bits are one of
-these and 1 or 2 bits more in a byte beside it. A scale that all inputs of a dot
-product share is multiplied after it; others are multiplied into the weights.
+unpacked values stay in registers. Codes of 2 and 4 bits are packed four to a word, so that the
+lowest of consecutive words are consecutive inputs, and so on: no code changes lanes. 3, 5 and 6
+bits are one of these plus 1 or 2 bits in a separate byte. A scale that all inputs of a dot product
+share is multiplied after it; others are multiplied into the weights.
 A part of the inputs a program (`parts`), added in their order by a second kernel, gives few rows
 enough programs; how many parts there are does not depend on the rows.
 
@@ -23,7 +23,7 @@ from dovetail_kernels.gemm.unpack import factor, quarters_of, scaled
 from dovetail_kernels.gpu.rounding import nearest_float8
 
 ROUND = tl.constexpr(12582912.0)
-"""1.5 * 2^23: what is added to it becomes whole, to the nearest even."""
+"""1.5 * 2^23: adding it rounds a number to the nearest integer, ties to even."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -52,8 +52,8 @@ def activate(v, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
-    """Return act(gate) * up of float32 values. LIMIT: that of "swiglu_oai" (see moe), which leaves
-    NaN as it is."""
+    """Return act(gate) * up of float32 values. LIMIT: the clamp of "swiglu_oai" (see moe), which
+    preserves NaN."""
     if ACTIVATION == "swiglu_oai":
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
@@ -211,9 +211,9 @@ def product(
     """Multiply BM rows by BN outputs. With experts, rows are pairs of a token and its expert,
     sorted by expert; `pair_of` says which. Gated outputs are read gate, up, gate, up.
 
-    `weight` is [panels, STORED, H] bytes, or words of four codes (CODES), or rows as they lie (its
-    strides tell); `high` the bits of codes above LOW, HIGH of them. SHARED dot products of
-    a word's codes share their scales.
+    `weight` is [panels, STORED, H] bytes, or words of four codes (CODES), or plain rows (depending
+    on its strides); `high` the bits of codes above LOW, HIGH of them. SHARED dot products of a
+    word's codes share their scales.
     """
     part = tl.program_id(1)
     block, n = _tile(rows, STORED, BM, BN)

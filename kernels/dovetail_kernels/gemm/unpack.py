@@ -1,5 +1,5 @@
-"""What codes of weights mean, in a Triton kernel: any kind by arithmetic, those of 2 to 6 bits by
-instructions of the device's own (`instructions`).
+"""Decodes weights in a Triton kernel: any kind by arithmetic, 2 to 6 bits by the device's own
+instructions (`instructions`).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 
 E2M1_FACTOR = tl.constexpr(2.0**126)
-"""The bits of e2m1, put where float32 and bfloat16 have them, are worth this much less."""
+"""e2m1 bits placed at the positions of float32 or bfloat16 are too small by this factor."""
 
 
 @triton.jit
 def decode(codes, table, KIND: tl.constexpr, CENTER: tl.constexpr, dot_type: tl.constexpr):
     """Return the values of codes: integers as int8, others as float32. Shapes: as given"""
-    if KIND == "e2m1":  # sign, exponent and one bit lie where float32 has them
+    if KIND == "e2m1":  # sign, exponent and one bit are moved to float32's positions
         bits = codes.to(tl.int32)
         bits = ((bits & 7) << 22) | ((bits & 8) << 28)
         found = bits.to(tl.float32, bitcast=True) * E2M1_FACTOR
@@ -35,7 +35,7 @@ def decode(codes, table, KIND: tl.constexpr, CENTER: tl.constexpr, dot_type: tl.
 
 @triton.jit
 def code_of(words, highs, shift, NUMBER: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Return one code of each word. `shift`: where a byte of two panels has this one's bits."""
+    """Return one code of each word. `shift`: this panel's bits in a byte of two panels."""
     code = words.to(tl.int32) >> (LOW * NUMBER) & ((1 << LOW) - 1)
     if HIGH:
         more = highs.to(tl.int32) >> (HIGH * NUMBER + shift) & ((1 << HIGH) - 1)
@@ -133,11 +133,11 @@ def scaled(left, k, stored, inside, scales, zeros, offsets, steps, offset_steps,
             SCALING: tl.constexpr, PAIRED: tl.constexpr, dot_type: tl.constexpr,
             IS_CENTERED: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, H: tl.constexpr,
             BN: tl.constexpr):  # fmt: skip
-    """Return weights as they are multiplied. PAIRED: scales have the offsets above their four bits.
-    Shapes: left [BN, H]
+    """Return weights in the form for multiplication. PAIRED: scales have the offsets above their
+    four bits. Shapes: left [BN, H]
 
     SCALING: "none" (one scale an output, at the end), "after" the dot product, "inside" the
-    weights, or "each" input its own. IS_CENTERED: zero points are subtracted already.
+    weights, or for "each" input. IS_CENTERED: zero points are subtracted already.
     """
     if SCALING == "each":
         left = left.to(tl.float32)
@@ -177,7 +177,7 @@ def quarters_of(codes, highs, shift, k, stored, inside, zeros, table, count, STO
               dot_type: tl.constexpr, TEXT: tl.constexpr, PLACES: tl.constexpr,
               IS_CENTERED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
               RUN: tl.constexpr, H: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Return the numbers of a word's codes (four times the same where a word is one code).
+    """Return the numbers of a word's codes (four times the same if a word is one code).
 
     Shapes: codes and highs [BN, H] -> [BN, H] four times
     """

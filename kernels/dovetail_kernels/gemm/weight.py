@@ -40,28 +40,28 @@ FORMATS = (
 """The weight's format, and after an underscore the activations' if they are not float32.
 
 int8: a scale per output, activations made int8. int8_float32: a scale per output and group of
-inputs, float activations; int8_int8: the same, activations made int8. int4 and int4_int8: as these
-two, in 4 bits; so are int2, int3, int5 and int6. bfloat16_bfloat16: activations
-rounded to bfloat16, which some instruction sets multiply at twice the rate. float8: e4m3 with a
-scale per output and group. table4: 4-bit codes of a table of sixteen floats, likewise. vectors: a
-code stands for 4 or 8 values that follow one another, a scale per output and group; vectors_int8:
-the same, activations made int8. trits and trits_int8: as int4 and int4_int8, of 0, 1 and 2.
+inputs, float activations; int8_int8: the same, activations made int8. int4 and int4_int8: like
+these two, in 4 bits; so are int2, int3, int5 and int6. bfloat16_bfloat16: activations rounded to
+bfloat16, which some instruction sets multiply at twice the rate. float8: e4m3 with a scale per
+output and group. table4: 4-bit codes of a table of sixteen floats, likewise. vectors: a code
+represents 4 or 8 consecutive values, a scale per output and group; vectors_int8: the same,
+activations made int8. trits and trits_int8: like int4 and int4_int8, of 0, 1 and 2.
 
-Activations made int8 have a scale for every few inputs of a row (`rounded_inputs`), or are integers
-at least as fine where an instruction set multiplies wider ones as fast. Such a product is the
-float product within that rounding. A row has one scale, and products are exactly those of the
-integers, only where a weight says so (`has_token_scales`).
+Activations made int8 have a scale for every few inputs of a row (`rounded_inputs`), or become
+integers at least as fine if an instruction set multiplies wider ones as fast. Such a product is the
+float product within that rounding. Only if a weight says so (`has_token_scales`), a row has one
+scale, and products are exactly those of the integers.
 """
 PART_VALUES = 1 << 17
 ROUNDED_INPUTS = 32
-"""Activations that share a scale when they become int8, where the weight's groups do not ask for
-fewer: an outlier costs its neighbours their levels and nobody else."""
+"""How many activations share a scale when they become int8, unless the weight's groups require
+fewer: an outlier only costs its neighbours their levels."""
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SCALES = FLOATS | {"float8": torch.float8_e4m3fn, "int8": torch.int8}
 """The types that scales, zero points and offsets may have."""
 FLOAT8_LARGEST = 448.0
 POINTS_GROUP = 32
-"""Groups of vectors and trits are multiples of it, or of half of it where they have steps."""
+"""Groups of vectors and trits are multiples of it, or of half of it if they have steps."""
 _PER_OUTPUT = ("values", "signs", "scales", "zeros", "offsets", "steps", "offset_steps", "outer")
 """The tensors of a weight that have a row an output."""
 SHARED = ("table", "points")
@@ -76,19 +76,19 @@ class Weight:
     `scales`: float32 [N] for int8; [N, K / G rounded up] in one of `SCALES` for the others, G a
     multiple of 8, of 16 for 2, 3, 5 and 6 bits. `zeros`: zero points like the scales, None for
     `usual_zero` everywhere: a weight is (value - zero) * scale. `offsets`, like the scales, are
-    added in their place: a weight is value * scale + offset. `steps` and `offset_steps` [N, K /
-    run] in one of `FLOATS` multiply the scales and the offsets of `run` inputs, G times a power of
-    two, which may then be int8. `table` float32 [16] and `outer` float32 [N], which may be None: a
-    table4 weight is table[value] * scale * outer, one of int8 points value * scale * outer. Values
-    of float8 are never NaN.
-    `points` [books, n, size], n a power of two from 256 to 65536, of size 4 or 8: a code stands for
-    a point, and the points of the books are added. Then `values` are codes, int16 (taken as
-    unsigned) [N, K / size * books], a vector's together. Points are int8, of one book, a bit of
-    `signs` uint8 [N, K / 8], the lowest first, says which of the values are negative, and scales
-    with steps are odd codes below 32; or they are float16 of size 8, of at most eight books, with a
-    scale an output. Groups are multiples of `POINTS_GROUP`, those with steps of half of it and
-    their runs of it; trits' likewise.
-    `order` int64 [K]: column j stands for input order[j] (groups of inputs that lie apart).
+    added instead of zero points: a weight is value * scale + offset. `steps` and `offset_steps`
+    [N, K / run] in one of `FLOATS` multiply the scales and the offsets of `run` inputs, G times a
+    power of two, which may then be int8. `table` float32 [16] and `outer` float32 [N], which may be
+    None: a table4 weight is table[value] * scale * outer, one of int8 points value * scale * outer.
+    Values of float8 are never NaN.
+    `points` [books, n, size], n a power of two from 256 to 65536, of size 4 or 8: a code selects a
+    point, and the points of the books are added. Then `values` are codes, int16 (read as unsigned)
+    [N, K / size * books], grouped by vector. Points are int8, of one book, a bit of `signs` uint8
+    [N, K / 8], the lowest first, says which of the values are negative, and scales with steps are
+    odd codes below 32; or they are float16 of size 8, of at most eight books, with a scale an
+    output. Groups are multiples of `POINTS_GROUP`, those with steps of half of it and their runs of
+    it; trits' likewise.
+    `order` int64 [K]: column j is input order[j] (for groups of non-adjacent inputs).
     `has_float8_activations`: products of float8 on a GPU make activations e4m3, a scale a row; then
     G is a multiple of 32, if there are several groups.
     `has_token_scales`: products of int8 activations have one scale a row, as the checkpoint's
@@ -139,7 +139,7 @@ class Weight:
         return meant
 
     def _in_order(self) -> torch.Tensor:
-        """Return the matrix as it lies. Shapes: [N, K] float32"""
+        """Return the matrix with its columns as stored. Shapes: [N, K] float32"""
         wide = self.values.float() if self.points is None else pointed(self)
         if self.scales is None:
             return wide
@@ -211,7 +211,7 @@ def pointed(weight: Weight) -> torch.Tensor:
 
 
 def usual_zero(format: str) -> int:
-    """Return the zero point where a weight stores none: the middle of unsigned values."""
+    """Return the zero point if a weight stores none: the middle of unsigned values."""
     if is_trits(format):
         return 1
     bits = narrow_bits(format)
@@ -219,9 +219,9 @@ def usual_zero(format: str) -> int:
 
 
 def spelled_out(weight: Weight, dtype: torch.dtype) -> Weight:
-    """Return a matrix of trits as one of 2 bits, of vectors as one value by value, for who has no
-    product of the former; any other as it is. Numbers without codes become those of activations of
-    this dtype."""
+    """Return a matrix of trits as one of 2 bits, of vectors as one value by value, for
+    implementations without such products; any other unchanged. Numbers without codes get the
+    activations' dtype."""
     if weight.points is not None:
         return _spelled(weight, dtype)
     if not is_trits(weight.format):
@@ -234,8 +234,8 @@ def spelled_out(weight: Weight, dtype: torch.dtype) -> Weight:
 
 
 def _spelled(weight: Weight, dtype: torch.dtype) -> Weight:
-    """Return a matrix of vectors with a value an input: integers of 4 bits, codes of a table where
-    points hold few others, else plain floats."""
+    """Return a matrix of vectors with one value per input: integers of 4 bits, codes of a table if
+    points have few others, else plain floats."""
     assert weight.points is not None
     if weight.points.is_floating_point():
         wide = weight._in_order()
@@ -259,7 +259,7 @@ def _spelled(weight: Weight, dtype: torch.dtype) -> Weight:
 
 
 def join(weights: Sequence[Weight]) -> Weight | None:
-    """Return matrices of one kind as one, along the outputs; None where they differ in kind."""
+    """Return matrices of one kind as one, along the outputs; None if they differ in kind."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -334,9 +334,9 @@ def quantize_int4(
 ) -> Weight:
     """Return a 4-bit matrix, one scale per output and group of inputs. Shapes: weight [N, K]
 
-    Symmetric: the value of largest magnitude in a group becomes -8 (as its sign asks), so that all
-    sixteen levels are used. Otherwise the group's range, zero included, is spread over them.
-    Scales are bfloat16; values are rounded with the scale as it is kept.
+    Symmetric: the value of largest magnitude in a group becomes -8 (the scale takes its sign), so
+    that all sixteen levels are used. Otherwise the group's range, zero included, is spread over
+    them. Scales are bfloat16; values are rounded using the stored scale.
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
@@ -418,6 +418,6 @@ def _grid(grouped: torch.Tensor, *, is_symmetric: bool) -> tuple[torch.Tensor, t
 
 
 def _parts(weight: torch.Tensor) -> list[slice]:
-    """Return slices of rows small enough that what is made of them stays in the cache."""
+    """Return slices of rows small enough that their results stay in the cache."""
     rows = max(1, PART_VALUES // max(1, weight.shape[1]))
     return [slice(i, i + rows) for i in range(0, len(weight), rows)]

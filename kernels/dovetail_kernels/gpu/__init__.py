@@ -1,12 +1,12 @@
 """Triton: whether its kernels run here, and how an op offers one without importing it.
 
-An op's kernel lies in its folder's `triton.py`, beside `run`, which takes what the reference takes.
+An op's kernel is in its folder's `triton.py`, with `run`, which takes the reference's arguments.
 TRITON_INTERPRET=1, set before the start, runs kernels on CPU tensors, one program after the other:
 for checking them, never for speed; their dots are then the same bits on every machine
 (interpreter.py). Knows no op.
 
-A rule for all kernels: numbers are made float32 as soon as they are loaded, and become what is
-stored last. (The interpreter is wrong in bfloat16 and 8-bit floats, and so is a sum in them.)
+A rule for all kernels: numbers become float32 as soon as they are loaded, and are converted last
+for storing. (The interpreter is wrong in bfloat16 and 8-bit floats, also for sums in them.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where the chunks of long rows lie, in Triton: in which order, and which program has which.
+"""The chunks of long rows in Triton: their order, and which program has which.
 
-A chunk's place follows from positions alone: each block is cut from its beginning into BT tokens.
-So a row's chunks do not depend on the other rows, and steps that are cut at ends of chunks have the
-same ones. Which program has which chunk every program finds by the sums of the rows' chunks: no
-table, nothing that the host waits for. Knows no recurrence; needs Triton.
+A chunk's place depends only on positions: each block is cut from its beginning into BT tokens. So a
+row's chunks do not depend on the other rows, and steps that are cut at ends of chunks have the same
+ones. Which program has which chunk every program finds by the sums of the rows' chunks: no table,
+nothing that the host waits for. Knows no recurrence; needs Triton.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUB = tl.constexpr(16)
 
 @triton.jit
 def is_chunked(count, block_tokens, LEAST: tl.constexpr):
-    """Return whether a row of so many tokens in the step is walked in chunks."""
+    """Return whether a row with `count` tokens in the step is walked in chunks."""
     return (count >= LEAST) & (block_tokens >= SUB)
 
 
@@ -67,7 +67,7 @@ def chunks_before(
     query_start, seq_lens, row_block_tokens, rows, row, LEAST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Return how many chunks of the step are those of rows before a row."""
+    """Return how many chunks of the step belong to earlier rows."""
     chunks = _chunks_of_rows(
         query_start, seq_lens, row_block_tokens, rows, LEAST, BLOCK_TOKENS, BT, BR
     )
@@ -104,10 +104,10 @@ def most_chunks(
     least_tokens: int,
     has_own_sizes: bool,
 ) -> int:
-    """Return how many chunks a step has at most, whose rows of `least_tokens` and more have some.
+    """Return the maximum number of chunks of a step; only rows of `least_tokens` and more have any.
 
-    A row of n tokens has no more than n c / P + 3, with c chunks to a block of P: those at its ends
-    may be cut, and what is whole may begin with the short chunk of a block. c / P is below 1 / 8.
+    A row of n tokens has at most n c / P + 3, with c chunks to a block of P: its ends may be cut,
+    and its whole part may begin with the short chunk of a block. c / P is below 1 / 8.
     """
     own = 3 * min(rows, tokens // least_tokens)
     if has_own_sizes:

@@ -1,7 +1,6 @@
-"""What tiles depend on of a device: its capability, multiprocessors and shared memory.
+"""The facts of a device that tiles depend on: its capability, multiprocessors and shared memory.
 
-Tensors on a CPU stand for a device that is not here, when kernels are compiled for it; knows no
-driver.
+When kernels are compiled for an absent device, CPU tensors represent it; knows no driver.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ KNOWN = {
         Facts(capability=100, processors=148, shared_bytes=227 << 10),
     )
 }
-"""Devices that kernels can be compiled for where they are not, by capability: A100, RTX 3090 and
-4090, H100 and H200, B200."""
+"""Absent devices that kernels can be compiled for, by capability: A100, RTX 3090 and 4090, H100 and
+H200, B200."""
 _stand_in = [KNOWN[90]]
 
 
 def facts_of(device: torch.device) -> Facts:
-    """Return a device's facts; a CPU's are those of the device that it stands for."""
+    """Return a device's facts; for a CPU, those of the device that it represents."""
     if device.type != "cuda":
         return _stand_in[-1]
     return _cuda_facts(torch.cuda.current_device() if device.index is None else device.index)
@@ -55,7 +54,7 @@ def facts_of(device: torch.device) -> Facts:
 
 @contextmanager
 def standing_for(capability: int) -> Iterator[None]:
-    """Let tensors on a CPU stand for a device of this capability inside the with block.
+    """Let CPU tensors represent a device of this capability inside the with block.
 
     Raises: ValueError when the capability is not known
     """

@@ -1,8 +1,8 @@
-"""Triton's interpreter: dot products that are the same bits on every machine, and less waiting.
+"""Triton's interpreter: dot products with the same bits on every machine, and less waiting.
 
-Triton interprets a dot by numpy's matmul, whose BLAS picks the order of a sum by the processor and
-by the shapes: a row alone is then not the row in a batch, whatever the kernel does. On a GPU that
-order follows from the tile's inputs alone, and so it does here. Knows no kernel; needs Triton.
+Triton interprets a dot by numpy's matmul, whose BLAS picks the order of a sum by processor and
+shapes: a single row then differs from the same row in a batch, whatever the kernel does. On a GPU
+that order depends only on the tile's inputs, and so it does here. Knows no kernel; needs Triton.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def overflow_unseen() -> None:
 
 
 def remember_types() -> None:
-    """Make this process's interpreter look up once which of numpy's types one of Triton's is: it
-    makes a table of all of them for every load, constant and cast."""
+    """Make this process's interpreter cache numpy's types for Triton's: otherwise it builds a table
+    of all of them for every load, constant and cast."""
     from triton.runtime import interpreter
 
     looked_up = interpreter._get_np_dtype

@@ -1,9 +1,10 @@
-"""Compiling Triton kernels for a GPU that is not here: whether they compile, and what they take.
+"""Compiles Triton kernels for an absent GPU: checks whether they compile, and what they need.
 
-Triton's compiler and NVIDIA's assembler need no device. `AbsentGpu` stands in for the driver:
-what is launched is compiled as it would be there and then not run, so an op's results are
-undefined; only which kernels came of it counts. Cannot stand beside a GPU in one process. Source:
-https://docs.nvidia.com/cuda/cuda-binary-utilities/index.html (cuobjdump --dump-resource-usage)
+Triton's compiler and NVIDIA's assembler need no device. `AbsentGpu` replaces the driver: launched
+kernels are compiled as for the real device and not run, so an op's results are undefined; only the
+compiled kernels count. Cannot be used in a process that uses a GPU.
+Source: https://docs.nvidia.com/cuda/cuda-binary-utilities/index.html (cuobjdump
+--dump-resource-usage)
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from dovetail_kernels.op import Case, Implementation, Op
 
 MAX_THREADS = 1024
 MAX_STACK_BYTES = 16
-"""More of a thread's registers in memory than this is a fault: a tile too large. (The assembler
-lays down up to four where there are registers left.)"""
+"""More bytes of spilled registers per thread than this are a fault: a tile too large. (The
+assembler spills up to four even if registers are left.)"""
 USE = re.compile(r"REG:(\d+) STACK:(\d+)")
 MATRIX = re.compile(r"\b([HIQ]G?MMA)\b")
 """Instructions of the matrix units: of half, integer and 8-bit float numbers, by warp or group."""
@@ -35,8 +36,8 @@ MATRIX = re.compile(r"\b([HIQ]G?MMA)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A kernel as the device would run it. `stack_bytes` of a thread are registers that did not
-    fit: they lie in memory, and cost time."""
+    """A kernel as the device would run it. `stack_bytes` of a thread are spilled registers: they
+    are in memory, and cost time."""
 
     name: str
     num_warps: int
@@ -51,8 +52,7 @@ class Compiled:
 
 
 class AbsentGpu:
-    """A stand-in for a driver, which answers Triton for one compute capability (90 is an H100 or
-    H200)."""
+    """A driver stub, which answers Triton for one compute capability (90 is an H100 or H200)."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget
@@ -67,8 +67,8 @@ class AbsentGpu:
         return self._target
 
     def get_current_device(self) -> int:
-        """Return a number for the device: its capability's, so that Triton, which keeps what it
-        compiled by device, never takes another's."""
+        """Return a number for the device: its capability's, so that Triton, which caches compiled
+        kernels by device, never takes another's."""
         return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
@@ -87,7 +87,7 @@ class AbsentGpu:
     def load_binary(
         self, name: str, binary: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Note what a kernel takes. Mutates: self"""
+        """Record a kernel's resources. Mutates: self"""
         registers, stack_bytes = _use(binary)
         self.found.append(
             Compiled(
@@ -128,7 +128,7 @@ def _use(binary: bytes) -> tuple[int, int]:
 
 
 def _dumped(binary: bytes, what: str) -> str:
-    """Return what cuobjdump says of a kernel."""
+    """Return cuobjdump's output for a kernel."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -141,7 +141,7 @@ def _dumped(binary: bytes, what: str) -> str:
 
 def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
     """Return calls of an op's Triton implementation on CPU tensors, of up to `most` of its small
-    cases, spread evenly; none where it has no such implementation."""
+    cases, spread evenly; none if it has no such implementation."""
     implementation = next((i for i in op.implementations if i.name == TRITON), None)
     if implementation is None:
         return []
@@ -173,6 +173,6 @@ def compile_all(
             try:
                 with torch.inference_mode():
                     call()
-            except Exception as error:  # told with the case; the others are compiled all the same
+            except Exception as error:  # reported with the case; the others are compiled anyway
                 fault = f"{type(error).__name__}: {error}"
             yield name, gpu.found[before:], fault

@@ -1,4 +1,4 @@
-"""Where a row's states lie, in Triton: what dovetail_kernels.states says, one row a program.
+"""The place of a row's states in Triton (see dovetail_kernels.states), one row a program.
 
 Knows no recurrence; needs Triton.
 """
@@ -37,6 +37,5 @@ def block_of(block_table, table_stride, row, position, block_tokens):
 
 @triton.jit
 def is_kept(position, last, block_tokens):
-    """Return whether the state after this position is kept: it ends its block or is the row's
-    last one."""
+    """Return whether the state after this position is stored: it ends its block or the row."""
     return ((position + 1) % block_tokens == 0) | (position == last)

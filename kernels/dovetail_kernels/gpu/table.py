@@ -1,7 +1,7 @@
 """Tiles that were measured to be faster on a class of devices than those that follow from shapes.
 
 `tiles.json` holds them by device, op and key: `python -m dovetail_kernels tune --write` writes it,
-on a GPU. Nothing is timed while a model runs. Knows no op: keys and numbers are theirs.
+on a GPU. No timing happens while a model runs. Knows no op: keys and numbers belong to the ops.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def table() -> Table:
 
 
 def best(op: str, key: str, tile: Tile, device: torch.device) -> Tile:
-    """Return the tile of an op on a device: what the table says, else the one given."""
+    """Return the tile of an op on a device: from the table, else the given one."""
     found = _tried.get((op, key))
     if found is None:
         found = table().get(facts_of(device).name, {}).get(op, {}).get(key)

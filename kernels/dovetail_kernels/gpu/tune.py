@@ -19,13 +19,13 @@ OPS = {
 }
 """Ops with tiles to choose, and the module with their `choices(device)`."""
 WORTH = 0.97
-"""What the best tile's time must be below, of the usual one's, to be written down."""
+"""The best tile's time must be below this share of the usual one's to be stored."""
 Timer = Callable[[Callable[[], Any]], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A key of an op's table: what is run for it, and the numbers that might be faster."""
+    """A key of an op's table: the function to time, and the numbers that might be faster."""
 
     key: str
     run: Callable[[], Any]
@@ -46,8 +46,8 @@ def choices_of(op: str, device: str) -> Sequence[Choice]:
 
 
 def fastest(op: str, choice: Choice, time: Timer) -> dict[str, int] | None:
-    """Return the numbers that are faster than the usual tile; None where none are. What does not
-    fit the device is passed over."""
+    """Return the numbers that are faster than the usual tile; None if there are none. What does not
+    fit the device is skipped."""
     usual = _timed(op, choice, {}, time)
     times = [_timed(op, choice, numbers, time) for numbers in choice.candidates]
     if not times or min(times) >= WORTH * usual:

@@ -1,8 +1,7 @@
-"""head_products: each head's numbers times a matrix of its own.
+"""head_products: each head's numbers times the head's own matrix.
 
-out[t, h] = x[t, h, : I] W[h], and behind it x[t, h, I :] as it is. That is what latent attention
-does to queries (their turned part stays) and to what they attend to. On a GPU torch's products of
-stacks do it.
+out[t, h] = x[t, h, : I] W[h], followed by x[t, h, I :] unchanged. Latent attention does that to
+queries (their rotary part stays) and to attended latents. On a GPU torch's batched products do it.
 
 Shapes: x [T, H, I + S], weight [H, I, O] -> [T, H, O + S]
 Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1.2

@@ -1,4 +1,4 @@
-"""HeadMatrices: the matrices of all heads, ready to be multiplied where they are."""
+"""HeadMatrices: the matrices of all heads, ready to be multiplied on their device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dovetail_kernels.head_products.reference import reference
 class HeadMatrices:
     """Matrices for inputs of a dtype on a device. Shapes: weight [H, I, O]
 
-    For the native kernel they are kept in the narrowest type that holds them exactly, which may be
-    8 bits under scales of 32 numbers where these were the checkpoint's.
+    For the native kernel they are stored in the narrowest type that holds them exactly, which may
+    be 8 bits with a scale for every 32 numbers if the checkpoint had these.
     """
 
     def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype) -> None:

@@ -20,8 +20,8 @@ BY_OUTPUTS, BY_INPUTS = "outputs", "inputs"
 SCALED_CODES = {BY_OUTPUTS: 3, BY_INPUTS: 4}
 PANEL, SCALED = 64, 32
 MOST, EXACT = 127.0, 2.0**-20
-"""The largest code, and what a group's numbers may differ from codes times a scale, in parts of the
-largest: what the rounding of float32 products adds up to."""
+"""The largest code, and how far a group's numbers may differ from codes times a scale, relative to
+the largest: the accumulated rounding of float32 products."""
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -45,7 +45,7 @@ class HeadProductsArgs(ctypes.Structure):
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Return the matrices in panels of 64 outputs, zeros behind the last.
+    """Return the matrices in panels of 64 outputs, padded with zeros.
 
     Shapes: [H, I, O] -> [H, O / 64, I, 64]
     """
@@ -54,8 +54,8 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def in_bytes(weight: torch.Tensor, groups: str) -> torch.Tensor | None:
-    """Return matrices that are bytes times scales of 32 numbers each as packed bytes, scales behind
-    those of a panel; None where they are something else.
+    """Return matrices that are bytes times a scale per 32 numbers as packed bytes, with scales
+    after each panel; None for other matrices.
 
     Shapes: [H, I, O] float32 -> [H, O / 64, 72 I] int8
     """
@@ -78,7 +78,7 @@ def in_bytes(weight: torch.Tensor, groups: str) -> torch.Tensor | None:
 
 
 class HeadProducts:
-    """The matrices of all heads, packed; where they `may_be_bytes`, as `in_bytes` does if it can.
+    """The matrices of all heads, packed; if they `may_be_bytes`, by `in_bytes` when possible.
     Shapes: weight [H, I, O]"""
 
     def __init__(
@@ -104,7 +104,7 @@ class HeadProducts:
         self._reference = ctypes.byref(self._args)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the products. Tokens may lie apart, heads may not.
+        """Return the products. Tokens may be strided, heads are contiguous.
 
         Shapes: x [T, H, I + S] float32 -> [T, H, O + S]
         """

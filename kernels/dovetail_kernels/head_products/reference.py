@@ -6,7 +6,7 @@ import torch
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return each head's first I numbers times its matrix, and its further numbers behind that.
+    """Return each head's first I numbers times its matrix, followed by its other numbers.
 
     Shapes: x [T, H, I + S], weight [H, I, O] -> [T, H, O + S]
     """

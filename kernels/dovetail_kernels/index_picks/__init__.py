@@ -1,11 +1,11 @@
 """index_picks: each query picks the tokens of its row's past that an indexer scores highest.
 
-A row of S cached tokens whose last n are queried has queries at positions p = S - n .. S - 1, of H
-heads each with a weight. With s_j = sum_h w_h relu(q_h . k_j) for j <= p, of one key a token:
+A row of S cached tokens, the last n of them queried, has queries at positions p = S - n .. S - 1,
+of H heads each with a weight. With s_j = sum_h w_h relu(q_h . k_j) for j <= p, of one key a token:
 the min(p + 1, K) positions of the highest s, of equal ones the lowest, in ascending order; then -1.
-Scores that are not numbers come before or behind all others, which is not said.
+The order of scores that are not numbers is unspecified: before or after all others.
 
-A score's bits must depend on its query and its key alone: what a row picks is then its own.
+A score's bits must depend only on its query and its key, so that a row's picks are its own.
 
 Shapes: q [T, H, D], weights [T, H] float32, cache [N, P, D], block_table [R, B] int32, query_start
 [R + 1] int32, seq_lens [R] int32 -> [T, K] int32

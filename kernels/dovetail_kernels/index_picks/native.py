@@ -49,8 +49,8 @@ def index_picks(
     seq_lens: torch.Tensor,
     num_picked: int,
 ) -> torch.Tensor:
-    """Return the positions that each query picks. Tokens and blocks may lie apart, nothing else of
-    q, weights and cache.
+    """Return the positions that each query picks. Tokens and blocks may be strided, everything else
+    in q, weights and cache is contiguous.
 
     Shapes: q [T, H, D], weights [T, H] float32, cache [N, P, D], block_table [R, B], query_start
     [R + 1], seq_lens [R] int32 -> [T, num_picked] int32

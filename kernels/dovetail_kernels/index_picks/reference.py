@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 MAX_PRODUCTS = 1 << 22
-"""Products of heads held at once."""
+"""How many products of heads are in memory at a time."""
 
 
 def reference(
@@ -19,8 +19,8 @@ def reference(
 ) -> torch.Tensor:
     """Return the positions that each query picks.
 
-    Scores are computed in float64 (where the device has it) and rounded to float32, so that they
-    hardly depend on what is computed beside them.
+    Scores are computed in float64 (if the device has it) and rounded to float32, so that they
+    hardly depend on other rows.
 
     Shapes: q [T, H, D], weights [T, H], cache [N, P, D], block_table [R, B], query_start [R + 1],
     seq_lens [R] -> [T, num_picked] int32

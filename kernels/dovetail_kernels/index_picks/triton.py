@@ -1,9 +1,9 @@
 """index_picks in Triton: a program scores some keys for one query; torch picks the highest.
 
-A score and its position become one integer of the same order, no two of which are equal, so that
-the highest K are the same ones however they are searched. Nothing is read on the host but sizes.
+A score and its position become one integer of the same order, all different, so that any search
+finds the same highest K. The host reads nothing but sizes.
 
-Floor: the multiply-adds, 2 H D S of a query that sees S keys; of one query alone, the keys.
+Floor: the multiply-adds, 2 H D S of a query that sees S keys; for a single query, the keys.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEYS = 64
 HEADS = 16
 """Heads that meet some keys at a time: what tensor cores multiply at least."""
 MAX_SCORES = 1 << 26
-"""Scores held at once, of several queries."""
+"""How many scores of several queries are in memory at a time."""
 
 
 @triton.jit
@@ -29,8 +29,8 @@ def _score(
     BLOCK_TOKENS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr, HEADS: tl.constexpr,
     KEYS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Fill orders [T, max_tokens] int64 of the tokens from `first_token` on; -1 stands for what is
-    not seen, which is below all others."""
+    """Fill orders [T, max_tokens] int64 of the tokens from `first_token` on; -1, below all others,
+    marks unseen keys."""
     token = first_token + tl.program_id(0)
     row = _row_of(token, query_start, num_rows)
     seen = tl.load(seq_lens + row) - (tl.load(query_start + row + 1) - token) + 1

@@ -1,14 +1,14 @@
 """latent_attention: each query attends to its row's latents, which are key and value of all heads.
 
-A row of S cached tokens whose last n are queried has queries at positions p = S - n .. S - 1, of H
-heads each. With s_j = scale q.c_j for j <= p: out = sum_j softmax(s)_j c_j[: L]. The cache's
-numbers may be narrower than q's; beside one in bfloat16, `may_round` lets an implementation round q
-and the softmax's weights to it. Blocks may lie apart in memory, what is in a block does not.
-With picks, of which a query at p has the first min(p + 1, K), j runs over these positions alone
-(index_picks).
+A row of S cached tokens, the last n of them queried, has queries at positions p = S - n .. S - 1,
+of H heads each. With s_j = scale q.c_j for j <= p: out = sum_j softmax(s)_j c_j[: L]. The cache's
+numbers may be narrower than q's; with a bfloat16 cache, `may_round` lets an implementation round q
+and the softmax's weights to it. Blocks may be strided in memory; each block is contiguous. With
+picks, j runs only over these positions (index_picks); a query at p has the first min(p + 1, K) of
+them.
 
 Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B] int32, query_start [R + 1] int32,
-seq_lens [R] int32, picks [T, K] int32, in ascending order and -1 behind -> [T, H, L] in q's dtype
+seq_lens [R] int32, picks [T, K] int32, ascending, padded with -1 -> [T, H, L] in q's dtype
 Source: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434, section 2.1
 """
 

@@ -20,7 +20,7 @@ ROWS: dict[str, Rows] = {
 }
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDED_TOLERANCE = 8e-3
-"""Where queries and weights may be rounded to bfloat16."""
+"""For queries and weights that may be rounded to bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def _rounded_cases() -> list[Case]:
 
 
 def _picked_cases() -> list[Case]:
-    """Return cases in which queries attend to some positions alone, or to all that they see."""
+    """Return cases in which queries attend only to some positions, or to all that they see."""
     few = _Setup(rows=ROWS["mixed"], picked=9)
     setups = [
         few,
@@ -104,7 +104,7 @@ def small_cases() -> list[Case]:
 
 
 def perf_cases() -> list[Case]:
-    """Return decodes of one and eight rows over a long context, and a prompt behind a prefix."""
+    """Return decodes of one and eight rows over a long context, and a prompt after a prefix."""
     batches: dict[str, Rows] = {
         "decode1": ((1, 4096),),
         "decode8": ((1, 4096),) * 8,

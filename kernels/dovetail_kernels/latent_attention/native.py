@@ -63,7 +63,7 @@ class Step:
     """The rows of one step over one block table, ready for its layers.
 
     Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [T] int64, or
-    None when nothing is written
+    None to write nothing
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Step:
         may_round: bool = False,
         picks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the latents, when given, and attend. Tokens and blocks may lie apart, no others.
+        """Write the latents, when given, and attend. Tokens and blocks may be strided.
 
-        `may_round`: beside a cache in bfloat16, queries and the softmax's weights may be rounded to
-        it, which is done where this CPU multiplies such pairs. With `picks` a query at position p
-        attends to the min(p + 1, K) positions that are named for it, and to no others.
+        `may_round`: with a bfloat16 cache, queries and softmax weights may be rounded to it, which
+        is done if this CPU multiplies such pairs. With `picks` a query at position p attends to the
+        min(p + 1, K) positions that are named for it, and to no others.
 
         Shapes: q [T, H, L + R], latent [T, L + R] float32, cache [N, P, L + R], picks [T, K] int32
         -> [T, H, L]. Mutates: cache

@@ -16,12 +16,12 @@ def reference(
     may_round: bool = False,
     picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attended latents, with `picks` of these positions of each query alone.
+    """Return the attended latents; with `picks`, only at these positions of each query.
 
-    `may_round` lets others round queries and softmax weights to bfloat16 where the cache holds it.
+    `may_round` lets others round queries and softmax weights to bfloat16 if the cache is bfloat16.
 
-    Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B], query_start [R + 1],
-    seq_lens [R], picks [T, K] -> [T, H, L]
+    Shapes: q [T, H, L + R], cache [N, P, L + R], block_table [R, B], query_start [R + 1], seq_lens
+    [R], picks [T, K] -> [T, H, L]
     """
     out = q.new_zeros(*q.shape[:2], latent_size)
     starts = query_start.tolist()

@@ -2,10 +2,10 @@
 
 A row of one token is walked in up to SPLITS splits, whose length follows from the row's own number
 of latents, and `_join` adds them up; queries of longer rows are walked whole. So a row's numbers
-depend on its own tokens alone. Nothing is read on the host but sizes and the longest row.
+depend only on its own tokens. The host reads only sizes and the longest row.
 
-Floor: a decode reads each latent once for every HEADS heads, of which the second-level cache serves
-all but the first; the operations are 2 H S (2 L + R).
+Floor: a decode reads each latent once for every HEADS heads; the L2 cache serves all but the first
+read; the operations are 2 H S (2 L + R).
 """
 
 from __future__ import annotations

@@ -57,10 +57,10 @@ class LayerNorm:
     ) -> torch.Tensor:
         """Return the norm of x. Shapes: x and delta [T, E], weight and bias [E] -> [T, E]
 
-        Rows of x and delta may lie apart; weight and bias are contiguous. All float32.
+        Rows of x and delta may be strided; weight and bias are contiguous. All float32.
         Mutates: x, when there is a delta.
         """
-        out = torch.empty(x.shape, dtype=x.dtype)  # rows that lie apart come out side by side
+        out = torch.empty(x.shape, dtype=x.dtype)  # contiguous, even if rows are strided
         args = self._args
         args.x, args.x_stride, args.rows = x.data_ptr(), row_stride(x), x.shape[0]
         args.out = out.data_ptr()

@@ -1,8 +1,8 @@
 """layer_norm in Triton: one program a row, the whole row in registers.
 
-The mean is taken first and the squares of what is left of it, so a mean far from 0 costs no digits.
-Floor: x is read and the result written once (with a delta, x is read and written and the delta
-read): the time of those bytes at the device's bandwidth. 7 operations an element.
+The mean is subtracted before squaring, so a mean far from 0 costs no digits. Floor: x is read and
+the result written once (with a delta, x is read and written and the delta read): the time of those
+bytes at the device's bandwidth. 7 operations an element.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(
     delta: torch.Tensor | None = None,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """Return the norm of x (see the op). Rows of x and delta may lie apart.
+    """Return the norm of x (see the op). Rows of x and delta may be strided.
 
     Shapes: x and delta [T, E], weight and bias [E] -> [T, E]
     Mutates: x, when there is a delta

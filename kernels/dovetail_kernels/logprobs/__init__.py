@@ -1,8 +1,8 @@
-"""logprobs: how likely a token is, its rank, and the n likeliest tokens, of rows of logits.
+"""logprobs: a token's probability and rank, and the n likeliest tokens, for rows of logits.
 
-Told are whole numbers, from which the host makes logarithms: a row's sum of weights (see `sample`),
-the rank of its token (1: no logit is larger), the bits of the row's largest logit and of the
-token's own, the ids of the n largest logits and their bits. Of equal logits the lower id comes
+It returns whole numbers, from which the host makes logarithms: a row's sum of weights (see
+`sample`), the rank of its token (1: no logit is larger), the bits of the row's largest logit and of
+the token's own, the ids of the n largest logits and their bits. Of equal logits the lower id comes
 first. A row with a NaN has one as its largest logit; its other numbers say nothing.
 
 Shapes: logits [R, V] of any float dtype, tokens [S] int64, rows [S] int64 (the row of each token;

@@ -22,7 +22,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     sizes = ((3, 50, 50), (2, 5000, 9))
     plain = [_case(kind, *size) for size in sizes for kind in ("normal", "ties", "one")]
     narrow = _case("ties", 2, 3000, 5, dtype=torch.bfloat16, picks=True)

@@ -7,7 +7,7 @@ import torch
 from dovetail_kernels.sample.definition import weights
 
 HEAD = 4
-"""Numbers of a row before those of its likeliest tokens."""
+"""How many numbers precede a row's likeliest tokens."""
 
 
 def reference(

@@ -2,12 +2,12 @@
 
 `scan` leaves the largest logit of every block of tokens and of every piece, `weigh` the sum of
 weights and the number of larger logits of every piece. `tell` adds them up and picks the likeliest
-tokens one after the other: the block with the largest logit left is read again, the token taken,
-and the block's next one put in its place. So nothing is sorted or widened, and what a row costs
-beyond its two reads is a block and a few hundred comparisons for each token that is reported.
+tokens one after the other: it reads the block with the largest remaining logit again, takes the
+token, and replaces it by the block's next one. So nothing is sorted or widened; beyond its two
+reads, a row costs a block and a few hundred comparisons for each reported token.
 
-Floor: a read of the rows' logits, the tokens reported written. Taken are two reads; the second
-one's logits are still in the device's cache where the rows' together fit into it.
+Floor: a read of the rows' logits, the tokens reported written. It reads them twice; the second read
+hits the device's cache if the rows' logits fit into it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRONT = tl.constexpr(HEAD)
 
 @triton.jit
 def _keys(logits, stride, row, token, vocab):
-    """Return whole numbers that order logits; NaN is above all, what is not a token below."""
+    """Return whole numbers that order logits; NaN is above all, missing tokens below."""
     inside = token < vocab
     value = tl.load(logits + row * stride + token, mask=inside, other=0.0).to(tl.float32) + 0.0
     bits = value.to(tl.int32, bitcast=True)
@@ -137,7 +137,7 @@ def _tell(
 def run(
     logits: torch.Tensor, tokens: torch.Tensor, num_top: int, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the numbers of each token's row (see the op). Rows of logits may lie apart.
+    """Return the numbers of each token's row (see the op). Rows of logits may be strided.
 
     Shapes: logits [R, V], tokens [S] int64, rows [S] int64 or None -> [S, HEAD + 2 num_top] int64
     """

@@ -1,8 +1,8 @@
-"""low_rank: rows with different adapters. out[t] = base + up^T (down x[t]) by the pair of matrices
-in the slot of the row, computed in float32; base where a row has none.
+"""low_rank: rows with different adapters. out[t] = base + up^T (down x[t]) with the pair of
+matrices in the row's slot, computed in float32; base if a row has none.
 
-Parts are outputs that are computed side by side (q, k and v; gate and up), each with a `down` of
-its own. Rows of the matrices beyond a slot's rank are not read; scaling is in `up` already.
+Parts are outputs that are computed together (q, k and v; gate and up), each with its own `down`.
+Rows of the matrices beyond a slot's rank are not read; scaling is in `up` already.
 
 Shapes: x [T, I], slots [T] int32 (-1: none), down [S, P, R, I], up [S, R, O], ranks [S] int32,
 parts P sizes whose sum is O, base [O] or [T, O] -> [T, O] in x's dtype

@@ -14,7 +14,7 @@ from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
 
 RANKS = (16, 1, 8, 0, 5, 64, 16, 3, 7)
-"""The rank in each slot, where it is not above the largest; no row has the last slot."""
+"""The rank in each slot, if it is not above the largest; no row has the last slot."""
 EIGHT = 8
 
 
@@ -96,7 +96,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     small = [
         Shape(tokens=1, inputs=40, parts=(20,), rows="one"),
         Shape(tokens=9, inputs=40, parts=(20, 7), base="bias"),

@@ -1,7 +1,7 @@
 """low_rank on the native CPU library. A LowRank holds its argument struct ready.
 
 One LowRank serves one thread at a time. Slots, ranks and weights are read when the kernel runs, so
-what is recorded (cpu/program.py) follows them when they change in place.
+recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LowRankArgs(ctypes.Structure):
 
 
 class LowRank:
-    """The matrices of some slots, which it reads where they lie: contiguous, both of one dtype.
+    """The matrices of some slots, read in place: contiguous, both of one dtype.
 
     Shapes: down [S, P, R, I], up [S, R, O], ranks [S] int32; parts P sizes whose sum is O
     """
@@ -95,7 +95,7 @@ class LowRank:
     ) -> torch.Tensor:
         """Return base + up^T (down x) by each row's slot.
 
-        Rows of x and base may lie apart; slots are contiguous int32.
+        Rows of x and base may be strided; slots are contiguous int32.
         Shapes: x [T, I] float32, slots [T] (-1: none), base [O] or [T, O] float32 -> [T, O]
         Raises: MemoryError when there is none for the thin product
         """
@@ -112,7 +112,7 @@ class LowRank:
 
 @cache
 def _ends(parts: tuple[int, ...]) -> Any:
-    """Return where parts end, in memory that stays: recorded calls point to it."""
+    """Return the ends of parts in permanent memory: recorded calls point to it."""
     ends = [sum(parts[: i + 1]) for i in range(len(parts))]
     return (_int64 * len(parts))(*ends)
 

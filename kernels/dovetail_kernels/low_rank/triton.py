@@ -1,13 +1,13 @@
 """low_rank in Triton: two kernels; the first row of a slot in a block does all of its rows.
 
-There is a program for every row, so that the grid follows from the shapes alone and a captured step
-follows slots and ranks. Rows of a block that have the same slot are one dot product by the program
-of the first of them, and the others end at once: weights are read once a block, and 8 rows with 8
+There is a program for every row, so that the grid depends only on the shapes, and a captured step
+works for other slots and ranks. Rows of a block with the same slot are one dot product by the first
+row's program, and the others end immediately: weights are read once a block, and 8 rows with 8
 slots fill 8 times as many programs as 8 rows with one. `shrink` writes parts of the inputs' sums
 (as many for any number of rows), which `expand` adds in their order.
 
-Floor: the weights of each slot that rows have once for every block of rows, x, base and the
-result once, at the device's bandwidth.
+Floor: the weights of each slot that rows have once for every block of rows, x, base and the result
+once, at the device's bandwidth.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def expand(
     n += first
     slot, rank, is_own, is_first = _leads(slots, row, rows, num_slots, ranks, BM)
     block = (row // BM * BM + tl.arange(0, BM)).to(tl.int64)
-    if rank <= 0:  # a row without an adapter does itself alone
+    if rank <= 0:  # a row without an adapter only does itself
         is_own, is_first = block == row, row == row
     if not is_first:
         return
@@ -124,9 +124,8 @@ def run(
     parts: Sequence[int],
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return base + up^T (down x) by each row's slot (see the op). Rows of x and base may lie
-    apart; weights are contiguous. The thin product is rounded to x's dtype, where that is of 16
-    bits.
+    """Return base + up^T (down x) by each row's slot (see the op). Rows of x and base may be
+    strided; weights are contiguous. The thin product is rounded to x's dtype if that has 16 bits.
 
     Shapes: x [T, I], slots [T], down [S, P, R, I], up [S, R, O], ranks [S], base [O] or [T, O] ->
     [T, O]

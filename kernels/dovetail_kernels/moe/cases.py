@@ -1,5 +1,5 @@
-"""Cases of moe: formats of the experts' matrices, one token and many, experts that nobody picks,
-and experts that other ranks hold."""
+"""Cases of moe: formats of the experts' matrices, one token and many, unpicked experts, and experts
+of other ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     return (
         [_case(f, 9, 72, 40, 6, 2, torch.float32) for f in FORMATS]
         + _halves((3,))
@@ -41,7 +41,7 @@ def small_cases() -> list[Case]:
 
 
 def perf_cases() -> list[Case]:
-    """Return the cases that are timed: a layer of 128 experts of which 8 are picked."""
+    """Return the cases that are timed: a layer of 128 experts, 8 of them picked."""
     return [
         _case(f, t, 2048, 768, 128, 8, torch.bfloat16)
         for f in ("bfloat16", "int8", "int4", "float8")
@@ -83,7 +83,7 @@ def _biased() -> list[Case]:
 
 def _shapes() -> list[Case]:
     """Return one picked expert, all picked, more than fit a block, and none for most experts; and
-    some of these where other ranks hold two experts."""
+    some of these with two experts held by other ranks."""
     shapes = ((7, 40, 24, 3, 1), (5, 40, 24, 4, 4), (90, 40, 24, 2, 1), (2, 40, 24, 33, 3))
     absent = [_case("float32", *shape, torch.float32, absent=2) for shape in shapes[:3]]
     return [_case("float32", *shape, torch.float32) for shape in shapes] + absent

@@ -1,4 +1,4 @@
-"""What the layers of experts need of moe on a GPU: packed experts, and whether there are any."""
+"""The part of moe that expert layers need on a GPU: packed experts, and their availability."""
 
 from __future__ import annotations
 

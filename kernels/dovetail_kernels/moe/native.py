@@ -72,7 +72,7 @@ class PackedExperts:
 def packed_experts(
     weights: Sequence[object], biases: torch.Tensor | None = None
 ) -> PackedExperts | None:
-    """Return the matrices of a layer's experts, or None where they are not packed alike."""
+    """Return the matrices of a layer's experts, or None if they are not packed alike."""
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     if not packed or len(packed) < len(weights) or len({one.layout for one in packed}) > 1:
         return None
@@ -82,9 +82,9 @@ def packed_experts(
 class Moe:
     """The experts of a layer. One serves one thread at a time.
 
-    The halves of gate_up may be packed beside each other (`is_gated`) or one after the other.
-    `limit` is that of "swiglu_oai". `weighs_inputs`: weights multiply what experts read. Experts
-    that are not gated have one half, of which the activation is taken.
+    The halves of gate_up may be packed interleaved (`is_gated`) or one after the other. `limit`
+    belongs to "swiglu_oai". `weighs_inputs`: weights multiply what experts read. Experts without a
+    gate have one half, to which the activation is applied.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Moe:
         """Return the weighted sum of the picked experts' outputs, plus a residual, plus a shared
         expert's output times the sigmoid of its scores.
 
-        x may be a slice whose rows lie apart; the others are contiguous. An expert's matrices are
-        read as they are when this runs: they may have been written over since.
+        x may be a slice with strided rows; the others are contiguous. An expert's matrices are read
+        when this runs: they may have been overwritten since.
         Shapes: x [T, E] and weights [T, A] float32, experts [T, A] int64, residual and shared
         [T, E], shared_scores [T, 1] -> [T, E]
         """

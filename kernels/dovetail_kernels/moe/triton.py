@@ -1,10 +1,10 @@
 """moe in Triton: pairs sorted by expert, two grouped products, a weighted sum.
 
 A pair is a token and one of its experts; one whose expert is -1 takes no part. Sorting is three
-small kernels: how many pairs an expert has, where its blocks of rows begin, and the pair of every
-row. How many blocks there are at most follows from the shapes, so that nothing waits for the
-device; blocks of no expert end at once.
-Which row a pair gets is not settled, and no number depends on it: rows are summed each for itself.
+small kernels: the number of pairs per expert, the start of its blocks of rows, and the pair of
+every row. The maximum number of blocks follows from the shapes, so that nothing waits for the
+device; blocks of no expert end immediately.
+The assignment of pairs to rows varies, but no number depends on it: rows are summed separately.
 
 Floor: the matrices of the experts that are picked once, and for every pair F values written and
 read, and E.
@@ -35,7 +35,7 @@ def _plan(
     counts, cursor, expert_of, blocks, num_experts, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Say which expert a block belongs to, and where each expert's rows begin."""
+    """Store each block's expert, and where each expert's rows begin."""
     expert = tl.arange(0, EXPERTS)
     inside = expert < num_experts
     own = (tl.load(counts + expert, mask=inside, other=0) + ROWS - 1) // ROWS
@@ -58,8 +58,8 @@ def _place(experts, cursor, pair_of, pairs, WIDTH: tl.constexpr):
 
 @triton.jit
 def _add_up(parts, experts, out, size, PICKED: tl.constexpr, WIDTH: tl.constexpr):
-    """Add what a token's experts gave, in their order. Shapes: parts [T, A, E], experts [T, A],
-    out [T, E]"""
+    """Add the outputs of a token's experts, in their order. Shapes: parts [T, A, E], experts
+    [T, A], out [T, E]"""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = column < size
@@ -115,7 +115,7 @@ def sort(experts: torch.Tensor, rows: int, num_experts: int) -> tuple[torch.Tens
     """Return the pair in every row, and the expert of every block of rows (-1 for none).
 
     Pairs of the expert -1 are in no row.
-    Shapes: experts [T, A] -> [blocks * rows] int32, T * A where no pair is; [blocks] int32
+    Shapes: experts [T, A] -> [blocks * rows] int32, T * A for no pair; [blocks] int32
     """
     pairs, device = experts.numel(), experts.device
     blocks = pairs // rows + min(pairs, num_experts)

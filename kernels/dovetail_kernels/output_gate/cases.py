@@ -1,4 +1,4 @@
-"""Cases of output_gate: whole and odd rows, beside each other and apart."""
+"""Cases of output_gate: whole and odd rows, contiguous and strided."""
 
 from __future__ import annotations
 

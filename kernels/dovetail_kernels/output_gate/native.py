@@ -41,7 +41,7 @@ class OutputGate:
         self._reference = ctypes.byref(self._args)
 
     def __call__(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return x sigmoid(gate). Shapes: x, gate [T, D] float32, rows may lie apart -> [T, D]"""
+        """Return x sigmoid(gate). Shapes: x, gate [T, D] float32, rows may be strided -> [T, D]"""
         (rows, size), args = x.shape, self._args
         out = torch.empty((rows, size))
         args.x, args.x_stride, args.rows, args.size = x.data_ptr(), x.stride(0), rows, size

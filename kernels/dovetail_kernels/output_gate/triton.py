@@ -25,7 +25,7 @@ def _kernel(x, x_stride, gate, gate_stride, out, size, WIDTH: tl.constexpr):
 
 
 def run(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return x sigmoid(gate). Rows of x and of the gate may lie apart. Shapes: x, gate [T, D] ->
+    """Return x sigmoid(gate). Rows of x and of the gate may be strided. Shapes: x, gate [T, D] ->
     [T, D]"""
     rows, size = x.shape
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)

@@ -1,16 +1,14 @@
 """paged_attention: each query attends to the keys of its row, found through a block table.
 
-A row of L cached tokens whose last n are queried has queries at positions p = L - n .. L - 1. Query
-p sees keys j <= p (all j < L when not causal) with j > p - window and j < p + window, or, when
-causal, those of its own chunk: j // chunk = p // chunk. With
-s = scale q.k (+ bias at M - 1 + j - p of the head, - alibi_slope |j - p| of the head), and
-s = c tanh(s / c) under a soft cap c: out = sum_j softmax(s)_j v_j, where a sink logit of the head
-adds exp(sink) to the softmax's denominator.
+A row of L cached tokens, the last n of them queried, has queries at positions p = L - n .. L - 1.
+Query p sees keys j <= p (all j < L when not causal) with j > p - window and j < p + window, or,
+when causal, only keys of its own chunk: j // chunk = p // chunk. With s = scale q.k (+ bias at M -
+1 + j - p of the head, - alibi_slope |j - p| of the head), and s = c tanh(s / c) under a soft cap c:
+out = sum_j softmax(s)_j v_j; a head's sink logit adds exp(sink) to the softmax's denominator.
 
 The cache's numbers may be narrower than q's; int8 ones come with a scale per token and kv head,
-8-bit floats with one of all keys and one of all values: what is meant is number times scale.
-Beside a cache in bfloat16 or 8-bit floats, `may_round` lets an implementation round q and softmax_j
-to bfloat16.
+8-bit floats with one of all keys and one of all values: a value is number times scale. With a cache
+in bfloat16 or 8-bit floats, `may_round` lets an implementation round q and softmax_j to bfloat16.
 
 Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K] or None, block_table [R, B] int32,
 query_start [R + 1] int32, seq_lens [R] int32, sinks [H], alibi_slopes [H], bias [H, 2 M - 1]

@@ -66,8 +66,8 @@ SCALE_BYTES = 4
 INT8_TOLERANCE = 2e-4
 """The kernel multiplies int8 by numbers of 16 bits."""
 ROUNDED_TOLERANCE = 8e-3
-"""bfloat16 keeps 8 bits: q and the weights are off by up to 2^-9 of themselves, a score of size 4
-by up to 2^-7 where all its terms agree. 8e-3 was seen, of values up to 4."""
+"""bfloat16 has 8 bits of precision: q and the weights are off by up to 2^-9 of themselves, a score
+of size 4 by up to 2^-7 if all its terms agree. 8e-3 was observed, for values up to 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,7 @@ def _varied() -> list[tuple[str, Rows, tuple[int, int], int, dict[str, Any]]]:
 def perf_cases() -> list[Case]:
     """Return decodes and prefills of a layer of 16 heads over 8 kv heads of 128.
 
-    Those called rounded may round queries and weights to bfloat16. Where there is a GPU, cases of
-    its size.
+    Those called rounded may round queries and weights to bfloat16. On a GPU, cases of its size.
     """
     if torch.cuda.is_available():
         return gpu_perf_cases()
@@ -351,7 +350,7 @@ def _cache(setup: _Setup, num_blocks: int, device: torch.device) -> Arguments:
 
 
 def _tables(lens: list[int], block_tokens: int, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Return rows of scattered block ids, 0 where unused, and how many blocks there are."""
+    """Return rows of scattered block ids, 0 if unused, and the number of blocks."""
     needed = [-(-length // block_tokens) for length in lens]
     num_blocks = sum(needed) + 3
     free = (permutation(num_blocks - 1, torch.device("cpu"), seed=4) + 1).tolist()

@@ -1,6 +1,6 @@
-"""How the native kernel's cache lies in memory (layout.h), as torch sees it.
+"""The native kernel's cache layout in memory (layout.h), as torch sees it.
 
-`pack` and `unpack` go between that and the plain [2, N, P, K, D]; a running engine needs neither.
+`pack` and `unpack` convert it to and from plain [2, N, P, K, D]; a running engine needs neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMATS = (
 """Number types of the cache, in the order of KvFormat."""
 PAIRED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 SCALE_BYTES = 4
-"""Bytes beside each int8 key, and each value, for its scale."""
+"""Bytes per int8 key, and per value, for its scale."""
 
 
 def cache_shape(

@@ -83,7 +83,7 @@ class Step:
     """The rows of one step over one block table, ready for its layers.
 
     Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [W] int64, or
-    None when nothing is written
+    None to write nothing
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class Step:
     ) -> None:
         """Say how the next calls attend. Mutates: self
 
-        `may_round`: beside keys in bfloat16 or 8-bit floats, queries and the softmax's weights may
+        `may_round`: with keys in bfloat16 or 8-bit floats, queries and the softmax's weights may
         become bfloat16 too, on machines that multiply such pairs faster. `rotates`: queries and
         keys are rotated alike (rotation.py), so the cache holds rotated keys. `k_scale`, `v_scale`:
-        keys and values are divided by them where the cache holds 8-bit floats; no other has any.
+        keys and values are divided by them if the cache holds 8-bit floats; other caches have none.
         """
         args = self._args
         args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
@@ -155,8 +155,8 @@ class Step:
         lse: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write k and v, when given, and attend. Tokens may lie apart, heads may not, and blocks of
-        the cache may. `lse` gets the log-sum-exps of the scores, without sinks. `bias` is
+        """Write k and v, when given, and attend. Tokens and blocks of the cache may be strided,
+        heads are contiguous. `lse` gets the log-sum-exps of the scores, without sinks. `bias` is
         contiguous. There are as many keys as slots (W), which need not be the queries' own.
 
         Shapes: q [T, H, D], k and v [W, K, D] float32, cache as `layout.cache_shape`, sinks [H],
@@ -184,7 +184,7 @@ class Step:
 
 @cache
 def _stored(slopes: tuple[float, ...]) -> ctypes.Array[ctypes.c_float]:
-    """Return slopes where the kernel reads them: for good, as recorded calls name their place."""
+    """Return slopes in native memory that stays allocated, because recorded calls point to it."""
     return (_float * len(slopes))(*slopes)
 
 

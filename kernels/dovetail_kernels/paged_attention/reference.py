@@ -26,10 +26,10 @@ def reference(
 ) -> torch.Tensor:
     """Return the attended values.
 
-    `may_round` lets others round queries and softmax weights to bfloat16 where the cache's numbers
-    are ones; the definition does not. `k_scale` and `v_scale` multiply all that the cache holds.
-    Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K], bias [H, 2 M - 1],
-    alibi_slopes [H] -> [T, H, D]
+    `may_round` lets other implementations round queries and softmax weights to bfloat16 if the
+    cache's numbers are bfloat16; the definition does not. `k_scale` and `v_scale` multiply all that
+    the cache holds. Shapes: q [T, H, D], cache [2, N, P, K, D], scales [2, N, P, K], bias
+    [H, 2 M - 1], alibi_slopes [H] -> [T, H, D]
     """
     if scales is not None:
         cache = cache.float() * scales.float().unsqueeze(-1)
@@ -84,7 +84,7 @@ def _added(
     length: int,
     device: torch.device,
 ) -> torch.Tensor | float:
-    """Return what is added to the scores of each query and key. Shapes: [H, queries, length]"""
+    """Return the score bias of each query and key. Shapes: [H, queries, length]"""
     p = torch.arange(length - queries, length, device=device).unsqueeze(1)
     j = torch.arange(length, device=device).unsqueeze(0)
     added = 0.0 if bias is None else bias.float()[:, bias.shape[1] // 2 + j - p]

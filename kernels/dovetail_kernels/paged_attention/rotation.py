@@ -1,10 +1,10 @@
-"""A rotation of queries and keys that spreads what is in one channel over all of them.
+"""A rotation of queries and keys that spreads each channel over all of them.
 
-Products of vectors that are rotated alike are the same, and a key without channels that stand out
-has more levels where a key's numbers share one scale (an int8 cache). The rotation is a
-Walsh-Hadamard transform of every B numbers, B the largest power of two that divides the head size.
-Keys are left longer by the root of B, queries made shorter by as much twice: powers of two.
-Source: Ashkboos et al., QuaRot, 2024, section 4.
+Vectors rotated alike have the same products, and a key without outlier channels has more levels if
+its numbers share one scale (an int8 cache). The rotation is a Walsh-Hadamard transform of every B
+numbers, B the largest power of two that divides the head size. Keys are left longer by the root of
+B, queries made shorter by as much twice: powers of two. Source: Ashkboos et al., QuaRot, 2024,
+section 4.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from dovetail_kernels.gpu.tune import Choice
 
 OP_NAME = "paged_attention"
 TILE_NUMBERS = 8192
-"""Keys times head size of a decode's tile: 16 KiB in 16 bits, of which two stages lie in wait."""
+"""Keys times head size of a decode's tile: 16 KiB in 16 bits, with two stages in flight."""
 SMALL_SHARED_BYTES = 160 << 10
 """Devices whose blocks have less shared memory get fewer stages."""
 
 GROUP_PRODUCTS = range(90, 120)
-"""Capabilities with products of several warps at once, whose operands lie in shared memory."""
+"""Capabilities with warp-group products, whose operands are in shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def prefill_tile(
 ) -> Tile:
     """Return the tile of a prefill for heads of `wide` numbers, cached as `cached`.
 
-    int8's scales take registers, and so do 8-bit floats beside the sums of large heads.
+    int8's scales take registers, and so do 8-bit floats with the sums of large heads.
     """
     kind, usual = "prefill", _prefill_tile(dtype, wide, device)
     is_large = cached == torch.int8 or (cached.itemsize == 1 and wide > 128)
@@ -49,7 +49,7 @@ def prefill_tile(
 
 
 def adding_tile(tile: Tile, wide: int, group: int) -> Tile:
-    """Return the tile of a prefill that also adds what it finds to earlier sums: larger ones spill.
+    """Return the tile of a prefill that also adds its results to earlier sums: larger ones spill.
     Lines change no number."""
     lines = tile.lines if wide <= 128 else min(tile.lines, 64)
     return replace(tile, lines=max(lines, _power(group)))
@@ -109,8 +109,8 @@ def _prefill_tile(dtype: torch.dtype, wide: int, device: torch.device) -> Tile:
     """Return the tile that follows from the head size.
 
     In 16 bits: 128 lines are two warp groups of 64, whose sums take 64 registers a thread at 128
-    numbers and 128 at 256. Where there are no products of warp groups, both operands take
-    registers too. In float32 products run on plain cores, whose operands do. Larger tiles spill.
+    numbers and 128 at 256. Without products of warp groups, both operands take registers too. In
+    float32 products run on plain cores, whose operands do. Larger tiles spill.
     """
     if dtype == torch.float32:
         lines, keys, warps, stages = 32, 16 if wide > 64 else 32, 8 if wide > 64 else 4, 2

@@ -1,8 +1,8 @@
 """paged_attention in Triton, seen from the host: sizes of tiles and grids, and the launches.
 
-What a launch needs beyond its tensors is known on the host before the step runs (`Extent`), so no
-launch reads the device, and a launch captured in a graph stays valid for any lengths up to those it
-was captured with. Knows no layer and no backend; the kernels are in `triton_kernels`.
+The host knows all other parameters of a launch before the step runs (`Extent`), so no launch reads
+the device, and a launch captured in a graph stays valid for any lengths up to the captured ones.
+Knows no layer and no backend; the kernels are in `triton_kernels`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEAST_SPLIT = 256
 """Keys that a program of a decode walks at least: four tiles of a head of 128."""
 DECODE_PROGRAMS = 8192
 """Programs of a decode at most, rows by kv heads aside: on a device of 132 multiprocessors four
-waves. Those that find no split end at once, which is not free where there are many."""
+waves. Programs that find no split end immediately, but many of them still cost time."""
 SPAN = 2048
 """Keys after which a prefill's sums begin anew, counted from a row's first: a multiple of every
 tile's, and the same for all, so that neither chunks nor neighbours change how keys are summed."""
 PREFILL_PROGRAMS = 264
-"""Programs of a prefill that fill a device: where there are fewer, each span gets its own."""
+"""Programs of a prefill that fill a device: if there are fewer, each span gets its own."""
 SPANS_BYTES = 64 << 20
 """Memory that the sums of spans may take."""
 ADDED = ("KV_HEADS", "GROUP", "SIZE", "REACH", "HAS_SINKS", "HAS_LSE", "LOG2_E")
@@ -105,7 +105,7 @@ def run(
     alibi_slopes: torch.Tensor | None = None,
     extent: Extent | None = None,
 ) -> torch.Tensor:
-    """Return the attended values (see the reference). Without an `extent` the device is asked."""
+    """Return the attended values (see the reference). Without `extent` it reads the device."""
     rules = Rules(
         scale=scale,
         window=window,
@@ -136,11 +136,11 @@ def attend(
     lse: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attended values. Tokens and heads of q may lie apart; a row of length 0 gets 0.
+    """Return the attended values. Tokens and heads of q may be strided; a row of length 0 gets 0.
     `lse` gets the log-sum-exps of the scores, without sinks. `slopes` are ALiBi's.
 
-    Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1],
-    seq_lens [R], sinks [H], scales [2, N, P, K], lse [T, H] and slopes [H] float32 -> [T, H, D].
+    Shapes: q [T, H, D], cache [2, N, P, K, D], block_table [R, B], query_start [R + 1], seq_lens
+    [R], sinks [H], scales [2, N, P, K], lse [T, H] and slopes [H] float32 -> [T, H, D].
     Mutates: lse
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -270,8 +270,8 @@ def spans_of(programs: int, spans: int, sums_bytes: int) -> str:
 
 
 def most_splits(kv_heads: int) -> int:
-    """Return into how many splits a row's keys are cut at most: enough that one long row fills a
-    device. Of the model alone, so that a row is cut the same way in any batch."""
+    """Return the maximum number of splits of a row's keys: enough that one long row fills a device.
+    It depends only on the model, so that a row is cut the same way in any batch."""
     return min(64, max(8, triton.next_power_of_2(128 // kv_heads or 1)))
 
 

@@ -4,11 +4,11 @@ A tile holds some queries of a row times the G query heads that share a kv head;
 the block table, `KEYS` at a time, under the online softmax. Rows of one token run in `decode`: a
 row's keys are cut into splits whose length follows from the row's own number of keys, and `join`
 adds them up. All other rows run in `prefill`, whose key tiles begin at multiples of KEYS and whose
-sums begin anew at multiples of SPAN: spans are walked one launch after the other, or all at once
-and then added up, in the same order by the same operations. All is launched over the whole batch,
-and a program that has nothing to do ends: so a row's numbers depend on its own tokens only, not on
-its neighbours, nor, when causal, on how a prompt was cut into chunks of several tokens. Knows no
-launch: grids and sizes are `triton.py`'s.
+sums restart at multiples of SPAN: spans run one launch after the other, or all in parallel and then
+added up, in the same order by the same operations. Every launch covers the whole batch, and a
+program without work ends: so a row's numbers depend on its own tokens only, not on its neighbours,
+nor, when causal, on how a prompt was cut into chunks of several tokens. Knows no launch: grids and
+sizes are `triton.py`'s.
 
 Floor: a decode reads each key and value it sees once (G queries share a read), 2 * K * D numbers a
 token; a prefill does 4 * H * D operations for each pair of query and key.
@@ -49,7 +49,7 @@ def _blocks(table, key, low, end, BLOCK_TOKENS: tl.constexpr):
 
 @triton.jit
 def _first_seen(position, window, REACH: tl.constexpr):
-    """Return the first key that a query sees, where not all: of its window, or its chunk."""
+    """Return the first key that a query sees, if limited: of its window, or its chunk."""
     if REACH == "chunk":
         return tl.maximum(0, position) // window * window
     return tl.maximum(0, position - window + 1)
@@ -64,8 +64,8 @@ def _walk(
     IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SCALES: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the running sums after the keys start .. stop - 1, of which those from `low` to before
-    `end` may be read, and only they are where IS_MASKED.
+    """Return the running sums after the keys start .. stop - 1. Only those from `low` to before
+    `end` may be read; with IS_MASKED the others are masked.
 
     `most` is the largest product so far, without score_scale, or, under a cap or slopes, the
     largest score. Scores are exponents of 2. `slope` is of each line, as score_scale makes scores.
@@ -147,7 +147,7 @@ def _slope(
 def _sum_with_sinks(
     total, most, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
 ):
-    """Return the divisor of sums of weighted values; 1 where no key was seen."""
+    """Return the divisor of sums of weighted values; 1 if no key was seen."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         total = total + tl.exp2(sink - most)
@@ -192,7 +192,7 @@ def _span(
 
 @triton.jit
 def _added(whole, whole_total, whole_most, acc, total, most):
-    """Return the sums of some spans and the next one's. What is one operation is said, so that no
+    """Return the sums of some spans and the next one's. Fused operations are explicit, so that no
     compiler chooses."""
     top = tl.maximum(whole_most, most)
     level = tl.where(top == float("-inf"), 0.0, top)
@@ -223,7 +223,7 @@ def _finish(
     acc, total, most, out, lse, sinks, target, place, head, is_query, inside, value_scale,
     HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
-    """Store the attended values of a tile, and where wanted the log-sum-exps of its scores.
+    """Store the attended values of a tile, and on request the log-sum-exps of its scores.
 
     Shapes: place [LANES], of these. Mutates: out, lse
     """
@@ -240,9 +240,9 @@ def _tile_of(
     query_start, seq_lens, num_rows, window, KV_HEADS: tl.constexpr, QUERIES: tl.constexpr,
     IS_CAUSAL: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
-    """Return a program's row, its first token and the number of queries from there on (0: nothing
-    to do), the first query's position, and the keys that the tile sees: from, to before, and to
-    where all queries do."""
+    """Return a program's row, its first token, the number of queries from there on (0: nothing to
+    do), the first query's position, and the range of keys: start, end, and the end of those that
+    all queries see."""
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS  # the longest walks start first
     row = _row_of(tile, query_start, num_rows, QUERIES)
     first = tl.load(query_start + row)
@@ -276,7 +276,7 @@ def prefill(
 ):  # fmt: skip
     """Attend one tile: QUERIES queries of a row by GROUP heads, on LANES lines of the product.
 
-    SPANS: "one" (no row is longer), or sums are kept as a decode's, sums [T, H, spans, D] and
+    SPANS: "one" (no row is longer), or sums are stored as in a decode, sums [T, H, spans, D] and
     levels [T, H, spans, 2]: of "each" span, a program each, or (spans being 1) of all up to the
     "next" one, `span`, a launch each. The last of these stores the answer.
     """
@@ -371,8 +371,8 @@ def decode(
 ):  # fmt: skip
     """Attend some splits of a row's keys with the GROUP heads of one kv head.
 
-    Where a row has one split the answer is stored, else the parts: sums [R, H, splits, D] of
-    weighted values, levels [R, H, splits, 2] with the largest score and the sum of weights.
+    If a row has one split the answer is stored, else the parts: sums [R, H, splits, D] of weighted
+    values, levels [R, H, splits, 2] with the largest score and the sum of weights.
     """
     row, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     token = tl.load(query_start + row).to(tl.int64)

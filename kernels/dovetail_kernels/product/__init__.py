@@ -1,7 +1,7 @@
-"""product: x * act(gate) * factors, each of the last two where there is one, in float32.
+"""product: x * act(gate) * factors, the last two optional, in float32.
 
 Shapes: x, gate [T, C], factors [C] -> [T, C] in x's dtype; `activation` is one that gemm ends in
-Source: Gu and Dao, Mamba, 2023 (the gate behind a scan); Yang et al., Tensor Programs V, 2022 (the
+Source: Gu and Dao, Mamba, 2023 (the gate after a scan); Yang et al., Tensor Programs V, 2022 (the
 multipliers that muP gives to activations)
 """
 

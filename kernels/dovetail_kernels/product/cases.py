@@ -61,7 +61,7 @@ def _builder(
     tokens: int, size: int, activation: str, by: tuple[str, ...], dtype: torch.dtype
 ) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        # Rows of both lie apart, as parts of a wider matrix do.
+        # Rows of both are strided, as parts of a wider matrix are.
         wide = normal((tokens, 2 * size + 16), dtype, device, seed=1)
         made: Arguments = {"x": wide[:, 16 : 16 + size], "activation": activation}
         if GATED in by:

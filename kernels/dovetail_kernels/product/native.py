@@ -50,7 +50,7 @@ class Product:
         gate: torch.Tensor | None = None,
         factors: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return x * act(gate) * factors, all float32. Rows of x and gate may lie apart.
+        """Return x * act(gate) * factors, all float32. Rows of x and gate may be strided.
 
         Shapes: x, gate [T, C], factors [C] -> [T, C]
         """

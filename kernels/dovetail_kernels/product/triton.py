@@ -2,7 +2,7 @@
 
 Floor: x and the gate are read and the result written once, 3 C elements a row, at the device's
 bandwidth; the factors stay in the cache. An element costs one exponential (the exact GELU: an error
-function) and about ten other operations, far below what the bytes take.
+function) and about ten other operations, far below the time of the bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run(
     factors: torch.Tensor | None = None,
     activation: str = "none",
 ) -> torch.Tensor:
-    """Return x * act(gate) * factors. Rows of x and gate may lie apart.
+    """Return x * act(gate) * factors. Rows of x and gate may be strided.
 
     Shapes: x, gate [T, C], factors [C] -> [T, C]
     """

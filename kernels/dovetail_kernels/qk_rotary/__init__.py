@@ -1,12 +1,12 @@
-"""qk_rotary: in place, every q and k head of a fused q, k, v row normed and then turned.
+"""qk_rotary: in place, norms and then rotates every q and k head of a fused q, k, v row.
 
-A head's norm is rms_norm over D with its weight plus `offset`, left out where there is no weight.
-The turn is that of `rotary`, with cos and sin looked up in a table by the row's position: over the
-first 2 * half features, in pairs (i, i + half) or, interleaved, (2 i, 2 i + 1). v is left alone.
-A table without features (half = 0) turns nothing: heads are normed alone.
+A head's norm is rms_norm over D with its weight plus `offset`, omitted if there is no weight. The
+rotation is that of `rotary`, with cos and sin looked up in a table by the row's position: over the
+first 2 * half features, in pairs (i, i + half) or, interleaved, (2 i, 2 i + 1). v is unchanged. A
+table without features (half = 0) rotates nothing: heads are only normed.
 
-Shapes: qkv [T, (H + 2 K) D], cos and sin [positions, half] float32, positions [T] int64,
-q_weight and k_weight [D]
+Shapes: qkv [T, (H + 2 K) D], cos and sin [positions, half] float32, positions [T] int64, q_weight
+and k_weight [D]
 Source: Su et al., "RoFormer", 2021; Henry et al., "Query-key normalization", 2020
 """
 

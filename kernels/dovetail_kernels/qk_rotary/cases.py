@@ -15,7 +15,7 @@ POSITIONS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """H query heads, K kv heads, D features, of which `turned` are turned."""
+    """H query heads, K kv heads, D features, of which `turned` are rotated."""
 
     heads: int
     kv_heads: int
@@ -42,7 +42,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the same with few tokens, each of which is interpreted for itself."""
+    """Return the same with few tokens, each interpreted separately."""
     return _cases(3)
 
 

@@ -75,10 +75,10 @@ class QkRotary:
         q_weight: torch.Tensor | None = None,
         k_weight: torch.Tensor | None = None,
     ) -> None:
-        """Norm (where there is a weight) and turn. Shapes: see the op. Mutates: qkv
+        """Norm (if there is a weight) and rotate. Shapes: see the op. Mutates: qkv
 
-        Rows of qkv may lie apart, all else is contiguous. All float32, positions int64; every
-        position must lie in the table.
+        Rows of qkv may be strided, all else is contiguous. All float32, positions int64; every
+        position must be within the table.
         """
         args = self._args
         args.qkv, args.qkv_stride, args.rows = qkv.data_ptr(), qkv.stride(0), qkv.shape[0]

@@ -1,9 +1,9 @@
-"""qk_rotary in Triton: one program a few heads of a token, in place.
+"""qk_rotary in Triton: one program per few heads of a token, in place.
 
-Each of the turned pairs is held as (a, b) in two registers; what is not turned is read only where
-heads are normed. Floor: the q and k heads read and written once, cos and sin of the token read
-once (heads of one token find them in the cache), at the device's bandwidth; 3 operations a turned
-element, 4 more for a norm.
+Each rotated pair is held as (a, b) in two registers; unrotated features are only read if heads are
+normed. Floor: the q and k heads read and written once, cos and sin of the token read once (heads of
+one token find them in the cache), at the device's bandwidth; 3 operations a rotated element, 4 more
+for a norm.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(
     offset: float = 0.0,
     is_interleaved: bool = False,
 ) -> None:
-    """Norm and turn the q and k heads (see the op). Rows may lie apart.
+    """Norm and rotate the q and k heads (see the op). Rows may be strided.
 
     Shapes: qkv [T, (H + 2 K) D], cos and sin [positions, half] float32 contiguous, positions [T]
     Mutates: qkv

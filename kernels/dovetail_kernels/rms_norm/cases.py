@@ -28,7 +28,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the same with few rows, each of which is interpreted for itself."""
+    """Return the same with few rows, each interpreted separately."""
     return _cases(3, 2)
 
 

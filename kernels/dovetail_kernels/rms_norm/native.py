@@ -57,11 +57,11 @@ class RmsNorm:
     ) -> torch.Tensor:
         """Return the norm of x (+ residual). Shapes: x, delta, residual [T, E] -> [T, E]
 
-        Rows of x and delta may lie apart; residual and weight are contiguous. All float32.
+        Rows of x and delta may be strided; residual and weight are contiguous. All float32.
         Mutates: x, when there is a delta.
         """
         rows = x.shape[0]
-        out = torch.empty(x.shape, dtype=x.dtype)  # rows that lie apart come out side by side
+        out = torch.empty(x.shape, dtype=x.dtype)  # contiguous, even if rows are strided
         args = self._args
         args.x, args.x_stride, args.rows = x.data_ptr(), row_stride(x), rows
         args.out = out.data_ptr()

@@ -45,7 +45,7 @@ def run(
     delta: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the norm of x (see the op). Rows of x and delta may lie apart.
+    """Return the norm of x (see the op). Rows of x and delta may be strided.
 
     Shapes: x, delta, residual [T, E], weight [E] -> [T, E]
     Mutates: x, when there is a delta

@@ -1,8 +1,8 @@
-"""rotary: pairs of features turned by an angle that grows with the position.
+"""rotary: rotates pairs of features by an angle that grows with the position.
 
-With c, s = cos, sin of the token's angles: halves (a, b) -> (a c - b s, b c + a s), where a and b
-are the first and second half of the turned features (or, interleaved, its even and odd ones).
-Features beyond the turned ones pass through.
+With c, s = cos, sin of the token's angles: halves (a, b) -> (a c - b s, b c + a s); a and b are the
+first and second half of the rotated features (or, interleaved, its even and odd ones). Features
+beyond the rotated ones are copied.
 
 Shapes: x [T, H, D], cos and sin [T, D' / 2] float32 with D' <= D -> [T, H, D] in x's dtype
 Source: Su et al., "RoFormer", 2021

@@ -27,7 +27,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     return [_case(rule, 3, 20, 4) for rule in RULES] + _special((2,))
 
 

@@ -78,7 +78,7 @@ class Route:
         experts: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """Fill `weights` and `experts`. Rows of scores may lie apart; the others are contiguous.
+        """Fill `weights` and `experts`. Rows of scores may be strided; the others are contiguous.
 
         Shapes: scores [T, X] and bias [X] float32, weights [T, A] float32, experts [T, A] int64
         Mutates: weights, experts

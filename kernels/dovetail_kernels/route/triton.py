@@ -20,7 +20,7 @@ def _keep_groups(
     values, expert, groups, kept, size, ADDS_TWO: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make the values of groups that are not kept -inf."""
+    """Set the values of dropped groups to -inf."""
     group = tl.arange(0, GROUPS)
     scores = tl.full((GROUPS,), float("-inf"), tl.float32)
     for g in range(groups):
@@ -92,7 +92,7 @@ def run(
     num_kept_groups: int = 1,
     group_score: str = "best",
 ) -> None:
-    """Fill `weights` and `experts` (see the op). Rows of scores may lie apart.
+    """Fill `weights` and `experts` (see the op). Rows of scores may be strided.
 
     Shapes: scores [T, X], bias [X], both [T, A]. Mutates: weights, experts
     """

@@ -1,10 +1,10 @@
 """sample: one token per row of logits, by temperature, top-k, top-p, min-p and a seed.
 
-Row by row: x = (logit - best) / temperature, w(x) = round(2^40 e^x). Kept are the tokens with
+Row by row: x = (logit - best) / temperature, w(x) = round(2^40 e^x). Candidates are the tokens with
 x >= log(min_p), of them the top_k largest, of them the fewest largest whose w reach top_p of the
-sum; each bound keeps all tokens that tie with its last one. Drawn is the first token, in the order
-of ids, at which the sum of kept w exceeds u times the whole; u is a hash of seed and position.
-Greedy rows take the first best token.
+sum; each bound includes all tokens that tie with its last one. The sampled token is the first, in
+the order of ids, at which the sum of the candidates' w exceeds u times the whole; u is a hash of
+seed and position. Greedy rows take the first best token.
 Shapes: logits [S, V] float32, everything else [S] -> [S] int64
 
 w are whole numbers and their sums exact, so no order, batch, thread or instruction set changes a

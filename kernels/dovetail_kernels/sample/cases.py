@@ -12,7 +12,7 @@ from dovetail_kernels.random import normal
 
 LARGE_VOCAB = 151_936
 BEST = 15.0
-"""How far the likeliest token of a perf case stands out of its normally distributed logits."""
+"""How far the likeliest token of a perf case exceeds its normally distributed logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     plain = [_case(name, 3, 50, "ties") for name in WAYS]
     others = ("random", "top_k", "top_p", "both", "all")
     return plain + [_case(name, 1, 20_000, "normal") for name in others]

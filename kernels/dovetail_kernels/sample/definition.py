@@ -3,8 +3,8 @@
 A weight is e^x in units of 2^-40, rounded to a whole number, by float32 operations that round the
 same everywhere. Sums of whole numbers do not depend on their order, so a threshold or a draw is the
 same token in any batch, on any number of threads and on every instruction set.
-Source of the hash behind the random numbers: Steele, Lea, Flood, "Fast splittable pseudorandom
-number generators" (splitmix64), OOPSLA 2014.
+Source of the hash for the random numbers: Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators" (splitmix64), OOPSLA 2014.
 """
 
 from __future__ import annotations

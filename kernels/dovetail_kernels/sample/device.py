@@ -28,12 +28,12 @@ FIELD_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The sampling settings of a step's rows. `params` [S, fields] float64 lie on the device (see
+    """The sampling settings of a step's rows. `params` [S, fields] float64 is on the device (see
     `pack`); `is_random`: some row has a temperature, `has_bounds`: a top-k or a top-p, `has_top_p`:
     a top-p.
 
-    `seen` [slots, V] int32 says of each token of a row with penalties 0 where it was not seen, else
-    1 more than how often it was drawn; None where no row has penalties.
+    `seen` [slots, V] int32 has for each token of a row with penalties 0 if it was not seen, else 1
+    plus the number of times it was sampled; None if no row has penalties.
     """
 
     params: torch.Tensor
@@ -45,10 +45,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The tokens of one call. Shapes: tokens [S] int64, 0 where no best logit is finite;
+    """The tokens of one call. Shapes: tokens [S] int64, 0 if no best logit is finite;
 
-    `told` [S, 3] int64: the token again, and the bits of the largest logits after penalties (NaN
-    if one is) and before.
+    `told` [S, 3] int64: the token again, and the bits of the largest logits after penalties (NaN if
+    one is) and before.
     """
 
     tokens: torch.Tensor
@@ -84,10 +84,10 @@ def prepare(arguments: Arguments) -> Arguments:
 
 
 def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:
-    """Draw one token per row; rows of logits may lie apart. Nothing is waited for.
+    """Sample one token per row; rows of logits may be strided. It does not wait for the device.
 
     Shapes: logits [S, V] of any float dtype
-    Mutates: wanted.seen: what was drawn is counted
+    Mutates: wanted.seen: sampled tokens are counted
     """
     drawn: Drawn = import_module("dovetail_kernels.sample.triton").draw(logits, wanted)
     return drawn

@@ -101,7 +101,7 @@ class Tables:
 class Logprobs:
     """Logprobs of tokens, their ranks, and the most likely tokens. Shapes: [S], [S], [S, n] twice
 
-    Of a row that asked for fewer than n tokens the first entries count.
+    For a row that requested fewer than n tokens, only the first entries count.
     """
 
     logprob: np.ndarray
@@ -136,9 +136,9 @@ class NativeSampler:
     ) -> Logprobs | None:
         """Fill the first S entries of tokens, best and raw_best.
 
-        `best` is the largest logit after penalties, `raw_best` before them where `best` is not
-        finite; such a row's token is 0. `logprobs_top` None leaves logprobs out; otherwise it is
-        the largest `num_top` of the rows, at most MAX_TOP and V.
+        `best` is the largest logit after penalties, `raw_best` before them if `best` is not finite;
+        such a row's token is 0. `logprobs_top` None leaves logprobs out; otherwise it is the
+        largest `num_top` of the rows, at most MAX_TOP and V.
         Shapes: logits [S, V] float32 contiguous, restored after use; rows, positions [S] int64
         Mutates: self; tables: what was drawn is recorded for rows with penalties
         """
@@ -159,11 +159,11 @@ class NativeSampler:
 
     @property
     def logprobs(self) -> Logprobs:
-        """Return where calls write logprobs, for as long as none asks for more lines or tokens."""
+        """Return the arrays to which calls write logprobs, until one needs more lines or tokens."""
         return self._logprobs
 
     def _make_lines(self, count: int, num_top: int) -> None:
-        """Make room for the draws of so many lines. Mutates: self"""
+        """Allocate room for `count` lines. Mutates: self"""
         self.tokens = np.zeros(count, dtype=np.int64)
         self.best = np.zeros(count, dtype=np.float32)
         self.raw_best = np.zeros(count, dtype=np.float32)

@@ -1,7 +1,7 @@
-"""The Triton kernel that finds where top-k and top-p stop, one program a row, without sorting.
+"""The Triton kernel that finds the bounds of top-k and top-p, one program a row, without sorting.
 
 Tokens are compared by keys: the bits of |x|, so that key 0 is the best token. A bound is the
-smallest key up to which tokens number, or weigh, what is asked for. The maxima of blocks give a
+smallest key up to which the tokens reach the requested count or weight. The maxima of blocks give a
 first bound (as many tokens as blocks reach it); the tokens up to there are gathered, and if they
 are at most FOUND, the rest happens in registers. If they are more, passes over the row, three
 pivots each, narrow the keys down first.
@@ -47,7 +47,7 @@ WEIGHTLESS = tl.constexpr(0x41E80000)
 OCTAVE = tl.constexpr(1 << 23)
 MASS_SLACK = tl.constexpr(definition.MASS_SLACK)
 COUNT_BITS = tl.constexpr(51)
-"""A lane's sum of weights, of 2^10 tokens at most, lies below the bits that count its tokens."""
+"""A lane's sum of weights, of up to 2^10 tokens, stays below the bits that count its tokens."""
 LOG_UNIT = tl.constexpr(-27.725887222397812)
 """log(2^-40)"""
 
@@ -185,8 +185,8 @@ def _goal(total, top_p):
 
 @triton.jit
 def _farthest(total, goal, vocab, least):
-    """Return a key up to which tokens certainly weigh the goal: those that weigh less than an even
-    share of what may be left out cannot be where top-p stops."""
+    """Return a key up to which tokens certainly weigh the goal: a token below an even share of what
+    may be left out cannot be top-p's bound."""
     share = (total - goal).to(tl.float64) / vocab - 1.0
     x = tl.log(tl.maximum(share, 2.0).to(tl.float32)) + LOG_UNIT - 0.02
     key = tl.where(share < 2.0, WEIGHTLESS, key_of(tl.minimum(x, 0.0)))

@@ -16,7 +16,7 @@ FIELDS = tl.constexpr(len(FIELD_NAMES))
 TEMPERATURE, TOP_K, TOP_P, LEAST, UNIFORM, REPETITION, FREQUENCY, PRESENCE, SLOT = (
     tl.constexpr(i) for i in range(len(FIELD_NAMES))
 )
-"""Where a row's numbers lie; of the temperature it is the inverse."""
+"""The columns of a row's numbers; the temperature is stored as its inverse."""
 INFINITE = tl.constexpr(0x7F800000)
 """The key of -inf."""
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)

@@ -3,12 +3,12 @@
 `scan` and `weigh` divide a row among many programs and leave one number a piece; `search` and
 `draw` are one program a row. Sums are of whole numbers and floats are never fused, so a token
 depends neither on the pieces nor on the device. No launch depends on a number on the device, and
-nothing is read back.
+the host reads nothing back.
 
-Floor: 4 V bytes a row at the device's bandwidth, and where a row is not greedy 20 operations a
-token for its weight. Taken are two reads of a row (greedy: one), one more for top-k, two more for
-top-p; `search` reads it three to seven times more only where the tokens in question, those between
-the bounds that the blocks' maxima give, are more than FOUND. Nothing is sorted.
+Floor: 4 V bytes a row at the device's bandwidth, and 20 operations a token for its weight if a row
+is not greedy. Actual cost: two reads of a row (greedy: one), one more for top-k, two more for
+top-p. `search` reads it three to seven times more only if more than FOUND tokens are between the
+bounds from the blocks' maxima. Nothing is sorted.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:
 
 
 class _Step:
-    """The launches of one step, and what they leave for each other."""
+    """The launches of one step, and the intermediate results between them."""
 
     def __init__(self, logits: torch.Tensor, wanted: Wanted) -> None:
         self._rows, self._vocab = logits.shape
@@ -155,7 +155,7 @@ class _Step:
         self._bests = torch.empty((self._rows, self._num_pieces), device=device)
         self._raw_bests = torch.empty_like(self._bests) if self._has_penalties else self._bests
         self._sums = torch.empty_like(self._bests, dtype=torch.int64)
-        # What min-p leaves; `search` puts a tighter bound in its place. Not read by greedy rows.
+        # min-p's bound; `search` replaces it by a tighter one. Not read by greedy rows.
         self._bounds = wanted.params[:, LEAST.value].float() if wanted.is_random else self._bests
         self._sizes = {
             "HAS_PENALTIES": self._has_penalties,

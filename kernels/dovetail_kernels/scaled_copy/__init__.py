@@ -1,5 +1,5 @@
-"""scaled_copy: many matrices copied at once, target = scale * source, each in the dtype of its
-target, and the number of the first one whose result holds a number that is not finite, -1 for none.
+"""scaled_copy: many matrices copied in one call, target = scale * source, each in its target's
+dtype; returns the number of the first one with a non-finite result, -1 for none.
 
 Sources and targets may have any strides, so that a copy may exchange axes or fill a part of a
 larger matrix; targets do not overlap. Products are of float32, rounded once. A matrix whose result

@@ -1,4 +1,4 @@
-"""Cases of scaled_copy: every pair of types, how both lie in memory, and sizes that do not fill a
+"""Cases of scaled_copy: every pair of types, memory layouts of both, and sizes that do not fill a
 register."""
 
 from __future__ import annotations

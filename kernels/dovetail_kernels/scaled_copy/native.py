@@ -32,13 +32,13 @@ class ScaledCopyArgs(ctypes.Structure):
 
 
 Target = tuple[int, int, int, torch.dtype]
-"""Where a copy goes: the address of its first number, what lies between two rows and two columns,
-in numbers, and the type."""
+"""A copy's target: the address of its first number, the strides of rows and columns, in numbers,
+and the type."""
 
 
 class ScaledCopies:
-    """Copies from the memory of tensors to that of others, prepared once. They can be carried out
-    again between tensors of the same sizes that lie elsewhere."""
+    """Copies between tensors' memory, prepared once. They can be repeated for tensors of the same
+    sizes at other addresses."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ScaledCopies:
         targets: Iterable[Target],
         scales: Sequence[float],
     ) -> None:
-        """Keep where matrices lie, not the matrices. Shapes: C sources [A, B]"""
+        """Store the addresses of matrices, not the matrices. Shapes: C sources [A, B]"""
         native = library()
         if native is None:
             raise OSError(missing_reason())
@@ -70,8 +70,8 @@ class ScaledCopies:
         self._kernel = native.kernel("scaled_copy", ScaledCopyArgs)
 
     def sort(self) -> np.ndarray:
-        """Put the copies into the order in which their sources lie; return the numbers that they
-        had. Shapes: -> [C] int64. Mutates: self"""
+        """Sort the copies by source address; return their previous numbers. Shapes: -> [C] int64.
+        Mutates: self"""
         order: np.ndarray = np.argsort(self.places[:, 0], kind="stable")
         self.places = self.places[order]
         return order
@@ -82,7 +82,7 @@ class ScaledCopies:
         return int((self.places[:, 2] * self.places[:, 3]).sum())
 
     def source_ends(self) -> np.ndarray:
-        """Return the addresses behind the sources' last numbers. Shapes: -> [C] int64"""
+        """Return the end addresses of the sources. Shapes: -> [C] int64"""
         lasts = ((self.places[:, 2:4] - 1) * self.places[:, 4:6]).sum(axis=1)
         ends: np.ndarray = self.places[:, 0] + (lasts + 1) * ITEM_BYTES[self.places[:, 8]]
         return ends
@@ -90,9 +90,8 @@ class ScaledCopies:
     def __call__(
         self, source_shift: int = 0, target_shift: int = 0, chosen: slice = slice(None)
     ) -> int:
-        """Copy, from and to addresses that are so many bytes further; return the number of the
-        first matrix that is not finite, of those that are `chosen`, -1 for none. Mutates: the
-        memory of the targets"""
+        """Copy, with source and target addresses shifted by bytes; return the number of the first
+        non-finite matrix among the `chosen`, -1 for none. Mutates: the memory of the targets"""
         places = self.places[chosen]
         if source_shift or target_shift:
             places = places.copy()

@@ -1,9 +1,9 @@
-"""selective_scan: the recurrence of Mamba's first version, token after token, from kept states.
+"""selective_scan: the recurrence of Mamba's first version, token after token, from stored states.
 
-With delta = softplus(dt + dt_bias), for each channel and each of its S numbers of state:
-h = exp(delta a) h + delta x b; out = c . h + d x, times silu(z) where there is a z. Computed in
-float32. A state of 16 bits is rounded after every token, so that results are the same however a row
-is cut into steps; a token's own output is made before its state is rounded. (In Triton long rows of
+With delta = softplus(dt + dt_bias), for each channel and each of its S numbers of state: h =
+exp(delta a) h + delta x b; out = c . h + d x, times silu(z) if there is a z. Computed in float32. A
+state of 16 bits is rounded after every token, so that results are the same however a row is cut
+into steps; a token's own output is made before its state is rounded. (In Triton long rows of
 float32 states go in chunks: only cuts at ends of chunks leave them the same to the bit.)
 
 Shapes: x, dt, z [T, D], a [D, S] float32 (negative), b, c [T, S], d, dt_bias [D] float32, state

@@ -1,7 +1,7 @@
 """selective_scan on the native CPU library. A SelectiveScan holds its argument struct ready.
 
 One SelectiveScan serves one thread at a time. Weights, states and rows are read when the kernel
-runs, so what is recorded (cpu/program.py) follows them when they change in place.
+runs, so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SelectiveScanArgs(ctypes.Structure):
 
 
 class SelectiveScan:
-    """The recurrence of one layer, whose weights it reads where they lie: contiguous float32.
+    """The recurrence of one layer; its weights are read in place: contiguous float32.
 
     Shapes: a [D, S], d [D], dt_bias [D]
     """
@@ -75,8 +75,8 @@ class SelectiveScan:
     ) -> torch.Tensor:
         """Return (c . h + d x) silu(z) (see the op).
 
-        Rows of x, dt, b, c and z may lie apart, and blocks of the state. All but the state is
-        float32.
+        Rows of x, dt, b, c and z, and blocks of the state, may be strided. Everything except the
+        state is float32.
         Shapes: x, dt, z [T, D], b, c [T, S], state [N, D, S] -> [T, D]. Mutates: state
         """
         out, args = torch.empty(x.shape), self._args

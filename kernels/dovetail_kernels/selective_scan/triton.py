@@ -3,11 +3,11 @@
 Rows of few tokens: one program some channels of one row, its tokens one after the other. The state
 stays in registers from a row's first token of the step to its last; a decode is a loop of one
 token. The order of arithmetic is that of a single token. Rows of 64 tokens and more:
-triton_chunks.py; which of the two a row goes by is its own tokens' and block size's matter (where a
-step has more tokens than rows), so neighbours change none of its bits.
+triton_chunks.py. A row's own tokens and block size decide between the two (if a step has more
+tokens than rows), so its neighbours do not change its bits.
 
-Steps that end where chunks do (every 32 tokens of a block) change no bit of a row, others what
-float32 rounds. A state of 16 bits is rounded after every token, so its rows go token by token
+Steps that end at chunk ends (every 32 tokens of a block) change no bit of a row; others change
+float32 rounding. A state of 16 bits is rounded after every token, so its rows go token by token
 however long they are, and no cut changes a bit.
 
 Floor of few tokens: states are read and written once, x, dt, z and the result pass once, at the
@@ -43,7 +43,7 @@ def token_by_token(
     HAS_GATE: tl.constexpr, HAS_BIAS: tl.constexpr, ROUNDS: tl.constexpr,
     LEAVES_LONG: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone.
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are skipped.
     Shapes: h [BD, BS]"""
     row = tl.program_id(0).to(tl.int64)
     channel, number = tl.program_id(1) * BD + tl.arange(0, BD), tl.arange(0, BS)
@@ -101,7 +101,7 @@ def run(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return (c . h + d x) silu(z) (see the op). Rows of x, dt, b, c and z may lie apart.
+    """Return (c . h + d x) silu(z) (see the op). Rows of x, dt, b, c and z may be strided.
 
     Shapes: x, dt, z [T, D], a [D, S], b, c [T, S], d, dt_bias [D], state [N, D, S] -> [T, D].
     Mutates: state

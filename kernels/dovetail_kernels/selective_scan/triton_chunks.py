@@ -1,16 +1,16 @@
 """selective_scan's long rows in Triton: chunks side by side, joined by a walk over their ends.
 
-h_t = e_t h_{t-1} + g_t is the pair (e_t, g_t), and pairs that follow one another join to one:
-(e, g) then (e', g') is (e' e, e' g + g'). So a chunk is a pair too, of what its tokens leave in a
-state of zeros and of how much they leave of what was before, which is exp(a sum of delta). Source:
-Blelloch, "Prefix sums and their applications", 1990; Gu & Dao, "Mamba", 2023, section 3.3
+h_t = e_t h_{t-1} + g_t is the pair (e_t, g_t), and pairs that follow one another join to one: (e,
+g) then (e', g') is (e' e, e' g + g'). So a chunk is a pair too: its tokens' result from a state of
+zeros, and the share that they leave of an earlier state, which is exp(a sum of delta).
+Source: Blelloch, "Prefix sums and their applications", 1990; Gu & Dao, "Mamba", 2023, section 3.3
 
-- `sum_chunks`: the pair of each chunk, all chunks of all rows at once
-- `walk`: the state before each chunk, from chunk to chunk of a row; keeps what is kept
-- `scan`: the results of each chunk, all at once, from the state before it
+- `sum_chunks`: the pair of each chunk, all chunks of all rows in parallel
+- `walk`: the state before each chunk, from chunk to chunk of a row; stores states
+- `scan`: the results of each chunk, in parallel, from the state before it
 
 Within a chunk the state goes from token to token in registers, as in `token_by_token`. No exponent
-is above 0 and nothing is divided by a decay, so strong decays are as exact as weak ones.
+is above 0 and there is no division by a decay, so strong decays are as exact as weak ones.
 
 A prompt of 2048, 2048 channels of 16 numbers, in bfloat16, on an H100 (132 processors of 4
 schedulers, 1.7 GHz, 3.35 TB/s, 4 exponentials a cycle and scheduler), by arithmetic, not timed:
@@ -59,7 +59,7 @@ def sum_chunks(
     BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
     BS: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk leaves in a state of zeros, and the sums of its steps of time. Shapes: h
+    """Compute a chunk's state after a state of zeros, and the sums of its time steps. Shapes: h
     [BS, BD], ends [chunks, S, D], sums [chunks, D]"""
     chunk = tl.program_id(1)
     first, count = chunk_at(
@@ -95,8 +95,8 @@ def walk(
     table_stride, channels, size, LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BT: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """The state from chunk to chunk of a row: what is before a chunk takes the place of what the
-    chunk leaves. Shapes: h [BS, BD]. Mutates: ends, state"""
+    """Walk the state from chunk to chunk of a row; the state before a chunk replaces the chunk's
+    own. Shapes: h [BS, BD]. Mutates: ends, state"""
     row = tl.program_id(1).to(tl.int64)
     _, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
@@ -120,7 +120,7 @@ def walk(
         left = tl.load(at, mask=both, other=0.0)
         total = tl.load(sums + before + channel, mask=inside, other=0.0)
         after = tl.exp2(total[None, :] * rates) * h + left
-        tl.store(at, h, mask=both)  # behind the use of `left`, whose fetch from there is then over
+        tl.store(at, h, mask=both)  # after `left` is used: its load from there is complete
         h = after
         _, end = span_of(own + i, start, count, block_tokens, BT)
         if is_kept(end - 1, last, block_tokens):
@@ -130,8 +130,8 @@ def walk(
 
 @triton.jit
 def _by_lines(at, apart, inside, size, BS: tl.constexpr, BD: tl.constexpr):
-    """Return lines of numbers that lie `apart`. Loaded so, all numbers of a channel are in one
-    thread, and to sum them up takes no other. Shapes: at [BD] -> [BS, BD]"""
+    """Return lines of numbers with the stride `apart`. This way all numbers of a channel are in one
+    thread, and summing them up needs no other. Shapes: at [BD] -> [BS, BD]"""
     number, lines = tl.arange(0, BS), tl.zeros((BS, BD), tl.float32)
     for i in tl.static_range(BS):
         line = tl.load(at + i * apart, mask=inside & (i < size), other=0.0)

@@ -1,9 +1,9 @@
-"""short_conv: a causal convolution of each channel over its row's last W inputs, from kept states.
+"""short_conv: a causal convolution of each channel over its row's last W inputs, with state.
 
-out[t, c] = act(bias[c] + sum over i of weight[c, i] x[t - W + 1 + i, c]), computed in float32,
-where x before a row's first token is zero. The state holds the last W - 1 inputs, the oldest first.
-Inputs before a token count as the state's dtype has them, so that results are the same however a
-row is cut into steps.
+out[t, c] = act(bias[c] + sum over i of weight[c, i] x[t - W + 1 + i, c]), computed in float32; x
+before a row's first token is zero. The state holds the last W - 1 inputs, the oldest first. Inputs
+before a token are rounded to the state's dtype, so that results are the same however a row is cut
+into steps.
 
 Shapes: x [T, C], weight [C, W] with W from 2 to 8, bias [C], state [N, C, W - 1]; the rows of the
 step as in dovetail_kernels.states -> [T, C] in x's dtype. Mutates: state

@@ -1,4 +1,4 @@
-"""Cases of short_conv: rows that begin, go on and end blocks, widths, dtypes, rows that lie apart.
+"""Cases of short_conv: rows that begin, continue and end blocks, widths, dtypes, strided rows.
 
 Blocks that no row reads are infinite.
 """
@@ -60,7 +60,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     base = Shape(rows=((0, 1), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (2, 3)), channels=20)
     shapes = [
         base,

@@ -1,7 +1,7 @@
 """short_conv on the native CPU library. A ShortConv holds its argument struct ready.
 
 One ShortConv serves one thread at a time. Weights, states and rows are read when the kernel runs,
-so what is recorded (cpu/program.py) follows them when they change in place.
+so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ShortConv:
     ) -> torch.Tensor:
         """Return the convolution of the rows' inputs (see the op).
 
-        Rows of x may lie apart, and blocks of the state. All but the state is float32.
+        Rows of x, and blocks of the state, may be strided. Everything except the state is float32.
         Shapes: x [T, C], weight [C, W], bias [C], state [N, C, W - 1] -> [T, C]. Mutates: state
         """
         out, args = torch.empty(x.shape), self._args

@@ -1,9 +1,8 @@
-"""short_conv in Triton: the results, which do not wait for each other, then the kept states.
+"""short_conv in Triton: the results, independent of each other, then the stored states.
 
-`convolve` reads states and writes results: a program has some channels of one row, and every so
-many pieces of its tokens. `keep` writes states when all of them have been read; where a row goes on
-in a block, the state that it began with and a new one lie in the same place, so blocks are taken
-from the last to the first.
+`convolve` reads states and writes results: a program has some channels of one row, and every n-th
+piece of its tokens. `keep` writes states when all of them have been read. If a row continues in a
+block, its old and new state share a place, so blocks are processed from last to first.
 
 Floor: x is read and the result written once, states are read and written once, at the device's
 bandwidth.
@@ -123,7 +122,7 @@ def run(
     activation: str = "none",
     row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the convolution of the rows' inputs (see the op). Rows of x may lie apart.
+    """Return the convolution of the rows' inputs (see the op). Rows of x may be strided.
 
     Shapes: x [T, C], weight [C, W], bias [C], state [N, C, W - 1] -> [T, C]. Mutates: state
     """

@@ -1,11 +1,11 @@
-"""ssd: the recurrence of Mamba 2, each head with a decay of its own for its whole state.
+"""ssd: the recurrence of Mamba 2; each head has one decay for its whole state.
 
-delta = clamp(softplus(dt + dt_bias), *dt_limit), or 1 where dt is None (lightning attention)
-h = exp(delta a) h + delta x (outer) b, out = h c + d x
+delta = clamp(softplus(dt + dt_bias), *dt_limit), or 1 if dt is None (lightning attention) h =
+exp(delta a) h + delta x (outer) b, out = h c + d x
 
-H / G heads that follow one another share b and c. Rows of x, dt, b and c may lie apart, as parts of
-one wider matrix. Which states a row begins with and keeps: dovetail_kernels.states. A state of 16
-bits is rounded where it is kept; the definition and the native kernel round it after every token.
+H / G consecutive heads share b and c. Rows of x, dt, b and c may be strided, as parts of one wider
+matrix. dovetail_kernels.states says which states a row begins with and stores. A 16-bit state is
+rounded when it is stored; the definition and the native kernel round it after every token.
 
 Shapes: x [T, H, P], dt [T, H], a, d, dt_bias [H] float32, b and c [T, G, S], state [N, H, P, S] ->
 [T, H, P] in x's dtype

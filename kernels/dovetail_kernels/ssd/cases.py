@@ -1,7 +1,7 @@
-"""Cases of ssd: rows that begin, go on, end blocks; shapes of heads; states of 16 bits.
+"""Cases of ssd: rows that begin, continue, end blocks; shapes of heads; 16-bit states.
 
-x, b and c are parts of one wider matrix, as a layer has them, and states lie apart. What is not a
-row's own (other blocks) is compared too: a state is a result.
+x, b and c are parts of one wider matrix, as in a layer, and states are strided. Other blocks than
+the row's own are compared too: a state is a result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_LIMIT = (0.0, float("inf"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """A case's sizes: `heads` are H and G. `has_dt`, `has_d`, `has_bias`: those are given. `apart`:
-    what rows of the wider matrix have beside x, b and c."""
+    extra columns of the wider matrix."""
 
     rows: Rows
     heads: tuple[int, int] = (4, 2)
@@ -84,7 +84,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
     long = replace(few, rows=((10, 130), (60, 30)), block_tokens=64, limit=LIMIT)
     lightning = replace(few, has_dt=False, has_d=False, has_bias=False)

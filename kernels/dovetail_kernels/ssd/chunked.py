@@ -1,5 +1,5 @@
-"""ssd in torch by matrix products, parallel over the tokens of a chunk: the fallback where there is
-neither the native library nor a GPU's kernel.
+"""ssd in torch by matrix products, parallel over the tokens of a chunk: the fallback if there is
+neither the native library nor a GPU kernel.
 
 With l the sums of delta a within a chunk and h the state before it: out_i = sum over j <= i of
 exp(l_i - l_j) (c_i b_j) delta_j x_j + exp(l_i) h c_i; and h becomes exp(l_n) h + sum over j of
@@ -34,7 +34,7 @@ def run(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return out = h c + d x (see the op). A state of 16 bits is rounded where it is kept.
+    """Return out = h c + d x (see the op). A 16-bit state is rounded when it is stored.
 
     Shapes: x [T, H, P], dt [T, H], a, d, dt_bias [H], b and c [T, G, S], state [N, H, P, S] ->
     [T, H, P]

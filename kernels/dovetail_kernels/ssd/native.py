@@ -1,7 +1,7 @@
 """ssd on the native CPU library. An Ssd holds its argument struct ready.
 
-One Ssd serves one thread at a time. All that a step changes is read from tensors when the kernel
-runs, so what is recorded (cpu/program.py) follows them when they change in place.
+One Ssd serves one thread at a time. Everything that a step changes is read from tensors when the
+kernel runs, so recorded calls (cpu/program.py) see changes made in place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SsdArgs(ctypes.Structure):
 
 
 class Ssd:
-    """The parameters of a layer's heads, which it reads where they lie.
+    """The parameters of a layer's heads, read in place.
 
     Shapes: a, d, dt_bias [H] float32, contiguous
     """
@@ -91,7 +91,7 @@ class Ssd:
         state: torch.Tensor,
         rows: StateRows,
     ) -> torch.Tensor:
-        """Return out = h c + d x (see the op). Tokens may lie apart, heads and groups may not.
+        """Return out = h c + d x (see the op). Tokens may be strided, heads and groups may not.
 
         Shapes: x [T, H, P], dt [T, H], b and c [T, G, S], all float32, state [N, H, P, S] of a
         dtype in states.FORMATS -> [T, H, P] float32

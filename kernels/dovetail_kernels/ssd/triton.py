@@ -1,6 +1,6 @@
-"""ssd in Triton: one program some lines of the state of one head of one row.
+"""ssd in Triton: one program per some lines of the state of one head of one row.
 
-Where every row computes one token, and for float32, tokens go one after the other with the state in
+If every row computes one token, and for float32, tokens go one after the other with the state in
 registers: it is read once and written once. In other steps of 16-bit numbers a program walks chunks
 by the products of chunked.py, the state in registers from a row's first token of the step to its
 last; a chunk ends with its block.
@@ -30,7 +30,7 @@ LINES = 32
 
 @triton.jit
 def _delta(dt, at, mask, bias, low, high, HAS_DT: tl.constexpr):
-    """Return delta at these places of dt, 0 where `mask` is not."""
+    """Return delta at these positions of dt, 0 outside `mask`."""
     if HAS_DT:
         raw = tl.load(dt + at, mask=mask, other=0.0).to(tl.float32) + bias
         delta = tl.minimum(tl.maximum(softplus(raw), low), high)
@@ -165,7 +165,7 @@ def run(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return out = h c + d x (see the op). Tokens may lie apart, heads and groups may not.
+    """Return out = h c + d x (see the op). Tokens may be strided, heads and groups are contiguous.
 
     Shapes: x [T, H, P], dt [T, H], a, d, dt_bias [H], b and c [T, G, S], state [N, H, P, S] ->
     [T, H, P]

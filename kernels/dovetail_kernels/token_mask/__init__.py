@@ -1,6 +1,6 @@
-"""token_mask: logits of tokens that may not follow become -inf; NaN stays NaN.
+"""token_mask: logits of forbidden tokens become -inf; NaN stays NaN.
 
-Token t of row indices[a] may follow where bit t % 32 of masks[a, t // 32] is set.
+Token t of row indices[a] is allowed if bit t % 32 of masks[a, t // 32] is set.
 
 Shapes: logits [S, V], masks [A, W] int32, 32 W >= V, indices [A] int64, no row twice
 Mutates: logits

@@ -28,7 +28,7 @@ def _kernel(logits, stride, masks, words, indices, size, STRETCH: tl.constexpr):
 
 
 def run(logits: torch.Tensor, masks: torch.Tensor, indices: torch.Tensor) -> None:
-    """Forbid tokens (see the op). Rows of logits may lie apart; the others are contiguous.
+    """Forbid tokens (see the op). Rows of logits may be strided; the others are contiguous.
 
     Shapes: logits [S, V], masks [A, W] int32, indices [A] int64
     Mutates: logits

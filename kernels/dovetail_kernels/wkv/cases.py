@@ -1,5 +1,5 @@
-"""Cases of wkv: rows that begin, go on and end blocks, channels that fill no register, dtypes, keys
-whose exponentials leave float32.
+"""Cases of wkv: rows that begin, continue and end blocks, channels that fill no register, dtypes,
+keys whose exponentials overflow float32.
 
 Blocks that no row reads are infinite.
 """
@@ -64,7 +64,7 @@ def cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return the cases that are checked where kernels are interpreted."""
+    """Return the cases that are checked if kernels are interpreted."""
     base = Shape(rows=((0, 1), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (2, 3)), channels=20)
     shapes = [
         base,

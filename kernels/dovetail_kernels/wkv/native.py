@@ -31,7 +31,7 @@ class WkvArgs(ctypes.Structure):
 
 
 class Wkv:
-    """The averages of one layer, whose weights it reads where they lie: contiguous float32.
+    """The averages of one layer; its weights are read in place: contiguous float32.
 
     Shapes: decay, first [C]
     """
@@ -61,8 +61,8 @@ class Wkv:
     ) -> torch.Tensor:
         """Return the gated averages (see the op).
 
-        Rows of k, v and r may lie apart, and blocks of the state. All but the state is float32.
-        Shapes: k, v, r [T, C], state [N, 3, C] -> [T, C]. Mutates: state
+        Rows of k, v and r, and blocks of the state, may be strided. Everything except the state is
+        float32. Shapes: k, v, r [T, C], state [N, 3, C] -> [T, C]. Mutates: state
         """
         out, args = torch.empty(k.shape), self._args
         args.k, args.k_stride, args.out = k.data_ptr(), k.stride(0), out.data_ptr()

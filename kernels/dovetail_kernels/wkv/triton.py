@@ -3,11 +3,11 @@
 Rows of few tokens: one program some channels of one row, its tokens one after the other. The state
 stays in registers from a row's first token of the step to its last; a decode is a loop of one
 token. The order of arithmetic is that of a single token. Rows of 64 tokens and more:
-triton_chunks.py; which of the two a row goes by is its own tokens' and block size's matter (where a
-step has more tokens than rows), so neighbours change none of its bits.
+triton_chunks.py. A row's own tokens and block size decide between the two (if a step has more
+tokens than rows), so its neighbours do not change its bits.
 
-Steps that end where chunks do (every 32 tokens of a block) change no bit of a row, others what
-float32 rounds. A state of 16 bits is rounded after every token, so its rows go token by token
+Steps that end at chunk ends (every 32 tokens of a block) change no bit of a row; others change
+float32 rounding. A state of 16 bits is rounded after every token, so its rows go token by token
 however long they are, and no cut changes a bit.
 
 Floor of few tokens: states are read and written once, k, v, r and the result pass once, at the
@@ -38,7 +38,7 @@ CHANNELS = 128
 
 @triton.jit
 def _rounded(x, like, ROUNDS: tl.constexpr):
-    """Return what the state keeps of x, and that as float32."""
+    """Return x in the state's dtype, and that as float32."""
     if ROUNDS:
         x = nearest_bfloat16(x)
     kept = x.to(like.dtype.element_ty)
@@ -51,7 +51,7 @@ def token_by_token(
     k_stride, v_stride, r_stride, state_stride, table_stride, channels,
     ROUNDS: tl.constexpr, LEAVES_LONG: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are left alone."""
+    """The state goes from token to token. LEAVES_LONG: rows that go by chunks are skipped."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = channel < channels
@@ -96,7 +96,7 @@ def run(
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the gated averages (see the op). Rows of k, v and r may lie apart.
+    """Return the gated averages (see the op). Rows of k, v and r may be strided.
 
     Shapes: k, v, r [T, C], decay, first [C], state [N, 3, C] -> [T, C]. Mutates: state
     """

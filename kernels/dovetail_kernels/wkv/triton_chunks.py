@@ -1,14 +1,14 @@
 """wkv's long rows in Triton: chunks side by side, joined by a walk over their ends.
 
-A row's past is a triple (a / e^p, b / e^p, p), and so is what some tokens alone add to it. Triples
-of tokens that follow one another join to one: with n tokens in the later, w what a logarithm
-changes by from token to token and q the larger of p + n w and p', it is e^(p + n w - q) times the
-earlier, plus e^(p' - q) times the later, and q. No exponent is above 0. Source: Blelloch, "Prefix
-sums and their applications", 1990; Peng et al., "RWKV", 2023, appendix D
+A row's past is a triple (a / e^p, b / e^p, p), and so is the contribution of some tokens.
+Consecutive triples join to one: with n tokens in the later, w the change of a logarithm per token
+and q the larger of p + n w and p', it is e^(p + n w - q) times the earlier, plus e^(p' - q) times
+the later, and q. No exponent is above 0. Source: Blelloch, "Prefix sums and their applications",
+1990; Peng et al., "RWKV", 2023, appendix D
 
-- `sum_chunks`: the triple of each chunk's tokens alone, all chunks of all rows at once
-- `walk`: the triple before each chunk, from chunk to chunk of a row; keeps what is kept
-- `average`: the results of each chunk, all at once, from the triple before it
+- `sum_chunks`: the triple of each chunk's own tokens, all chunks of all rows in parallel
+- `walk`: the triple before each chunk, from chunk to chunk of a row; stores states
+- `average`: the results of each chunk, in parallel, from the triple before it
 
 Within a chunk tokens go one after the other in registers, as in `token_by_token`.
 
@@ -52,7 +52,7 @@ NONE = tl.constexpr(-1e38)
 
 @triton.jit
 def past_of(at, channel, channels, is_known):
-    """Return the triple that lies at a place; that of no past where there is none."""
+    """Return the triple at an address, or the triple of no past."""
     above = tl.load(at + channel, mask=is_known, other=0.0).to(tl.float32)
     below = tl.load(at + channels + channel, mask=is_known, other=0.0).to(tl.float32)
     top = tl.load(at + 2 * channels + channel, mask=is_known, other=0.0).to(tl.float32)
@@ -61,7 +61,7 @@ def past_of(at, channel, channels, is_known):
 
 @triton.jit
 def joined(above, below, top, more_above, more_below, more_top):
-    """Return the triple of two, each with its logarithm as it is after both."""
+    """Return the joined triple of two, each with its logarithm after both."""
     most = tl.maximum(top, more_top)
     old, fresh = tl.exp2((top - most) * LOG2_E), tl.exp2((more_top - most) * LOG2_E)
     return old * above + fresh * more_above, old * below + fresh * more_below, most
@@ -80,7 +80,7 @@ def sum_chunks(
     LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """What the tokens of a chunk add to no past. Shapes: ends [chunks, 3, C]"""
+    """Compute the contribution of a chunk's tokens. Shapes: ends [chunks, 3, C]"""
     chunk = tl.program_id(1)
     begin, count = chunk_at(
         query_start, seq_lens, row_block_tokens, rows, chunk, LEAST, BLOCK_TOKENS, BT, BR
@@ -109,8 +109,8 @@ def walk(
     table_stride, channels, LEAST: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BT: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The past from chunk to chunk of a row: what is before a chunk takes the place of what the
-    chunk adds. Mutates: ends, state"""
+    """Walk the past from chunk to chunk of a row; the past before a chunk replaces the chunk's own.
+    Mutates: ends, state"""
     row = tl.program_id(1).to(tl.int64)
     _, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
@@ -136,7 +136,7 @@ def walk(
         begin, end = span_of(own + i, start, count, block_tokens, BT)
         fallen = top + (end - begin).to(tl.float32) * falls
         after = joined(above, below, fallen, more_above, more_below, more_top)
-        tl.store(at, above, mask=inside)  # behind the use of what was fetched from there
+        tl.store(at, above, mask=inside)  # after the use of what was loaded from there
         tl.store(at + channels, below, mask=inside)
         tl.store(at + 2 * channels, top, mask=inside)
         above, below, top = after

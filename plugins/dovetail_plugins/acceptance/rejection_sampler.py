@@ -1,8 +1,7 @@
 """RejectionSampler: drafts are accepted so that the distribution of answers is the model's own.
 
-A draft sampled from q is accepted with min(1, p / q), and what is drawn in its place comes from
-max(0, p - q). Source: Leviathan et al., "Fast inference from transformers via speculative
-decoding", 2023.
+A draft sampled from q is accepted with min(1, p / q); its replacement is sampled from max(0, p -
+q). Source: Leviathan et al., "Fast inference from transformers via speculative decoding", 2023.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RejectionSampler(Acceptance):
-    """Leaves the distribution as it is; a draft that was not sampled is a point mass."""
+    """Preserves the distribution; a draft that was not sampled is a point mass."""
 
     info = Info(
         summary="rejection sampling, which leaves the answers' distribution as it is",
@@ -30,7 +29,7 @@ class RejectionSampler(Acceptance):
         own = p.gather(1, drafts.unsqueeze(1)).squeeze(1)
         if q is None:
             return own
-        # Where q is 0 the draft cannot have been sampled from it: p alone says whether it stands.
+        # If q is 0 the draft cannot have been sampled from it: p alone decides acceptance.
         theirs = q.gather(1, drafts.unsqueeze(1)).squeeze(1).to(own.dtype)
         return (own / theirs.where(theirs > 0, own.new_ones(()))).clamp_(max=1.0)
 

@@ -2,8 +2,8 @@
 
 How likely depends on how sure the model is: p(draft) above min(threshold, alpha * e^-entropy). More
 drafts are accepted than by rejection sampling, and THE DISTRIBUTION OF ANSWERS CHANGES: accepted
-tokens become more frequent than the model has them. Greedy requests stay as they are. Source: Cai
-et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads", 2024.
+tokens become more frequent than the model has them. Greedy requests are unaffected. Source: Cai et
+al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads", 2024.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class TypicalOptions:
 
     @property
     def alpha(self) -> float:
-        """Return posterior_alpha, or what it is where it is not given."""
+        """Return posterior_alpha, or its default."""
         given = self.posterior_alpha
         return float(self.posterior_threshold**0.5) if given is None else given
 
 
 class TypicalAcceptanceSampler(Acceptance):
-    """Changes the distribution of sampled answers: a likely draft stands, drawn or not."""
+    """Changes the distribution of sampled answers: a likely draft is accepted, sampled or not."""
 
     info = Info(
         summary="typical acceptance, which accepts likely drafts and changes the distribution",

@@ -1,1 +1,1 @@
-"""Where adapters are found that requests name."""
+"""Find the adapters that requests name."""

@@ -1,4 +1,4 @@
-"""Adapters that lie in subfolders of one folder, under the names that requests use."""
+"""Adapters in subfolders of one folder, whose names requests use."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _Options:
 
 
 class FolderResolver(AdapterResolver):
-    """PATH/NAME, where its adapter_config.json names the served model as its base.
+    """PATH/NAME, if its adapter_config.json names the served model as its base.
 
-    Only folders directly in PATH have names; where a link in it leads does not matter.
+    Only direct subfolders of PATH have names; a link in it may lead anywhere.
     """
 
     info = Info(summary="adapters in the subfolders of a folder, under the folders' names")
@@ -82,7 +82,7 @@ class FolderResolver(AdapterResolver):
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name is that of a folder itself, and leads nowhere else.
+    """Return whether a name is a plain folder name, which leads nowhere else.
 
     A lone surrogate, which JSON can spell and UTF-8 cannot, names nothing.
     """

@@ -1,1 +1,1 @@
-"""Adapters: what reads LoRA and its kin, and vectors that stand before a prompt."""
+"""Adapters: readers of LoRA and its variants, and of vectors that precede a prompt."""

@@ -1,6 +1,6 @@
-"""PEFT's folders: adapter_config.json beside adapter_model.safetensors or .bin.
+"""PEFT's folders: adapter_config.json with adapter_model.safetensors or .bin.
 
-Tensors are named by the module's path in the model that PEFT wrapped, behind "base_model.model.".
+Tensors are named by the module's path in the model that PEFT wrapped, after "base_model.model.".
 Source: the checkpoint format page of the PEFT documentation.
 """
 
@@ -21,14 +21,14 @@ PREFIX = "base_model.model."
 ADDED_TOKENS = ("new_embeddings.safetensors", "new_embeddings.bin")
 """Files in which vLLM (up to 0.11) keeps the vectors of tokens that an adapter adds."""
 ADDED_INPUTS, ADDED_OUTPUTS = "input_embeddings", "output_embeddings"
-"""Their tensors: what the token table and the head have of these tokens."""
+"""Their tensors: the rows of these tokens in the token table and in the head."""
 
 
 Tensors = dict[str, torch.Tensor]
 
 
 class Found(Mapping[str, ModuleChange]):
-    """Changes by module that are found when somebody asks for them."""
+    """Changes by module that are computed on first access."""
 
     def __init__(self, find: Callable[[], Mapping[str, ModuleChange]]) -> None:
         self._find = find
@@ -72,8 +72,8 @@ def read_file(folder: Path) -> WholeFile | Tensors:
 
 
 def read_added(folder: Path) -> tuple[Path, Tensors] | None:
-    """Return the file of added tokens and its tensors, None where there is none. Raises:
-    ConfigError naming the file"""
+    """Return the file of added tokens and its tensors, None if there is none. Raises: ConfigError
+    naming the file"""
     path = next((folder / name for name in ADDED_TOKENS if (folder / name).is_file()), None)
     if path is None:
         return None
@@ -110,7 +110,7 @@ def _unpickled(path: Path) -> Tensors:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError) as error:
         raise ConfigError(f"the file cannot be read: {error}.", where=str(path)) from error
-    except Exception as error:  # what unpickling refuses has many types
+    except Exception as error:  # unpickling errors have many types
         raise ConfigError(
             f"the file holds more than tensors, so it is not loaded: {error}.",
             where=str(path),

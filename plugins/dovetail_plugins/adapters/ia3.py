@@ -1,4 +1,4 @@
-"""IA3, as PEFT saves it: vectors that scale what modules are given, or what they give.
+"""IA3, as PEFT saves it: vectors that scale the inputs or the outputs of modules.
 
     y = l * (x W^T + b)          of feed-forward modules  y = (l * x) W^T + b
 
@@ -57,8 +57,8 @@ class Ia3Adapter(AdapterMethod):
 
 
 def _matcher(folder: Path, config: Mapping[str, Any]) -> Any:
-    """Return what says whether a module is a feed-forward one: one whose name ends as a name of the
-    list, or that is what the pattern means, as in PEFT. Raises: ConfigError"""
+    """Return the predicate of feed-forward modules: names that end in a listed name, or match the
+    pattern, as in PEFT. Raises: ConfigError"""
     key = "feedforward_modules"
     given = config.get(key) or ()
     if isinstance(given, str):

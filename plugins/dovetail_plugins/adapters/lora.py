@@ -1,5 +1,5 @@
-"""LoRA and its kin, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens that
-were trained one by one; and vLLM's file of added tokens beside them.
+"""LoRA and its variants, as PEFT saves them: rsLoRA, DoRA, biases, modules saved whole and tokens
+that were trained one by one; and vLLM's file of added tokens next to them.
 
     y = x W^T + s (x A^T) B^T,   s = alpha / r, or alpha / sqrt(r) with use_rslora
 
@@ -43,11 +43,11 @@ PAIR = {DOWN, UP}
 DOWN_TABLE, UP_TABLE = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, SAVED, BASE = "lora_magnitude_vector", "modules_to_save", "base_layer"
 ORIGINAL = ".original_module."
-"""What PEFT saves of a module, when tables were enlarged, that `modules_to_save` has replaced."""
+"""PEFT's copy of the original of a module that `modules_to_save` replaced (tables enlarged)."""
 ROWS, INDICES = "token_adapter.trainable_tokens_delta", "trainable_token_indices"
 TIES = "ensure_weight_tying"
 TABLE_NAMES = ("embed_tokens", "embedding", "embeddings", "wte", "word_embeddings", "embed_in")
-"""Names of token tables: what a list of indices, without a module's name, is of."""
+"""Names of token tables, to which a list of indices without a module's name refers."""
 OF_EXPERTS = ("gate_up_proj", "down_proj")
 """Parameters that hold all experts, in the order in which PEFT wraps a module for each."""
 NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -70,7 +70,7 @@ class LoraAdapter(AdapterMethod):
         """Those whose changes were found without a fault."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Have a class that reads otherwise asked for what it reads."""
+        """Make `open` use a subclass's own `read`."""
         super().__init_subclass__(**settings)
         if "read" in vars(cls) and "open" not in vars(cls):
             cls.open = AdapterMethod.open  # type: ignore[method-assign]
@@ -111,7 +111,7 @@ class LoraAdapter(AdapterMethod):
 
     def _rope_factor(self, folder: Path, config: Mapping[str, Any]) -> float | None:
         """Return the linear rope scaling that an adapter was trained with, None for the model's
-        own: as `rope_scaling` tells, or as many times the model's length as `context_length`, as
+        own: from `rope_scaling`, or the ratio of `context_length` to the model's length, as
         LongLoRA trains. Raises: ConfigError"""
         scaling = setting(folder, config, "rope_scaling", dict, {})
         if scaling:
@@ -131,7 +131,7 @@ class LoraAdapter(AdapterMethod):
     def _changes(
         self, folder: Path, config: Mapping[str, Any], file: WholeFile | Tensors
     ) -> dict[str, ModuleChange]:
-        """Return what the tensors of a file mean, by module. The file is read if there is more to
+        """Return the changes in a file's tensors, by module. The file is read if there is more to
         them than pairs of matrices. Raises: ConfigError"""
         modules: dict[str, Tensors] = defaultdict(dict)
         names, terms = _target_parameters(folder, config), _Terms(folder, config)
@@ -156,9 +156,9 @@ class LoraAdapter(AdapterMethod):
         return changes
 
     def _of_experts(self, terms: _Terms, module: str, parts: Tensors) -> dict[str, ModuleChange]:
-        """Return what the tensors of a parameter [X, O, I] mean, expert by expert: A is [X r, I],
-        B is [O, r X]. The first matrix of transformers' LongCat Flash has rows of experts that do
-        not compute too, which nothing reads. Raises: ConfigError"""
+        """Return the changes in the tensors of a parameter [X, O, I], expert by expert: A is
+        [X r, I], B is [O, r X]. The first matrix of transformers' LongCat Flash also has unused
+        rows, of experts that do not compute. Raises: ConfigError"""
         facts = self._model.hf_config
         num_experts = next((int(facts[key]) for key in NUM_EXPERTS if facts.get(key)), 0)
         is_down = module.endswith("down_proj")
@@ -183,7 +183,7 @@ class LoraAdapter(AdapterMethod):
         }
 
     def _verify(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """Raises: ConfigError for what the config asks for that is not done here"""
+        """Raises: ConfigError for unsupported settings of the config"""
         for key, what in NOT_DONE.items():
             if config.get(key):
                 raise ConfigError(f"{what} is not supported.", where=f"{folder / CONFIG}: {key}")
@@ -199,7 +199,7 @@ class LoraAdapter(AdapterMethod):
 
 
 class _Terms:
-    """What adapter_config.json says of all modules."""
+    """The settings of adapter_config.json for all modules."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Raises: ConfigError naming the key"""
@@ -210,7 +210,7 @@ class _Terms:
         self._is_root: bool = setting(folder, config, "use_rslora", bool, False)
 
     def scale(self, module: str, rank: int) -> float:
-        """Return what the product of a module is multiplied by. Raises: ConfigError"""
+        """Return the factor of a module's product. Raises: ConfigError"""
         alpha = self._alpha
         for pattern, own in self._alphas.items():
             if _matches(self.folder, pattern, module):
@@ -223,14 +223,14 @@ class _Terms:
 
 
 def _change(terms: _Terms, module: str, parts: Tensors) -> ModuleChange:
-    """Return what the tensors of one module mean. Raises: ConfigError. Mutates: parts"""
+    """Return the change in the tensors of one module. Raises: ConfigError. Mutates: parts"""
     if parts.keys() == PAIR:
         return ModuleChange(is_tied=terms.is_tied, **_pair(terms, module, parts[DOWN], parts[UP]))
     change = ModuleChange(
         weight=parts.pop("weight", None), bias=parts.pop("bias", None), is_tied=terms.is_tied
     )
     down, up = parts.pop(DOWN, None), parts.pop(UP, None)
-    if DOWN_TABLE in parts:  # a token table: what is looked up is a column of A
+    if DOWN_TABLE in parts:  # a token table: a lookup returns a column of A
         down, up = parts.pop(DOWN_TABLE), parts.pop(UP_TABLE, None)
     magnitude, shift = parts.pop(MAGNITUDE, None), parts.pop(f"{UP}.bias", None)
     if ROWS in parts:
@@ -262,7 +262,7 @@ def _pair(terms: _Terms, module: str, down: torch.Tensor, up: torch.Tensor) -> d
 
 
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways of starting (`init_lora_weights`) that take the first product out of the model's weights."""
+"""Initializations (`init_lora_weights`) that take the first product out of the model's weights."""
 NOT_DONE = {
     "arrow_config": "routing among adapters (Arrow)",
     "kasa_config": "KaSA",
@@ -278,9 +278,9 @@ NOT_DONE = {
 def _with_rows(
     folder: Path, config: Mapping[str, Any], module: str, change: ModuleChange, rows: torch.Tensor
 ) -> ModuleChange:
-    """Return a change with the rows of tokens that were trained one by one: PEFT keeps them in the
-    place of the table's, and where a head shares the table in the place of its rows too. Raises:
-    ConfigError. Shapes: rows [m, E]"""
+    """Return a change with the rows of tokens that were trained one by one: in PEFT they replace
+    the table's rows, and the head's too if it shares the table. Raises: ConfigError. Shapes: rows
+    [m, E]"""
     where, given = f"{folder / CONFIG}: {INDICES}", config.get(INDICES)
     if isinstance(given, Mapping):
         given = next((ids for name, ids in given.items() if module.endswith(name)), None)
@@ -318,7 +318,7 @@ def _parameters_of(module: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return a tensor's module and what it is of it."""
+    """Return a tensor's module, and which part of it the tensor is."""
     module, _, part = name.removesuffix(".weight").rpartition(".")
     if part in PAIR and BASE not in module and SAVED not in module and "token_" not in module:
         return module, part  # as nearly all are named

@@ -1,4 +1,4 @@
-"""Vectors before a prompt, as PEFT saves what prompt tuning and p-tuning have learned.
+"""Vectors before a prompt, as PEFT saves prompt tuning and p-tuning.
 
     x = [v_1 ... v_n, E(t_1) ... E(t_m)]
 

@@ -1,6 +1,6 @@
 """AllToAll: a token travels once to each rank that holds some of its experts, and its sums back.
 
-What travels shrinks with the ranks' tokens, and with picks that lie together.
+The traffic shrinks with the ranks' tokens, and with picks on the same ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AllToAll(All2All):
-    """Sends each token to the ranks of its experts alone."""
+    """Sends each token only to the ranks of its experts."""
 
     info = Info(
         summary="sends each token to the ranks of its experts, and the sums back",

@@ -1,7 +1,7 @@
 """AllGatherReduceScatter: every rank gets all tokens, and each its own part of the sums back.
 
-What travels does not depend on the routing, and grows with the ranks; few calls make it the better
-one for a handful of tokens or ranks.
+The traffic does not depend on the routing, and grows with the ranks; with few calls it is better
+for a handful of tokens or ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AllGatherReduceScatter(All2All):
-    """Gathers tokens, padded to those of the rank with the most; scatters sums."""
+    """Gathers tokens, padded to the longest rank's number; scatters sums."""
 
     info = Info(
         summary="gathers all tokens on every rank, scatters the sums",
@@ -62,7 +62,7 @@ class AllGatherReduceScatter(All2All):
 
 
 def _padded(x: torch.Tensor, num_rows: int, value: int = 0) -> torch.Tensor:
-    """Return x with rows of one value behind it. Shapes: [T, ..] -> [num_rows, ..]"""
+    """Return x padded with rows of one value. Shapes: [T, ..] -> [num_rows, ..]"""
     if len(x) == num_rows:
         return x.contiguous()
     out = x.new_full((num_rows, *x.shape[1:]), value)

@@ -1,4 +1,4 @@
-"""ALiBi for backends in torch: a spec's slopes on a device, made once, and what they add to scores.
+"""ALiBi for backends in torch: a spec's slopes on a device, made once, and the biases of scores.
 
 Source: Press et al., "Train short, test long: attention with linear biases", 2022
 """
@@ -12,12 +12,12 @@ import torch
 
 @cache
 def slopes_on(device: torch.device, slopes: tuple[float, ...]) -> torch.Tensor:
-    """Return slopes where a layer's tensors are. Shapes: [H] float32"""
+    """Return slopes on the device of a layer's tensors. Shapes: [H] float32"""
     return torch.tensor(slopes, dtype=torch.float32, device=device)
 
 
 def added_to_scores(slopes: tuple[float, ...], distances: torch.Tensor) -> torch.Tensor:
-    """Return what is added to the scores of keys that lie so far from their queries.
+    """Return the bias added to the scores of keys at these distances from their queries.
 
     Shapes: distances [...] -> [H, ...] float32
     """

@@ -1,6 +1,6 @@
-"""One step by flashinfer: blocks listed as it wants them, a plan for each kind of layer.
+"""One step by flashinfer: blocks in its list format, a plan for each kind of layer.
 
-Knows no choice of backend; the package is handed in.
+Knows no choice of backend; the package is an argument.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Planned:
 
 class Wrappers:
     """The package's objects over one workspace, one for each kind of layer and each group of layers
-    that share blocks: what one is planned for holds for the whole step."""
+    that share blocks: a plan holds for the whole step."""
 
     def __init__(self, package: ModuleType) -> None:
         self._make = package.BatchPrefillWithPagedKVCacheWrapper
@@ -111,7 +111,7 @@ def attend(
     prepared: Prepared,
     wrappers: Wrappers,
 ) -> torch.Tensor:
-    """Attend to what the cache holds (see `AttentionBackend.forward_shared`). Mutates: prepared"""
+    """Attend to the cache (see `AttentionBackend.forward_shared`). Mutates: prepared"""
     kind = replace(spec, k_scale=1.0, v_scale=1.0)
     planned = wrappers.of(kind, prepared.number, q.device)
     if kind not in prepared.planned:
@@ -129,7 +129,7 @@ def _plan(
     q_dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> None:
-    """Tell the package of a step's rows. Mutates: planned"""
+    """Pass a step's rows to the package. Mutates: planned"""
     planned.plan(
         prepared.starts,
         prepared.block_starts,

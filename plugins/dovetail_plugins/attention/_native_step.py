@@ -29,7 +29,7 @@ class NativeStep:
 def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
     """Return a step as the layers of one KV group need it.
 
-    `may_round`: queries and weights to bfloat16, where keys are and the machine gains by it.
+    `may_round`: round queries and weights to bfloat16 if keys are, and the machine gains by it.
     """
     return NativeStep(
         Step(
@@ -95,7 +95,7 @@ def forward_lse(
     cache: torch.Tensor,
     prepared: NativeStep,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `AttentionBackend.forward_lse` says. Mutates: cache, prepared"""
+    """Run `AttentionBackend.forward_lse`. Mutates: cache, prepared"""
     lse = torch.empty(q.shape[:2])
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
@@ -108,7 +108,7 @@ def forward_cross(
     cache: torch.Tensor,
     prepared: NativeStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_cross` says. Mutates: cache, prepared"""
+    """Run `AttentionBackend.forward_cross`. Mutates: cache, prepared"""
     return forward(spec, q, k, v, cache, prepared)
 
 
@@ -120,7 +120,7 @@ def forward_latent(
     prepared: NativeStep,
     picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_latent` says, or `forward_picked` where there are picks.
+    """Run `AttentionBackend.forward_latent`, or `forward_picked` if there are picks.
     Mutates: cache, prepared"""
     assert q.dtype is torch.float32, "why_not let another dtype pass"
     if prepared.latents is None:
@@ -149,7 +149,7 @@ def pick(
     keys: torch.Tensor,
     prepared: NativeStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.pick` says."""
+    """Run `AttentionBackend.pick`."""
     layout = prepared.layout
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
     q = _whole(q, spec.head_size)
@@ -157,11 +157,11 @@ def pick(
 
 
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:
-    """Return x with a token's numbers side by side; tokens may lie apart."""
+    """Return x with each token's numbers contiguous; tokens may be strided."""
     return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _whole(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return x with heads `size` apart; as it is where only the tokens lie apart."""
+    """Return x with heads at a stride of `size`; unchanged if only the tokens are strided."""
     strides = x.stride()
     return x if strides[1] == size and strides[2] == 1 else x.contiguous()

@@ -1,6 +1,6 @@
 """Paged attention over latents in torch operators: write, gather a row's latents, attend.
 
-All heads of a token are as many queries of one head, so nothing is repeated. Shape letters as in
+All heads of a token are treated as queries of one head, so nothing is repeated. Shape letters as in
 `interfaces.attention`.
 """
 
@@ -21,7 +21,7 @@ def forward(
     cache: torch.Tensor,
     prepared: Prepared,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_latent` says. Mutates: cache"""
+    """Run `AttentionBackend.forward_latent`. Mutates: cache"""
     layout = prepared.layout
     write_latents(latent, cache, layout.slots)
     out = q.new_empty(*q.shape[:2], spec.latent_size)
@@ -57,7 +57,7 @@ def pick(
     keys: torch.Tensor,
     prepared: Prepared,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.pick` says."""
+    """Run `AttentionBackend.pick`."""
     layout = prepared.layout
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
     return index_picks(q, weights, keys, *rows, spec.num_picked)
@@ -71,7 +71,7 @@ def forward_picked(
     prepared: Prepared,
     picks: torch.Tensor,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_picked` says. Mutates: cache"""
+    """Run `AttentionBackend.forward_picked`. Mutates: cache"""
     layout, size = prepared.layout, cache.shape[1]
     write_latents(latent, cache, layout.slots)
     counts = layout.query_start.diff()
@@ -96,8 +96,8 @@ def _read(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch
 def _attend(
     spec: LatentSpec, q: torch.Tensor, latents: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return what queries attend to. Shapes: q [B, M, L + R], latents [B, S, L + R], mask that
-    spreads to [B, M, S], True where a query sees -> [B, M, L]"""
+    """Return the attended latents. Shapes: q [B, M, L + R], latents [B, S, L + R], mask that
+    spreads to [B, M, S], True if a query sees it -> [B, M, L]"""
     scores = torch.bmm(q * spec.scale, latents.transpose(1, 2)).float()
     if mask is not None:
         scores = scores.masked_fill_(~mask, -torch.inf)

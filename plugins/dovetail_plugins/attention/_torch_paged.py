@@ -1,6 +1,6 @@
 """Paged attention in torch operators: cache write, gather of a row's keys, masked attention.
 
-Only slots of a row's own tokens are ever read, so what other blocks hold (NaN even) cannot matter.
+Only slots of a row's own tokens are ever read, so other blocks' content (even NaN) is irrelevant.
 Shape letters as in `interfaces.attention`; S gathered key positions, G query heads per kv head.
 """
 
@@ -16,12 +16,12 @@ from dovetail.interfaces.attention import AttentionSpec, BatchLayout
 from dovetail_plugins.attention._alibi import added_to_scores
 
 GATHER_BYTES = 8 << 20
-"""Keys gathered at once. Larger blocks of memory are returned to the system after each use, and
-getting them back costs ten times the copy itself."""
+"""Bytes of keys gathered per copy. Larger blocks of memory are returned to the system after each
+use, and getting them back costs ten times the copy itself."""
 MAX_SCORES = 1 << 24
-"""Scores held at once where they are computed openly (soft cap, sinks)."""
+"""Maximum number of scores in memory if they are computed explicitly (soft cap, sinks)."""
 QUERY_CHUNK_TOKENS = 512
-"""Queries attended at once under a mask, which takes this many bytes per key."""
+"""Number of queries per masked attention call; the mask takes this many bytes per key."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -51,7 +51,7 @@ class PrefillRow:
 
 
 class Prepared:
-    """A step's layout, and what the layers of one KV group compute from it only once."""
+    """A step's layout, and values that the layers of one KV group compute from it only once."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self.layout = layout
@@ -110,7 +110,7 @@ def forward(
     """
     if (spec.k_scale, spec.v_scale) == (1.0, 1.0):
         return _forward(spec, q, k, v, cache, prepared, sinks, lse, bias, is_cross=is_cross)
-    # Scores over what is stored take the keys' scale; sums of what is stored take the values'.
+    # Scores over stored keys take the keys' scale; sums of stored values take the values'.
     inner = replace(spec, scale=spec.scale * spec.k_scale, k_scale=1.0, v_scale=1.0)
     if k is not None and v is not None:
         k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
@@ -126,7 +126,7 @@ def forward_lse(
     cache: torch.Tensor,
     prepared: Prepared,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `AttentionBackend.forward_lse` says. Mutates: cache"""
+    """Run `AttentionBackend.forward_lse`. Mutates: cache"""
     lse = torch.empty(q.shape[:2], device=q.device)
     return forward(spec, q, k, v, cache, prepared, lse=lse), lse
 
@@ -139,12 +139,12 @@ def forward_cross(
     cache: torch.Tensor,
     prepared: Prepared,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_cross` says. Mutates: cache"""
+    """Run `AttentionBackend.forward_cross`. Mutates: cache"""
     return forward(spec, q, k, v, cache, prepared, is_cross=True)
 
 
 def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return x / scale in float32. By a number alone a GPU would multiply with 1 / scale."""
+    """Return x / scale in float32. With a plain number, a GPU would multiply with 1 / scale."""
     return x.float() / torch.full((), scale, device=x.device)
 
 
@@ -161,7 +161,7 @@ def _forward(
     *,
     is_cross: bool,
 ) -> torch.Tensor:
-    """Do what `forward` does for a cache without scales. Mutates: cache, lse"""
+    """Run `forward` for a cache without scales. Mutates: cache, lse"""
     if k is not None and v is not None:
         write(cache, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (cache[0, 0, 0].numel() * cache.element_size()))
@@ -226,7 +226,7 @@ def decode(
 
     Shapes: q [R, H, D], cache [2, N, P, K, D], lse [R, H] -> [R, H, D]
 
-    The G query heads of one kv head take the place of G queries: nothing is repeated. Mutates: lse
+    The G query heads of one kv head are treated as G queries: nothing is repeated. Mutates: lse
     """
     num_rows = len(q)
     k, v = read(cache, chunk.slots, q.dtype)
@@ -255,10 +255,10 @@ def prefill(
     lse: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend one row of several tokens, whose own keys and values, if told, need not be read.
+    """Attend one row of several tokens; its own keys and values, if passed, are not read back.
 
-    Shapes: q [T, H, D], keys [T, K, D] each, cache [2, N, P, K, D], lse [T, H],
-    bias [H, 2 M - 1] -> [T, H, D]. Mutates: lse
+    Shapes: q [T, H, D], keys [T, K, D] each, cache [2, N, P, K, D], lse [T, H], bias [H, 2 M - 1]
+    -> [T, H, D]. Mutates: lse
     """
     first = _first_seen(spec, row.start)
     if keys is None or row.start > 0 or cache.dtype != keys[0].dtype:
@@ -333,8 +333,8 @@ def _added(
     high: int,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Return what is added to the scores of queries start .. end - 1 and keys low .. high - 1, None
-    for nothing.
+    """Return the bias of the scores of queries start .. end - 1 and keys low .. high - 1, None for
+    none.
 
     Shapes: bias [H, 2 M - 1] -> [1, H, end - start, high - low]
     """
@@ -397,12 +397,12 @@ def attend(
     lse: torch.Tensor | None,
     added: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return softmax(scores) v. Shapes: q [B, H, T, D], k and v [B, K, S, D], mask that spreads
-    to [B, 1, T, S], sinks that spread to [B, H, T, 1], lse [B, H, T], what is added to scores
-    [B, H, T, S] -> [B, H, T, D]. Mutates: lse
+    """Return softmax(scores) v. Shapes: q [B, H, T, D], k and v [B, K, S, D], mask that spreads to
+    [B, 1, T, S], sinks that spread to [B, H, T, 1], lse [B, H, T], score bias [B, H, T, S] ->
+    [B, H, T, D]. Mutates: lse
     """
     is_grouped = q.shape[1] != k.shape[1]
-    # torch takes what is added in the queries' type, whose 16 bits do not hold it.
+    # torch converts the score bias to the queries' type, where 16 bits are not precise enough.
     is_exact = added is None or q.dtype not in (torch.float16, torch.bfloat16)
     if sinks is None and spec.soft_cap is None and lse is None and is_exact:
         if added is not None:

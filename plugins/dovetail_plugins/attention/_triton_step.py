@@ -1,4 +1,4 @@
-"""One step on the Triton kernels: a layout becomes what the host must know, a layer's call writes
+"""One step on the Triton kernels: prepares the host's facts from a layout; a layer's call writes
 its keys and attends.
 """
 
@@ -79,7 +79,7 @@ def forward_lse(
     stored: torch.Tensor,
     prepared: TritonStep,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `AttentionBackend.forward_lse` says. Mutates: stored"""
+    """Run `AttentionBackend.forward_lse`. Mutates: stored"""
     lse = torch.empty(q.shape[:2], device=q.device)
     return forward(spec, q, k, v, stored, prepared, lse=lse), lse
 
@@ -92,7 +92,7 @@ def forward_cross(
     stored: torch.Tensor,
     prepared: TritonStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_cross` says. Mutates: stored"""
+    """Run `AttentionBackend.forward_cross`. Mutates: stored"""
     return forward(spec, q, k, v, stored, prepared)
 
 
@@ -104,7 +104,7 @@ def forward_latent(
     prepared: TritonStep,
     picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.forward_latent` says, or `forward_picked` where there are picks.
+    """Run `AttentionBackend.forward_latent`, or `forward_picked` if there are picks.
     Mutates: stored"""
     layout, extent = prepared.layout, prepared.extent
     write_latents(latent, stored, layout.slots)
@@ -129,7 +129,7 @@ def pick(
     keys: torch.Tensor,
     prepared: TritonStep,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.pick` says."""
+    """Run `AttentionBackend.pick`."""
     layout = prepared.layout
     return index_picks(
         q if q.stride()[1:] == (spec.head_size, 1) else q.contiguous(),
@@ -146,8 +146,8 @@ def pick(
 def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the numbers of a cache and, of an int8 one, its scales, which end each block.
 
-    So numbers begin at multiples of 16 bytes. Shapes: stored [2, N, P, K, D], or D + 4 where there
-    are scales -> [2, N, P, K, D], [2, N, P, K]
+    So numbers begin at multiples of 16 bytes. Shapes: stored [2, N, P, K, D], or D + 4 with scales
+    -> [2, N, P, K, D], [2, N, P, K]
     """
     _, _, block_tokens, heads, width = stored.shape
     if width == size:
@@ -179,7 +179,7 @@ def _whole(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _check_e4m3(device: torch.device) -> None:
-    """Raises: ConfigError where a GPU is too old for a cache of float8_e4m3fn."""
+    """Raises: ConfigError if a GPU is too old for a cache of float8_e4m3fn."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) >= E4M3_CAPABILITY:
         return
     raise ConfigError(

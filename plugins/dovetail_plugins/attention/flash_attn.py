@@ -1,7 +1,7 @@
 """FlashAttn: attention by the flash-attn package, version 2 or 3, over a paged cache.
 
-Version 3 (module `flash_attn_interface`) reads blocks of any size; version 2 (`flash_attn`) those
-of a multiple of 256 tokens. Where both are installed 3 is taken. Not run on a GPU here: its calls
+Version 3 (module `flash_attn_interface`) reads blocks of any size; version 2 (`flash_attn`) needs a
+multiple of 256 tokens. If both are installed, version 3 is used. Not run on a GPU here: its calls
 are checked against the documented signatures.
 """
 
@@ -82,8 +82,8 @@ class FlashAttn(AttentionBackend):
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:
-        """Return the layout, and for version 2 where each row's keys would begin, laid side by
-        side."""
+        """Return the layout, and for version 2 the start of each row's keys if they were
+        concatenated."""
         if self._is_third:
             return layout, None
         import torch
@@ -118,7 +118,7 @@ class FlashAttn(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
         """
@@ -128,7 +128,7 @@ class FlashAttn(AttentionBackend):
     def _attend(
         self, spec: AttentionSpec, q: torch.Tensor, cache: torch.Tensor, prepared: Any
     ) -> torch.Tensor:
-        """Attend to what the cache holds. Shapes: q [T, H, D], cache [2, N, P, K, D] -> as q"""
+        """Attend to the cache. Shapes: q [T, H, D], cache [2, N, P, K, D] -> as q"""
         layout, key_start = prepared
         rules: dict[str, Any] = {
             "softmax_scale": spec.scale,

@@ -68,7 +68,7 @@ class FlashInfer(AttentionBackend):
         return reasons
 
     def prepare(self, layout: BatchLayout) -> Any:
-        """Return the step's blocks as the package lists them; nothing is planned yet."""
+        """Return the step's blocks in the package's format; nothing is planned yet."""
         return self._wrappers.prepared(layout)
 
     def forward(
@@ -97,7 +97,7 @@ class FlashInfer(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
         """

@@ -1,7 +1,7 @@
 """NativeCpu: attention by the native CPU library, over keys and values in their blocks.
 
-A row's numbers are the same, bit for bit, alone or in any batch, whole or in chunks, on any number
-of threads. Knows no model and no scheduler; torch is imported when an object is made.
+A row's numbers are the same, bit for bit, by itself or in any batch, whole or in chunks, on any
+number of threads. Knows no model and no scheduler; torch is imported when an object is made.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class NativeCpu(AttentionBackend):
     def kv_shape(
         self, num_blocks: int, block_tokens: int, num_kv_heads: int, head_size: int
     ) -> tuple[int, ...]:
-        """Return [N, K, 2, P, D]. What lies where in a block is the kernel's business."""
+        """Return [N, K, 2, P, D]. The layout inside a block is up to the kernel."""
         return (num_blocks, num_kv_heads, 2, block_tokens, head_size)
 
     def prepare(self, layout: BatchLayout) -> Any:
@@ -128,7 +128,7 @@ class NativeCpu(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+        """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
@@ -159,7 +159,7 @@ class NativeCpu(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write what another sequence brought, then attend to all of it.
+        """Write another sequence's keys and values, then attend to all of it.
 
         Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
         """
@@ -173,7 +173,7 @@ class NativeCpu(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
         """
@@ -187,7 +187,7 @@ class NativeCpu(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write the latents, then attend to those of each row.
+        """Write the latents, then attend to the latents of each row.
 
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache
@@ -230,7 +230,7 @@ class NativeCpu(AttentionBackend):
 
 
 def _missing() -> list[str]:
-    """Return the reason why there is no native library; asked last, since it may have to be
+    """Return the reason why there is no native library; checked last, because it may have to be
     built."""
     from dovetail_kernels.cpu.library import missing_reason
 

@@ -1,7 +1,7 @@
 """TorchSdpa: attention by torch's own operators, on any device. The reference backend.
 
 Rows that compute one token are gathered and attended together, the others one by one. Knows no
-model and no scheduler; torch is imported when an object is made, so asking costs nothing.
+model and no scheduler; torch is imported when an object is made, so capability checks cost nothing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TorchSdpa(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+        """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
@@ -128,7 +128,7 @@ class TorchSdpa(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write what another sequence brought, then attend to all of it.
+        """Write another sequence's keys and values, then attend to all of it.
 
         Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
         """
@@ -142,7 +142,7 @@ class TorchSdpa(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
         """
@@ -156,7 +156,7 @@ class TorchSdpa(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write the latents, then attend to those of each row.
+        """Write the latents, then attend to the latents of each row.
 
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache

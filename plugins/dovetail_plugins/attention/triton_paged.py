@@ -112,7 +112,7 @@ class TritonPaged(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend to what the cache holds; tell the log-sum-exps of scores too.
+        """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
         Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
         """
@@ -127,7 +127,7 @@ class TritonPaged(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write what another sequence brought, then attend to all of it.
+        """Write another sequence's keys and values, then attend to all of it.
 
         Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
         """
@@ -141,7 +141,7 @@ class TritonPaged(AttentionBackend):
         prepared: Any,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend to what another layer has written.
+        """Attend to another layer's cache.
 
         Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
         """
@@ -155,7 +155,7 @@ class TritonPaged(AttentionBackend):
         cache: torch.Tensor,
         prepared: Any,
     ) -> torch.Tensor:
-        """Write the latents, then attend to those of each row.
+        """Write the latents, then attend to the latents of each row.
 
         Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache

@@ -1,1 +1,1 @@
-"""Where the prompts of `dovetail bench` come from: the choices of --dataset-name."""
+"""Sources of the prompts of `dovetail bench`: the choices of --dataset-name."""

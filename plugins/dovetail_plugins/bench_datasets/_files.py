@@ -1,4 +1,4 @@
-"""What datasets that read a file share: reading, objections to length flags, picking entries."""
+"""Shared by datasets that read a file: reading, objections to length flags, picking entries."""
 
 from __future__ import annotations
 

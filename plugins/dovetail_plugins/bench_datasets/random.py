@@ -1,7 +1,7 @@
-"""Random tokens of exactly the lengths asked for, with a shared prefix where one is wanted.
+"""Random tokens of exactly the requested lengths, with an optional shared prefix.
 
-Token ids are drawn evenly from the vocabulary, special tokens left out. Where text is needed it is
-made of words that the tokenizer reads back as one token each, and the whole is counted again.
+Token ids are drawn evenly from the vocabulary, special tokens left out. If text is needed, it
+consists of words that the tokenizer reads back as one token each, and the whole is counted again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _words(tokenizer: Tokenizer, rng: random.Random) -> list[int]:
 
 
 def _text(ids: Sequence[int], pool: Sequence[int], tokenizer: Tokenizer, rng: random.Random) -> str:
-    """Return text of exactly len(ids) tokens, beginning with these where the tokenizer lets it.
+    """Return text of exactly len(ids) tokens, beginning with these if the tokenizer allows it.
 
     Raises: ConfigError when no such text is found.
     """

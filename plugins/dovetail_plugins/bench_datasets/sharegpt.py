@@ -70,7 +70,7 @@ class ShareGpt(BenchDataset):
 
 
 def _usable(pairs: list[tuple[str, str]], query: DatasetQuery) -> list[BenchPrompt]:
-    """Return as many prompts as asked, or all there are; counts no further pair."""
+    """Return as many prompts as requested, or all there are; counts no further pair."""
     prompts: list[BenchPrompt] = []
     for pair in islice(_files.picked(pairs, query), len(pairs)):
         prompt = _prompt(*pair, query)
@@ -95,7 +95,7 @@ def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
 
 
 def _prompt(question: str, answer: str, query: DatasetQuery) -> BenchPrompt | None:
-    """Return the pair as a prompt, or None where a length is outside the limits."""
+    """Return the pair as a prompt, or None if a length is outside the limits."""
     prompt_tokens = _files.count(question, query) or 0
     output_tokens = query.output_tokens or _files.count(answer, query) or 0
     is_short = prompt_tokens < LEAST_TOKENS or (

@@ -1,4 +1,4 @@
-"""Meeting: torch's store at an address, where the ranks of all groups find one another."""
+"""Meeting: torch's store at an address, for the rendezvous of the ranks of all groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def meet(member: Membership) -> dist.Store:
 
 
 def unreachable(member: Membership, error: Exception) -> ConfigError:
-    """Return what says that the ranks could not meet."""
+    """Return the error for ranks that could not meet."""
     reason = str(error).partition("\n")[0] or type(error).__name__
     return ConfigError(
         f"rank {member.rank} of {member.size} could not join the others at {member.address}: "

@@ -1,4 +1,4 @@
-"""ProcessGroupCommunicator: what communicators over one of torch's process groups share."""
+"""ProcessGroupCommunicator: shared base of communicators over one of torch's process groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroupCommunicator(Communicator):
-    """Passes every call on to its own process group, beside torch's global one."""
+    """Passes every call on to its own process group, separate from torch's global one."""
 
     def __init__(self, options: Any, member: Membership) -> None:
         self.options = options
@@ -54,7 +54,7 @@ class ProcessGroupCommunicator(Communicator):
         return whole
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks had for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
+        """Return the ranks' parts for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
         out = x.new_empty(x.shape)
         self._calls().alltoall_base(out, x.contiguous(), [], []).wait()
         return out
@@ -64,7 +64,7 @@ class ProcessGroupCommunicator(Communicator):
         self._calls().send([x.contiguous()], 1 - self.rank, 0).wait()
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of two sends. Mutates: x"""
+        """Return the tensor sent by the other of two ranks. Mutates: x"""
         whole = x.contiguous()
         self._calls().recv([whole], 1 - self.rank, 0).wait()
         return whole

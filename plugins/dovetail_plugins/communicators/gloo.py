@@ -41,10 +41,10 @@ class GlooCommunicator(ProcessGroupCommunicator):
         return [f"exchanges tensors of CPUs, not of {query.device}"]
 
     _sending: tuple[Any, Any] | None = None
-    """What is on its way, and the copy that is read meanwhile."""
+    """The call in flight, and the copy that is read meanwhile."""
 
     def send(self, x: torch.Tensor) -> None:
-        """Give x to the other rank of two; only what was sent before is waited for."""
+        """Send x to the other rank of two; waits only for the previous send."""
         if self._sending is not None:
             self._sending[0].wait()
         copied = x.contiguous() if not x.is_contiguous() else x.clone()
@@ -54,7 +54,7 @@ class GlooCommunicator(ProcessGroupCommunicator):
     """Makes the calls that were begun, one after the other."""
 
     def begin(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Begin a call in another thread, which mostly waits; return what waits for it."""
+        """Begin a call in another thread, which mostly waits; return a function that awaits it."""
         import torch
 
         if self._aside is None:
@@ -98,7 +98,7 @@ def _device(member: Membership) -> Any:
 
 
 def _address_toward(meeting: SplitResult) -> str:
-    """Return this machine's address on the network of the meeting place. Nothing is sent."""
+    """Return this machine's address on the network of the meeting place. It sends nothing."""
     assert meeting.hostname is not None, "ranks that do not meet in a file meet at a host"
     family, kind, protocol, _, there = socket.getaddrinfo(
         meeting.hostname, meeting.port, type=socket.SOCK_DGRAM

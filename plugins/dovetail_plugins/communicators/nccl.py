@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 class NcclCommunicator(ProcessGroupCommunicator):
-    """GPUs of any machines; calls are queued on the current stream, those that are begun on one of
-    their own, which waits for what was queued on the current one until then."""
+    """GPUs of any machines; calls are queued on the current stream, begun ones on a separate stream
+    that waits for the calls queued before."""
 
     info = Info(summary="NVIDIA's NCCL", requires=("torch",), devices=("cuda",))
     capabilities = frozenset({OVERLAPS})
@@ -58,12 +58,12 @@ class NcclCommunicator(ProcessGroupCommunicator):
         return group
 
     def begin(self, call: Callable[[], T]) -> Callable[[], T]:
-        """Queue a call on the stream of exchanges; what is returned lets the current stream wait
-        for it, and the host for nothing.
+        """Queue a call on the stream of exchanges; the returned function makes the current stream
+        wait for it, and never the host.
 
-        Memory that the call takes belongs to that stream and is given back to it. It can be taken
-        anew only by a later call, which waits for all that reads it here; it is noted all the same,
-        for who reads it on a third stream.
+        Memory allocated by the call belongs to that stream and is returned to it. Only a later call
+        can reuse it, and that waits for all readers here; it is recorded anyway, for readers on a
+        third stream.
         """
         import torch
 

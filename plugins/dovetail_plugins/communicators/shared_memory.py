@@ -93,7 +93,7 @@ class SharedMemoryCommunicator(Communicator):
         return self._ranks.reduce_scatter(x.unflatten(0, (self.size, -1)))
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks had for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
+        """Return the ranks' parts for this one. Shapes: x [size * N, ..] -> [size * N, ..]"""
         import torch
 
         return torch.cat(self._ranks.all_to_all(x.chunk(self.size)))
@@ -103,7 +103,7 @@ class SharedMemoryCommunicator(Communicator):
         self._ranks.send(x)
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the other rank of two sends. Mutates: x"""
+        """Return the tensor sent by the other of two ranks. Mutates: x"""
         return self._ranks.receive(x)
 
     def all_to_all_rows(self, x: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Drafters: what guesses the next tokens of a request."""
+"""Drafters: guess the next tokens of a request."""

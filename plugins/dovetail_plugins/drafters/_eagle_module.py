@@ -1,4 +1,4 @@
-"""The layers of EAGLE's checkpoints, made of the decoder that most families share."""
+"""The layers of EAGLE's checkpoints, built from the decoder that most families share."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.rotary import Rope, Rotary, rope_settings
 
 NOT_READ, HEAD = ("embed_tokens.", "rotary_emb.inv_freq"), "lm_head."
-"""What checkpoints may have, and the model beside them has too."""
+"""Tensors that checkpoints may have but the target model provides."""
 OWN_HEAD = "has_own_head"
 """The key of an EAGLE checkpoint's config.json that says that its head is not the model's."""
 _WIDE = tuple(f"{name}_proj.weight" for name in "qkv")
 
 
 class JoinedLinear(nn.Module):
-    """One matrix over two vectors side by side, kept as two: first x F^T + second y S^T + bias."""
+    """One matrix over two concatenated vectors, stored as two: first x F^T + second y S^T + b."""
 
     def __init__(
         self, context: BuildContext, name: str, sizes: tuple[int, int], out: int, *, bias: bool
@@ -50,7 +50,7 @@ class JoinedLinear(nn.Module):
     def cut(
         self, found: Iterable[tuple[str, torch.Tensor]], name: str
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Give tensors on, those of `name` as this layer's."""
+        """Yield the tensors, with those of `name` renamed and cut for this layer."""
         for path, tensor in found:
             if path.removeprefix("model.") == f"{name}.weight":
                 yield f"{name}.first.weight", tensor[:, : self._cut].contiguous()
@@ -62,7 +62,7 @@ class JoinedLinear(nn.Module):
 
 
 def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderConfig]:
-    """Return the class whose layers a head is made of, and how it differs. Raises: ConfigError"""
+    """Return the class that provides a head's layers, and how it differs. Raises: ConfigError"""
     selection, model = context.model_plugin, context.build.model
     found = registry.require_selection(selection) if selection is not None else None
     if found is None or not issubclass(found, DecoderForCausalLM):
@@ -83,7 +83,7 @@ def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderC
 
 class EagleModule(nn.Module):
     """fc over [vector; state], then decoder layers, the first without its input norm. `lm_head` is
-    the checkpoint's own, None where the model's is meant."""
+    the checkpoint's own, None if the model's is used."""
 
     def __init__(self, context: DraftContext) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class EagleModule(nn.Module):
 
 
 class Eagle3Attention(DecoderAttention):
-    """Attention whose queries, keys and values are made of a vector and a state side by side."""
+    """Attention whose queries, keys and values are made of a vector and a state, concatenated."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__(context, name, config, 0)
@@ -145,7 +145,7 @@ class Eagle3Attention(DecoderAttention):
 
 
 class Eagle3Layer(nn.Module):
-    """One layer over a token's vector and the state before it, each behind its norm."""
+    """One layer over a token's vector and the previous state, each normed first."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__()
@@ -167,9 +167,9 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """fc over three of the model's states, a layer, and a head of its own vocabulary.
+    """fc over three of the model's states, a layer, and a head with its own vocabulary.
 
-    `token_ids` are those of the model that its rows stand for (None: the same vocabulary).
+    `token_ids` maps the head's rows to the model's tokens (None: the same vocabulary).
     Shapes: token_ids [V of the head] int64
     """
 
@@ -194,7 +194,7 @@ class Eagle3Module(nn.Module):
         return WeightMap(prefixes=prefixes, fused=FUSED, ignored=ignored)
 
     def read(self, found: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Give tensors on, those of q, k and v cut into their halves. Raises: ConfigError
+        """Yield the tensors, with the weights of q, k and v cut into halves. Raises: ConfigError
 
         Mutates: self, which learns the tokens of its rows
         """
@@ -212,7 +212,7 @@ class Eagle3Module(nn.Module):
         self.token_ids = self._tokens_of(shifts)
 
     def _tokens_of(self, shifts: torch.Tensor | None) -> torch.Tensor | None:
-        """Return which token each row of the head stands for. Shapes: shifts [rows]"""
+        """Return the token id of each row of the head. Shapes: shifts [rows]"""
         if shifts is None and self.num_rows == self.vocab_size:
             return None
         fault = "has no d2t, which says what its rows stand for"

@@ -51,7 +51,7 @@ class MedusaModule(nn.Module):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names as they are."""
+        """Return the unchanged names."""
         return WeightMap()
 
     def forward(self, states: torch.Tensor, depth: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ class MedusaModule(nn.Module):
 
 
 class ScaledNorm(nn.Module):
-    """x / rms(x) * w + b; without `has_weights` neither w nor b."""
+    """x / rms(x) * w + b; without `has_weights` there is no w or b."""
 
     def __init__(self, context: BuildContext, size: int, *, has_weights: bool = True) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class ScaledNorm(nn.Module):
 class MlpModule(nn.Module):
     """For place d: state = gelu(ln(proj state + c emb(token))), logits = head state.
 
-    The weight of the state against the token's vector is such that the state keeps its size. With
-    `tie_weights` all places share what fits: all but the first `proj`, which reads hidden states.
+    The weights of state and token vector are such that the state keeps its size. With `tie_weights`
+    all places share what fits: everything except the first `proj`, which reads hidden states.
     """
 
     def __init__(self, context: BuildContext) -> None:
@@ -117,7 +117,7 @@ class MlpModule(nn.Module):
         return min(2, self.num_places) if part == "proj" else 1
 
     def weight_map(self) -> WeightMap:
-        """Return the names as they are."""
+        """Return the names without the prefix "speculator."."""
         return WeightMap(prefixes=(("speculator.", ""),))
 
     def forward(self, token_ids: torch.Tensor, states: torch.Tensor, depth: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Where checkpoints keep their layer for further tokens, and what they call its parts.
+"""Where checkpoints store their multi-token-prediction layer, and how they name its parts.
 
-A layout says the names that its tensors begin with, how those of the decoder layer differ from the
-family's, and in what order vector and state are joined. Knows no tensors.
+A layout has the prefix of the tensor names, how the decoder layer's names differ from the family's,
+and the order in which vector and state are joined. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FUSED: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayout:
-    """`held` begins the names ({layers} is the model's number of layers, in front may be "model.");
-    `block` begins those of the decoder layer behind it; `own` are the names of the parts beside it:
-    the norms of vector, state and result, and what joins the first two. What is in `unused` the
-    model has too.
+    """`held` is the name prefix ({layers} is the model's number of layers, "model." may precede
+    it); `block` is the decoder layer's prefix after it. `own` names the other parts: the norms of
+    vector, state and result, and the projection that joins the first two. The model itself also has
+    the tensors in `unused`.
 
-    `is_state_first`: the state lies before the vector in what joins them. `norms_states`: the state
-    that the next token continues is the normed one. `settings` are fields of config.json for a
-    model of that layer alone, `count` the one that says how many there are (where it is not given,
-    `usual_count`). `turned` is the field that has the numbers of a head that are turned (empty:
-    those of the whole head). `renames` and `fused`: see WeightMap.
+    `is_state_first`: the state precedes the vector in the joining projection. `norms_states`: the
+    state that the next token continues is the normed one. `settings` are config.json fields for a
+    model of that layer only. `count` names the field with the number of such layers (default
+    `usual_count`). `turned` is the field with the number of rotary dimensions of a head (empty: the
+    whole head). `renames` and `fused`: see WeightMap.
     """
 
     held: str
@@ -49,11 +49,11 @@ class MtpLayout:
     fused: Mapping[str, tuple[str, str]] = field(default_factory=lambda: FUSED)
 
     def prefix(self, num_layers: int) -> str:
-        """Return what names begin with beside a model of so many layers."""
+        """Return the prefix of the layer's names for a model with `num_layers` layers."""
         return self.held.format(layers=num_layers)
 
     def local(self, name: str, num_layers: int) -> str | None:
-        """Return a tensor's name in the drafter; None where it is not of the layer."""
+        """Return a tensor's name in the drafter; None if it is not part of the layer."""
         prefix = self.prefix(num_layers)
         name = name.removeprefix("model.")
         if not name.startswith(prefix):
@@ -68,7 +68,7 @@ class MtpLayout:
 
 
 OWN = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_proj")
-"""The parts beside the decoder layer, as MiMo calls them."""
+"""The parts other than the decoder layer, named as in MiMo."""
 
 MIMO = MtpLayout(held="mtp_layers.0.", own=OWN, is_state_first=True)
 NEXTN = MtpLayout(

@@ -1,4 +1,4 @@
-"""The layer for further tokens of a checkpoint, made of the model's own decoder layer."""
+"""The multi-token-prediction layer of a checkpoint, built from the model's own decoder layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail_plugins.drafters._mtp_layouts import MtpLayout
 
 
 class MtpModule(nn.Module):
-    """input_proj over norm(vector) and norm(state), a decoder layer, and a norm behind it."""
+    """input_proj over norm(vector) and norm(state), then a decoder layer and a norm."""
 
     def __init__(self, context: DraftContext, layout: MtpLayout) -> None:
         super().__init__()
@@ -66,5 +66,5 @@ class MtpModule(nn.Module):
         return self.final_layernorm(x) if self.layout.norms_states else x
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what the model's head reads. Shapes: [S, E] -> [S, E]"""
+        """Return the input of the model's head. Shapes: [S, E] -> [S, E]"""
         return states if self.layout.norms_states else self.final_layernorm(states)

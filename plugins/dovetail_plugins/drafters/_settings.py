@@ -9,14 +9,14 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.spec import ModelSpec
 
 _PUBLISHED = {"EAGLEModel": "LlamaForCausalLM", "Eagle3DraftModel": "LlamaForCausalLM"}
-"""Classes of draft heads whose names do not say of which family their layers are."""
+"""Classes of draft heads whose names do not say which family their layers are from."""
 _WORDS = ("Eagle3", "Eagle")
 
 
 def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
-    """Return the settings of a head made of a family's own layers: the class is the family's.
+    """Return the settings of a head with a family's own layers: the class is the family's.
 
-    Of nested settings ("model") the outer ones count first.
+    Outer settings override nested ones ("model").
     """
     nested = raw.get("model")
     found = {**(nested if isinstance(nested, Mapping) else {}), **raw}
@@ -31,7 +31,7 @@ def of_family(raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
 
 
 def beside(target: ModelSpec, raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the settings of a checkpoint that has no attention layer: what it does not say is the
+    """Return the settings of a checkpoint without attention layers; missing ones are the
     target's."""
     usual = {
         "hidden_size": target.hidden_size,

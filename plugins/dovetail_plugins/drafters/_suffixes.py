@@ -1,9 +1,8 @@
-"""SuffixIndex: where the end of a text stood before in a sequence of tokens, and what followed.
+"""SuffixIndex: where the end of a text occurred before in a token sequence, and what followed.
 
-It answers what a suffix tree of the sequence would, cut to the latest places of the last two
-tokens: a chain from each place to the one before with the same two, as DEFLATE has it. Two tokens
-cost a few bytes and no node, however deep the tree would be. Source of the chains: Deutsch, DEFLATE
-(RFC 1951), section 4.
+It finds what a suffix tree would, limited to the latest positions of the last two tokens: each
+position links to the previous one with the same two, as in DEFLATE. Two tokens cost a few bytes and
+no node, however deep the tree would be. Source of chains: Deutsch, DEFLATE (RFC 1951), section 4.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ LEAST_MATCH = 2
 MAX_PLACES = 32
 """Earlier places looked at per call, so that common tokens cannot make a step slow."""
 HEAD_BITS = 18
-"""At most so many chains, by a hash of their tokens; those that share one are told apart by the
-tokens themselves."""
+"""Maximum number of chains, by a hash of their tokens; colliding ones are told apart by the tokens
+themselves."""
 GAP = -1
-"""Stands between two texts; equals no token."""
+"""Separates two texts; equals no token."""
 _HEAD_MASK = (1 << HEAD_BITS) - 1
 _MIX = 0x9E3779B1
 
 
 class SuffixIndex:
-    """One growing sequence. Places count from its very start, the first ones may be dropped; a
-    place is where the token after a match stands."""
+    """One growing sequence. Positions count from its very start, even after the first ones are
+    dropped; a position is that of the token after a match."""
 
     __slots__ = ("_base", "_before", "_heads", "_oldest", "_tokens")
 
@@ -44,13 +43,13 @@ class SuffixIndex:
 
     @property
     def end(self) -> int:
-        """Return the place behind the last token."""
+        """Return the position after the last token."""
         return self._base + len(self._tokens)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in tokens. Mutates: self
 
-        The two tokens before the end are not yet places: nothing is known to follow them.
+        The two tokens before the end are not yet positions: their successor is unknown.
         """
         tokens, before, heads = self._tokens, self._before, self._heads
         tokens.extend(token_ids)
@@ -62,7 +61,7 @@ class SuffixIndex:
             heads[key] = place
 
     def drop_before(self, place: int) -> None:
-        """Forget what lies before a place, behind which there are some tokens. Mutates: self"""
+        """Forget the tokens before a position, which some tokens must follow. Mutates: self"""
         self._oldest = place
         num_dead = place - self._base
         if num_dead > len(self._tokens) // 2:  # so that each token is moved once on average
@@ -71,7 +70,7 @@ class SuffixIndex:
             self._base = place
 
     def matches(self, text: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """Return (length, place) where the last tokens of `text` stand, the latest places first.
+        """Return (length, position) of earlier matches of the last tokens of `text`, latest first.
 
         A length counts the tokens that agree, LEAST_MATCH to `most`.
         """
@@ -100,12 +99,12 @@ class SuffixIndex:
     def draft(
         self, found: Sequence[tuple[int, int]], most: int, factor: float, least: float
     ) -> tuple[list[int], float]:
-        """Return what most often followed the matches, and how many of its tokens are to be
-        expected to come true.
+        """Return the most frequent continuation of the matches, and the expected number of accepted
+        tokens.
 
         For each length of a match its places vote, token by token, as long as the share of votes of
         all tokens together is at least `least`; the draft has `most` tokens, and is `factor` times
-        as long as the match, at most. The length from which most is expected wins.
+        as long as the match, at most. The length with the largest expectation wins.
         """
         best: list[int] = []
         best_score = 0.0
@@ -122,7 +121,7 @@ class SuffixIndex:
     def _vote(self, places: list[int], limit: int, least: float) -> tuple[list[int], float]:
         """Return the tokens that most of the places agree on, and the sum of their shares.
 
-        Where the sequence ends the draft goes on in its place: the text repeats itself.
+        At the end of the sequence the draft itself is read on: the text repeats itself.
         """
         tokens, end = self._tokens, len(self._tokens)
         draft: list[int] = []

@@ -1,6 +1,6 @@
-"""DraftModel: a smaller model of the same vocabulary says what it would say next.
+"""DraftModel: a smaller model with the same vocabulary predicts the next tokens.
 
-Any checkpoint that dovetail serves, with its own quantization, beside the model that it drafts for.
+Any checkpoint that dovetail serves, with its own quantization, next to the target model.
 Source: Leviathan et al., "Fast inference from transformers via speculative decoding", 2023.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DraftModel(WorkerDrafter):
-    """The model plugin of the draft's checkpoint, asked for its most likely tokens."""
+    """The model plugin of the draft checkpoint, decoded greedily."""
 
     info = Info(
         summary="drafts with a smaller model of the same vocabulary",

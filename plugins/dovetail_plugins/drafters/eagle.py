@@ -1,8 +1,8 @@
 """Eagle: one decoder layer that continues the model's hidden states.
 
-The layer reads a token's vector and the hidden state before it; its output stands for the hidden
-state after it, and the model's own head makes logits of it, or one that was trained beside it.
-Format: the checkpoints of SafeAILab/EAGLE, versions 1 and 2 (fc.weight, layers.0...).
+The layer reads a token's vector and the previous hidden state, and predicts the next hidden state;
+logits come from the model's own head, or from one trained with the layer. Format: the checkpoints
+of SafeAILab/EAGLE, versions 1 and 2 (fc.weight, layers.0...).
 Source: Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", 2024.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Eagle(WorkerDrafter):
-    """The embedding is the model's own, whatever the checkpoint has, and the head too, unless the
-    checkpoint's config.json says that it has its own (`has_own_head`)."""
+    """The embedding is always the model's own, and the head too, unless the checkpoint's
+    config.json says that it has its own (`has_own_head`)."""
 
     info = Info(
         summary="drafts with a layer that continues the model's hidden states (EAGLE 1 and 2)",
@@ -43,7 +43,7 @@ class Eagle(WorkerDrafter):
         self._module = EagleModule(context)
 
     def module(self) -> nn.Module:
-        """Return the layers and what joins vector and state."""
+        """Return the layers and the projection that joins vector and state."""
         return self._module
 
     def tensors(
@@ -59,7 +59,7 @@ class Eagle(WorkerDrafter):
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return what stands for the hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
+        """Return the predicted hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
         assert states is not None, "it continues hidden states"
         return self._module(self._target.embed(token_ids), positions, states)
 

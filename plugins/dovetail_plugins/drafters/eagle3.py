@@ -1,10 +1,10 @@
 """Eagle3: a layer over three of the model's inner states, with its own head.
 
-Beside a token's vector the layer reads what fc makes of the states before three of the model's
-layers, and behind the first guess its own last state. Its head may know a part of the vocabulary.
-Format: the checkpoints of SafeAILab/EAGLE, version 3 (fc, midlayer, norm, lm_head, d2t, t2d).
-Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
-Training-Time Test", 2025.
+Besides a token's vector the layer reads fc's projection of the inputs of three model layers, and
+after the first guess its own last state. Its head may cover only a part of the vocabulary. Format:
+the checkpoints of SafeAILab/EAGLE, version 3 (fc, midlayer, norm, lm_head, d2t, t2d). Source: Li et
+al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
+2025.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Eagle3(WorkerDrafter):
-    """The embedding is the model's own, whatever the checkpoint has."""
+    """The embedding is always the model's own."""
 
     info = Info(
         summary="drafts with a layer over three of the model's inner states (EAGLE 3)",

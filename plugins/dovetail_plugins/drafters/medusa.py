@@ -1,4 +1,4 @@
-"""Medusa: heads on the last hidden state, each of which guesses a token further ahead.
+"""Medusa: heads on the last hidden state, each guessing one token further ahead.
 
 Format: the checkpoints of FasterDecoding/Medusa ({head}.{block}.linear.weight and
 {head}.{blocks}.weight), and the names blocks.i.layers.j.weight, lm_heads.i.weight.
@@ -30,7 +30,7 @@ _RENAMED = re.compile(r"(?:blocks|lm_heads)\.(\d+)\..*")
 
 
 class Medusa(WorkerDrafter):
-    """What the tokens between are plays no part, so all heads look at the same state."""
+    """The tokens in between play no part, so all heads read the same state."""
 
     info = Info(
         summary="drafts with heads on the last hidden state, one for each place (Medusa)",
@@ -58,7 +58,7 @@ class Medusa(WorkerDrafter):
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
-        """Return 0: nothing is kept of a token."""
+        """Return 0: nothing is cached per token."""
         return 0
 
     def __init__(self, options: Any, context: DraftContext) -> None:
@@ -100,7 +100,7 @@ class Medusa(WorkerDrafter):
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return the states as they are. Shapes: states [T, E] -> [T, E]"""
+        """Return the states unchanged. Shapes: states [T, E] -> [T, E]"""
         assert states is not None, "it continues hidden states"
         return states
 

@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(?:speculator\.)?(emb|proj|head|ln)\.(\d+)\.(weight|bia
 
 
 class MlpSpeculator(WorkerDrafter):
-    """A state, and what the last token adds to it, make the next state and its logits."""
+    """A state, plus a term of the last token, gives the next state and its logits."""
 
     info = Info(
         summary="drafts with a recurrent network on the last hidden state (IBM's accelerators)",
@@ -42,7 +42,7 @@ class MlpSpeculator(WorkerDrafter):
 
     @classmethod
     def num_cached_layers(cls, model: ModelSpec) -> int:
-        """Return 0: nothing is kept of a token."""
+        """Return 0: nothing is cached per token."""
         return 0
 
     def __init__(self, options: Any, context: DraftContext) -> None:

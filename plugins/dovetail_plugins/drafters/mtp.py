@@ -1,9 +1,9 @@
-"""Mtp: the layer for further tokens that a checkpoint brings along (multi-token prediction).
+"""Mtp: the multi-token-prediction layer that comes with a checkpoint.
 
-It continues the hidden states, and the model's own head makes logits of them. Of several such
-layers the first one goes on for as long as a draft is.
-Formats: MiMo's checkpoints (model.mtp_layers.0...), GLM-4.5's and DeepSeek-V3's (the layer
-behind the last) and Qwen3-Next's (mtp...), whose layers are those of the model itself.
+It continues the hidden states, and the model's own head turns them into logits. If there are
+several such layers, the first one drafts all tokens.
+Formats: MiMo's checkpoints (model.mtp_layers.0...), GLM-4.5's and DeepSeek-V3's (the layer after
+the last) and Qwen3-Next's (mtp...), with the model's own layer type.
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
 """
 
@@ -34,7 +34,7 @@ class Mtp(WorkerDrafter):
 
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
-        """Return the model's settings, with one layer. Raises: ConfigError where it has none"""
+        """Return the model's settings, with one layer. Raises: ConfigError if it has none"""
         return {**raw, **layout_of(raw).settings, "num_hidden_layers": 1}
 
     def __init__(self, options: Any, context: DraftContext) -> None:
@@ -54,7 +54,7 @@ class Mtp(WorkerDrafter):
     def tensors(
         self, found: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the layer's tensors, what joins vector and state cut in two."""
+        """Return the layer's tensors, with the joining projection cut in two."""
         return self._module.read(pair for pair in found if self.reads(pair[0]))
 
     def advance(
@@ -64,7 +64,7 @@ class Mtp(WorkerDrafter):
         states: torch.Tensor | None,
         depth: int,
     ) -> torch.Tensor:
-        """Return what stands for the hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
+        """Return the predicted hidden states. Shapes: [T], [T], [T, E] -> [T, E]"""
         assert states is not None, "it continues hidden states"
         return self._module(self._target.embed(token_ids), positions, states)
 

@@ -1,8 +1,8 @@
-"""NgramDrafter: what followed the last few tokens where they stood before, prompt or answer.
+"""NgramDrafter: drafts what followed the last few tokens where they occurred before.
 
-Pays where answers repeat their prompt or themselves (summaries, code edits, extraction); no model
-is asked. Knows token ids alone. Source: Saxena, "Prompt lookup decoding", 2023; the index is the
-hash chain of Deutsch, DEFLATE (RFC 1951), section 4.
+Searches prompt and answer; pays off if answers repeat their prompt or themselves (summaries, code
+edits, extraction). It runs no model. Knows only token ids. Source: Saxena, "Prompt lookup
+decoding", 2023; the index is the hash chain of Deutsch, DEFLATE (RFC 1951), section 4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_MIN, DEFAULT_MAX = 2, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramOptions:
-    """Options of the ngram drafter. Where only one is given, the other one gives way."""
+    """Options of the ngram drafter. If only one is given, the other one adapts to it."""
 
     prompt_lookup_max: int | None = field(
         default=None,
@@ -58,7 +58,7 @@ class NgramOptions:
 
 
 class TokenIndex:
-    """Where each n-gram of `low` tokens stood last, and before that, in one growing sequence.
+    """Earlier positions of each n-gram of `low` tokens in one growing sequence, latest first.
 
     Places are the positions just after an n-gram; `_before[place]` is the place of the same n-gram
     before it, 0 for none.
@@ -73,9 +73,9 @@ class TokenIndex:
         self._before = array("I", bytes(4 * low))
 
     def find(self, token_ids: Sequence[int]) -> int:
-        """Return the place where most of the last tokens stood before, 0 for none.
+        """Return where the longest match of the last tokens occurred before, 0 for none.
 
-        Among equals the latest one. Mutates: self, which takes in what is new
+        Among equals the latest one. Mutates: self, which takes in new tokens
         """
         end = len(token_ids)
         self._extend(token_ids, end)

@@ -1,7 +1,7 @@
-"""SuffixDrafter: what most often followed the end of this text, here and in finished answers.
+"""SuffixDrafter: drafts what most often followed this text's end, here and in finished answers.
 
-Pays where answers repeat their prompt, themselves or one another: agents, code, extraction. No
-model is asked. Knows token ids alone. Source: Oliaro et al., "SuffixDecoding: extreme speculative
+Pays off if answers repeat their prompt, themselves or one another: agents, code, extraction. It
+runs no model. Knows only token ids. Source: Oliaro et al., "SuffixDecoding: extreme speculative
 decoding for emerging AI applications", 2024.
 """
 
@@ -18,7 +18,7 @@ from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.drafters._suffixes import GAP, LEAST_MATCH, SuffixIndex
 
 MAX_FINISHED_TOKENS = 1 << 20
-"""Tokens of finished answers that are kept at most: 12 bytes each, and as much for their chains."""
+"""Maximum number of stored tokens of finished answers: 12 bytes each, and as many for chains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class SuffixOptions:
 
 
 class _Own:
-    """The tokens of a live request. `first` is where its answer begins."""
+    """The tokens of a live request. `first` is the start of its answer."""
 
     __slots__ = ("first", "index", "num_tokens")
 

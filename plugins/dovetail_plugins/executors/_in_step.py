@@ -1,8 +1,8 @@
 """InStep: the executor of an engine that makes the same calls as the first rank's, in step.
 
 This process's rank takes its orders from the first rank's executor, as any rank does. This executor
-waits for the order that answers each call of its own engine, sees that both say the same, and
-returns what the rank here made of it: every rank draws the same tokens.
+waits for the order that matches each call of its own engine, checks that they agree, and returns
+the local rank's result: every rank samples the same tokens.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ LEAVE_WAIT_S = 30.0
 """How long an engine that is shut down stays for the first rank's, whose last step may need it."""
 LOOK_PERIOD_S = 0.2
 STUCK_WAIT_S = 2.0
-"""How long the rank here may go on with a step once the first rank's engine is gone."""
+"""How long the local rank may continue a step once the first rank's engine is gone."""
 SAME_CALLS = (
     "every rank must be started with the same flags and make the same calls in the same order"
 )
 
 
 class _Taken:
-    """An order that the rank here has taken, and what it made of it: an Answer or a StepResult."""
+    """An order taken by the local rank, and its outcome: an Answer or a StepResult."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -72,7 +72,7 @@ class _Taken:
 
 
 class _TellingServer(RankServer):
-    """A rank that tells the executor of its own process what it does."""
+    """A rank that reports its work to the executor of its own process."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -84,7 +84,7 @@ class _TellingServer(RankServer):
         self._steps: deque[_Taken] = deque()
 
     def _carry_out(self, order: Order) -> None:
-        if isinstance(order, Drawn):  # what the rank's own engine waits for
+        if isinstance(order, Drawn):  # the rank's own engine waits for it
             super()._carry_out(order)
             self._steps.popleft().outcome.set_result(order.result)
             return
@@ -117,7 +117,7 @@ class _TellingServer(RankServer):
             self.prepared.put(message)
 
     def say(self, reason: str) -> None:
-        """Tell the executors here and at the first rank why this rank ends."""
+        """Report to the executors here and at the first rank why this rank ends."""
         self.last_words = reason
         super().say(reason)
 
@@ -126,7 +126,7 @@ class _TellingServer(RankServer):
 
 
 class _InStepPending:
-    """A step under way."""
+    """A pending step."""
 
     __slots__ = ("_executor", "_taken")
 
@@ -166,7 +166,7 @@ class InStep(MortalExecutor):
             raise
 
     def kv_layers(self) -> Sequence[CachedLayer]:
-        """Return what the model's attention layers cache."""
+        """Return the cached data of the model's attention layers."""
         answer: KVLayers = self._do(GetKVLayers)
         return answer.layers
 
@@ -196,7 +196,7 @@ class InStep(MortalExecutor):
         self._do(WakeUp, WakeUp(tuple(tags)))
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Wait until the first rank's engine makes the same call; return what came of it here.
+        """Wait until the first rank's engine makes the same call; return the local result.
 
         Raises: RequestError
         """
@@ -213,7 +213,7 @@ class InStep(MortalExecutor):
         return _InStepPending(self, self._take(Step, Step(plan)))
 
     def prepare(self, item: Preparation) -> Loaded:
-        """Wait until the constraint is loaded here: all engines must queue its request at once."""
+        """Wait until the constraint is loaded here: all engines must queue its request together."""
         done: Loaded = Future()
         message = self._next(self._server.prepared)
         if message.fault is None:
@@ -227,7 +227,7 @@ class InStep(MortalExecutor):
         self._close(0.0 if self._death else LEAVE_WAIT_S)
 
     def wait_for(self, taken: _Taken) -> Any:
-        """Return what the rank here made of an order. Raises: EngineDead, what it raised"""
+        """Return the local rank's outcome of an order. Raises: EngineDead, what it raised"""
         while not taken.outcome.done():
             wait([taken.outcome], LOOK_PERIOD_S)
             if not taken.outcome.done():
@@ -248,7 +248,7 @@ class InStep(MortalExecutor):
         return taken
 
     def _next(self, source: queue.SimpleQueue[Any]) -> Any:
-        """Return what comes next. Raises: EngineDead when nothing can come any more"""
+        """Return the next item. Raises: EngineDead when no more can come"""
         while True:
             try:
                 found = source.get(timeout=LOOK_PERIOD_S)
@@ -261,7 +261,7 @@ class InStep(MortalExecutor):
             return found
 
     def _look(self) -> None:
-        """Raise EngineDead when the rank here can do nothing any more."""
+        """Raise EngineDead when the local rank can do no more work."""
         left_s = self._server.left_s
         if left_s is not None and time.monotonic() - left_s > STUCK_WAIT_S:
             self._die("the engine of rank 0 is gone.")  # the rank waits for others in a step

@@ -1,7 +1,7 @@
 """LaunchedRanks: the ranks that a launcher has started, as the first one's executor sees them.
 
-They find one another by torch's store at the launcher's address. The first rank runs in a process
-below the engine's; each other one comes to a door, whose address and token stand in the store.
+They find one another by torch's store at the launcher's address. The first rank runs in a child
+process of the engine; each other one connects to a door, whose address and token are in the store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OF_ONE_RANK = frozenset(
         *("processors", "rank_processors", "num_threads", "shows_progress", "load_options"),
     }
 )
-"""Fields of a RunSpec that may differ between ranks; the launcher's own number of them is compared
+"""Fields of a RunSpec that may differ between ranks; the launcher's rank numbers are compared
 elsewhere."""
 _numbers = count()
 """How many engines this process has had; every rank makes them in the same order."""
@@ -120,7 +120,7 @@ class LaunchedRanks(WiredLinks):
 
 
 def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask, Guest]:
-    """Bring this process to the first rank's executor; return what it is to be, and the way there.
+    """Connect this process to the first rank's executor; return its task and the connection.
 
     Raises: ConfigError when it cannot be reached, or was started with other flags
     """
@@ -141,7 +141,7 @@ def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask
 
 
 def difference(run: RunSpec, hello: Hello) -> str | None:
-    """Return in what another rank's run differs from this one's, or None."""
+    """Return how another rank's run differs from this one's, or None."""
     ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
     for place, mine, other in differences(ours, theirs):
         may_differ = place in _OF_ONE_RANK or place.partition(".")[0] in _OF_ONE_RANK
@@ -160,12 +160,12 @@ def _own_run(run: RunSpec) -> RunSpec:
 
 
 def _engine_key(launch: Launch) -> str:
-    """Return what tells this engine apart from others at one store; the same on every rank."""
+    """Return the key of this engine in the launcher's store; the same on every rank."""
     return f"dovetail-{launch.attempt}-{next(_numbers)}"
 
 
 def _meeting(launch: Launch, key: str) -> str:
-    """Return the address where the ranks' communicators meet (see Membership)."""
+    """Return the rendezvous address of the ranks' communicators (see Membership)."""
     host = f"[{launch.host}]" if ":" in launch.host else launch.host
     return f"tcp://{host}:{launch.port}#{launch.run_id}-{key}"
 

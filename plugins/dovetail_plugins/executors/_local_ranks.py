@@ -29,7 +29,7 @@ STATUS_WAIT_S = 1.0
 
 
 class Meeting:
-    """A file where the ranks find one another. On Linux it has no name: nothing can stay behind."""
+    """A file for the ranks' rendezvous. On Linux it is anonymous, so nothing is left over."""
 
     def __init__(self) -> None:
         self._folder: str | None = None
@@ -40,7 +40,7 @@ class Meeting:
         else:
             self._folder = tempfile.mkdtemp(prefix="dovetail-")
             path = f"{self._folder}/meeting"
-        # The word behind the path tells apart the files of engines on one machine.
+        # The word after the path tells apart the files of engines on one machine.
         self.address = f"file://{path}#{secrets.token_hex(8)}"
 
     def close(self) -> None:
@@ -53,8 +53,8 @@ class Meeting:
 
 
 class LocalRanks(WiredLinks):
-    """The links to ranks on this machine: orders and answers go through memory that is shared, or
-    through sockets where there can be none."""
+    """The links to ranks on this machine: orders and answers go through shared memory, or through
+    sockets if that is unavailable."""
 
     def __init__(self, runs: Sequence[RunSpec], worker: Selection) -> None:
         self._children: list[Child] = []
@@ -131,7 +131,7 @@ def spawn_rank(
 
 
 def how_child_ended(number: int, child: Child) -> str:
-    """Return what became of a rank's process, as a sentence."""
+    """Return how a rank's process ended, as a sentence."""
     status = child.wait(STATUS_WAIT_S)
     how = f"ended with status {status}"
     if status is not None and status < 0:
@@ -155,6 +155,6 @@ def end_children(children: Sequence[Child], grace_s: float) -> None:
 
 
 def channel_of(child: Child) -> socket.socket:
-    """Return the socket to a rank's process by which things are said aside."""
+    """Return the socket of the side connection to a rank's process."""
     assert child.channel is not None, "ranks are spawned with a channel"
     return child.channel

@@ -18,8 +18,8 @@ from dovetail_plugins.ranks.remote import serve_remote
 
 
 class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor is to be. `gpus` are those of all ranks on its machine: they reach one another
-    only if each sees all."""
+    """An actor's task. `gpus` are all ranks' GPUs on its machine: they reach one another only if
+    each sees all."""
 
     task: RankTask
     door: DoorAddress
@@ -28,7 +28,7 @@ class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankActor:
-    """Says where it is, then is the rank of its boot message until the executor ends."""
+    """Reports its place, then runs the rank of its boot message until the executor ends."""
 
     def place(self) -> bytes:
         """Return this actor's Place, encoded."""

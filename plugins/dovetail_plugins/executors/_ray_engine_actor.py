@@ -15,8 +15,8 @@ from dovetail_plugins.executors._ray_places import VISIBLE, own_place
 
 
 class EngineBoot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor is to run: the engine at a `place` among those that its machine has by a
-    config's fields. `gpus` are those of all of them; `folder` is where relative paths begin."""
+    """An actor's task: to run the engine at a `place` among those that a config gives its machine.
+    `gpus` are the GPUs of all of them; `folder` is the base of relative paths."""
 
     fields: dict[str, Any]
     place: int
@@ -32,7 +32,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineActor:
-    """Says where it is, then runs its engine until the server ends."""
+    """Reports its place, then runs its engine until the server ends."""
 
     def place(self) -> bytes:
         """Return this actor's Place, encoded."""

@@ -1,7 +1,7 @@
-"""A process that ends what is left of a Ray cluster once the process that started it is gone.
+"""A process that kills the rest of a Ray cluster once the process that started it is gone.
 
-Ray's own agents notice the death of their cluster only after half a minute. Reads lines
-"PID CREATE_TIME" from standard input; its end is the end of the parent.
+Ray's own agents notice the death of their cluster only after half a minute. Reads lines "PID
+CREATE_TIME" from standard input; its end is the end of the parent.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Guard:
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it end what is left."""
+        """Let it kill the rest."""
         assert self._process.stdin is not None, "it is a pipe"
         self._process.stdin.close()
         self._process.wait()
 
 
 def main() -> None:
-    """Read what to watch until the parent is gone, then kill what is left of it."""
+    """Read the processes to watch until the parent is gone, then kill those that are left."""
     known = [line.split() for line in sys.stdin]
     for pid, created_s in known:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,6 +1,6 @@
 """Ranks under Nsight Systems: the environment of Ray that starts each rank below `nsys profile`.
 
-Ray looks for `nsys` on the machine of each rank, and starts what is called `python` there under it.
+Ray looks for `nsys` on the machine of each rank, and starts the `python` found there under it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FLAG = "--ray-workers-use-nsight"
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return Ray's runtime environment of ranks with such variables. Where this program is not on
-    the PATH, `python` would be another interpreter, which lacks Ray, and no rank would ever come.
+    """Return Ray's runtime environment of ranks with such variables. If this program is not on the
+    PATH, `python` would be another interpreter, which lacks Ray, and no rank would ever come.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}${{PATH}}"
     return {"env_vars": {**variables, "PATH": path}, "nsight": _options()}
@@ -35,7 +35,7 @@ def _options() -> dict[str, str]:
 
 
 def check(ray: Any, actors: Sequence[Any]) -> None:
-    """Raise ConfigError where nsys is missing, or does not run, on the machine of an actor."""
+    """Raise ConfigError if nsys is missing, or does not run, on the machine of an actor."""
     try:
         ray.get([actor.place.remote() for actor in actors])
     except ray.exceptions.RuntimeEnvSetupError as error:

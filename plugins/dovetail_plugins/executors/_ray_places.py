@@ -1,4 +1,4 @@
-"""Places: what a Ray cluster reserves for ranks or for engines, and the actors that fill it."""
+"""Places: a Ray cluster's reservation for ranks or engines, and the actors that fill it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an actor is: its Ray node, that machine's address, and the GPUs it was given."""
+    """The place of an actor: its Ray node, that machine's address, and the GPUs it was given."""
 
     node: str
     address: str
@@ -39,8 +39,8 @@ def own_place() -> bytes:
 
 
 class Places:
-    """A placement group with a bundle for each of `count` actors, which errors call `what`; `flag`
-    says how many there are. Closed with `remove`."""
+    """A placement group with a bundle for each of `count` actors, called `what` in errors; `flag`
+    is the flag with the count. Closed with `remove`."""
 
     def __init__(self, ray: Any, count: int, *, what: str, flag: str) -> None:
         self._ray, self._count, self._what, self._flag = ray, count, what, flag
@@ -112,7 +112,7 @@ class Places:
         ]
 
     def remove(self) -> None:
-        """Give back what is reserved. May be called twice. Mutates: self"""
+        """Release the reservation. May be called twice. Mutates: self"""
         if self._group is not None:
             from ray.util.placement_group import remove_placement_group
 
@@ -156,14 +156,14 @@ def gpus_beside(places: Sequence[Place], number: int) -> tuple[str, ...]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the line of an error of Ray that says what happened."""
+    """Return the line of a Ray error that says what happened."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
 
 
 def fair_share(cpus: Sequence[int], count: int, free: int) -> int:
-    """Return the most CPUs that nodes of so many can give to each of `count` actors, `free` of them
-    together."""
+    """Return the maximum number of CPUs that nodes with `cpus` CPUs can give to each of `count`
+    actors, with `free` in total."""
     for each in range(max(1, min(free // count, max(cpus))), 1, -1):
         if sum(one // each for one in cpus) >= count:
             return each

@@ -67,8 +67,8 @@ class RayRanks(WiredLinks):
         return [place.node for place in self._placed]
 
     def _resources(self) -> dict[str, float]:
-        """Return what Ray is to reserve for each rank. Raises: ConfigError when no cluster of this
-        size can hold all ranks"""
+        """Return Ray's reservation for each rank. Raises: ConfigError when no cluster of this size
+        can hold all ranks"""
         is_gpu = self._run.device == "cuda"
         if is_gpu:
             self._places.check("GPU", self._options.gpus)
@@ -121,7 +121,7 @@ class RayRanks(WiredLinks):
         return msgspec.structs.replace(run, num_threads=threads)
 
     def _open_meeting(self, host: str) -> str:
-        """Return the address where the ranks' communicators meet. Mutates: self"""
+        """Return the rendezvous address of the ranks' communicators. Mutates: self"""
         if self._run.communicator is None:
             return ""
         import torch.distributed as dist

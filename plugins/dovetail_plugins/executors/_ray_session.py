@@ -34,8 +34,8 @@ _guard: Guard | None = None
 
 
 def connect(address: str | None, *, flag: str = FLAG) -> Any:
-    """Return the module ray, connected to a cluster. Each call needs a `disconnect`. `flag` is what
-    asked for it.
+    """Return the module ray, connected to a cluster. Each call needs a `disconnect`. `flag` is the
+    flag that requires it, for errors.
 
     Raises: ConfigError when the cluster cannot be reached
     """
@@ -89,7 +89,7 @@ def disconnect() -> None:
 
 
 def _check_address(address: str | None, flag: str) -> None:
-    """See that somebody listens: Ray itself would try for minutes. Raises: ConfigError"""
+    """Check that there is a listener: Ray itself would try for minutes. Raises: ConfigError"""
     if not address or address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -136,14 +136,14 @@ def _unreachable(address: str | None, reason: str, flag: str) -> ConfigError:
 
 
 def variables() -> dict[str, str]:
-    """Return what ranks are to have of this process's environment."""
+    """Return the environment variables that are passed on to ranks."""
     passed = {name: text for name, text in os.environ.items() if name.startswith(PASSED_ON)}
     return passed | {"PYTHONPATH": os.pathsep.join(import_paths())}
 
 
 @contextmanager
 def _kept_signals() -> Iterator[None]:
-    """Keep this process's ways with signals: Ray would make SIGTERM end it at once."""
+    """Preserve this process's signal handlers: with Ray's, SIGTERM would end it immediately."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return

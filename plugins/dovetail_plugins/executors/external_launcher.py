@@ -1,7 +1,7 @@
 """ExternalLauncherExecutor: ranks that a launcher such as torchrun has started.
 
 The first rank's process has the engine that serves; the others are ranks that it drives. Offline,
-where every process makes an LLM, each has an engine of its own, and all of them go in step.
+each process makes an LLM with its own engine, and all of them run in lockstep.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail_plugins.ranks.remote import on_launcher_gone, serve_remote
 
 
 class ExternalLauncherExecutor(Executor):
-    """What this process's rank asks for: the first drives all, the others follow."""
+    """The executor for this process's rank: the first drives all, the others follow."""
 
     info = Info(summary="ranks that a launcher such as torchrun starts", requires=("torch",))
     capabilities = RanksExecutor.capabilities | {"launched_ranks"}
@@ -50,7 +50,7 @@ class ExternalLauncherExecutor(Executor):
         return serve_remote(task, guest)
 
     def kv_layers(self) -> Sequence[CachedLayer]:
-        """Return what the model's attention layers cache, in layer order."""
+        """Return the cached data of the model's attention layers, in layer order."""
         return self._part.kv_layers()
 
     def free_bytes(self) -> int:
@@ -66,7 +66,7 @@ class ExternalLauncherExecutor(Executor):
         self._part.allocate(layout)
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Hand a step to every rank, or see it come from the first one."""
+        """Send a step to every rank, or wait for it from the first one."""
         return self._part.submit(plan)
 
     def prepare(self, item: Preparation) -> Loaded:
@@ -82,8 +82,8 @@ class ExternalLauncherExecutor(Executor):
         self._part.wake_up(tags)
 
     def collective_rpc(self, call: WorkerCall) -> list[Any]:
-        """Have every rank's worker run a method; return the answers that this process hears of:
-        all in the first rank's, in the others that of their own rank. Raises: RequestError"""
+        """Run a method on every rank's worker; return the answers that this process receives: all
+        in the first rank's, only their own in the others. Raises: RequestError"""
         return self._part.collective_rpc(call)
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ class ExternalLauncherExecutor(Executor):
         self._part.check()
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when a rank ends on its own."""
+        """Register a callback for the unexpected end of a rank; it is called from any thread."""
         self._part.on_death(callback)
 
     def shutdown(self) -> None:
@@ -109,8 +109,8 @@ class FirstRank(RanksExecutor):
         return self._launched
 
     def prepare(self, item: Preparation) -> Loaded:
-        """Load a constraint on every rank. Where other engines go in step with this one it is
-        loaded on return: all of them must queue its request at once."""
+        """Load a constraint on every rank. If other engines run in lockstep with this one, it is
+        loaded on return: all of them must queue its request in the same step."""
         done = super().prepare(item)
         if self._launched.has_engines:
             wait([done])

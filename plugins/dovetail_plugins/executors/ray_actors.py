@@ -1,8 +1,8 @@
 """RayExecutor: ranks as Ray actors, on any machines of a cluster.
 
-Ray places the ranks, starts and ends them. Plans and results go over sockets of our own between the
-executor and the actors: a call of an actor takes far longer than handing a plan over, and orders,
-faults and deaths are then those of every executor with several ranks.
+Ray places the ranks, starts and ends them. Plans and results go over our own sockets between the
+executor and the actors: an actor call takes far longer than sending a plan. Orders, faults and
+deaths are then the same as for every executor with several ranks.
 
 Source: Ray's documentation, "Placement Groups".
 """

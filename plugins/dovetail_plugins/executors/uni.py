@@ -1,8 +1,8 @@
 """UniExecutor: one worker in the engine's own process.
 
-With `run.async_steps` submit returns at once: a worker that can be ahead only queues the step on
-its device, for others one thread makes every torch call. Without it steps run inside submit. Knows
-no device.
+With `run.async_steps` submit returns immediately: a worker that can run ahead only queues the step
+on its device; for others one thread makes every torch call. Without it steps run inside submit.
+Knows no device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dovetail.registry.blame import described
 
 T = TypeVar("T")
 STOP_WAIT_S = 5.0
-"""How long shutdown waits for a step that is under way."""
+"""How long shutdown waits for a running step."""
 
 
 class UniExecutor(Executor):
@@ -76,7 +76,7 @@ class UniExecutor(Executor):
         return self._worker
 
     def kv_layers(self) -> Sequence[CachedLayer]:
-        """Return what the model's attention layers cache, in layer order."""
+        """Return the cached data of the model's attention layers, in layer order."""
         return self._call(self.worker.kv_layers)
 
     def free_bytes(self) -> int:
@@ -89,7 +89,7 @@ class UniExecutor(Executor):
         self._call(lambda: worker.allocate(layout))
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Run the step, or hand it to the thread that will."""
+        """Run the step, or queue it for the worker's thread."""
         self.check()
         worker = self.worker
         if self._thread is not None:
@@ -188,13 +188,13 @@ class UniExecutor(Executor):
 
 
 def _step_back() -> None:
-    """Let steps have the cores before this thread. Linux alone has priorities of threads."""
+    """Give steps priority over this thread. Only Linux has thread priorities."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 class _PendingStep:
-    """A step that the worker has begun; what it raises ends the executor."""
+    """A step that the worker has begun; an exception in it ends the executor."""
 
     __slots__ = ("_executor", "_pending", "_step_id")
 
@@ -222,7 +222,7 @@ class _WorkThread:
         return future
 
     def stop(self, last: Callable[[], None] | None) -> None:
-        """Run `last` after what is queued, then end; waits a few seconds at most."""
+        """Run `last` after the queue, then end; waits a few seconds at most."""
         if last is not None:
             self._calls.put(last)
         self._calls.put(None)

@@ -1,7 +1,7 @@
 """A GGUF file's settings as the config.json that the same model has elsewhere. Imports no torch.
 
-Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and what
-llama.cpp's converters write under them.
+Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the values of
+llama.cpp's converters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HALVES = ("phi3", "glm4")
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Return the config.json that a GGUF file means, None where the path has no such file.
+    """Return the config.json equivalent of a GGUF file, None if the path has no such file.
 
     Raises: ConfigError for a file that is malformed or whose architecture is not read.
     """
@@ -51,14 +51,14 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def _check_blocks(settings: Settings) -> None:
-    """Raises: ConfigError where the file has not as many blocks as it says: before any are made."""
+    """Raises: ConfigError if the number of blocks is not the stated one, before any are made."""
     blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
     _compare(settings, {"blocks": settings.number(".block_count")}, {"blocks": len(blocks)})
 
 
 def _check(settings: Settings, config: Mapping[str, Any]) -> None:
-    """Raises: ConfigError where a size is not that of the tensors: it would be built before any
-    tensor is found not to fit."""
+    """Raises: ConfigError if a size differs from the tensors': otherwise the model would be built
+    before a tensor fails to fit."""
     told = {"token_embd.weight": config["hidden_size"]}
     table = settings.tensor("token_embd.weight")
     found = {"token_embd.weight": table.shape[1] if table else 0}
@@ -85,7 +85,7 @@ def _compare(settings: Settings, told: Mapping[str, int], found: Mapping[str, in
 
 
 def _rows(config: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the rows that matrices must have, None where the config does not tell."""
+    """Return the rows that matrices must have, None if the config does not say."""
     inner = config.get("intermediate_size_mlp") or config.get("intermediate_size")
     inner = inner or config.get("n_inner")
     inner = inner[0] if isinstance(inner, list) else inner

@@ -315,7 +315,7 @@ def _internlm2(settings: Settings) -> dict[str, Any]:
 
 def _minicpm(settings: Settings) -> dict[str, Any]:
     layers, hidden = settings.number(".block_count"), settings.number(".embedding_length")
-    # Files written before these settings are of MiniCPM 1 and 2, which all have these.
+    # Files written before these settings contain MiniCPM 1 and 2, which all have these values.
     scale = settings.find(".embedding_scale", float) or 12.0
     depth = settings.find(".residual_scale", float) or 1.4 / layers**0.5
     logits = settings.find(".logit_scale", float) or hidden / 256

@@ -67,7 +67,7 @@ def _glm4moe(settings: Settings) -> dict[str, Any]:
 
 
 _GROUPS = {160: (8, 3), 256: (8, 4)}
-"""Experts -> groups and those kept, of DeepSeek V2 and V3: older files do not tell them."""
+"""Experts -> (groups, picked groups) of DeepSeek V2 and V3: older files do not state them."""
 _SIGMOID = 2
 
 
@@ -91,10 +91,10 @@ def _deepseek32(settings: Settings) -> dict[str, Any]:
 
 
 def _deepseek(settings: Settings, model_type: str, name: str) -> dict[str, Any]:
-    """Return the settings of latent attention, and of experts where there are any."""
+    """Return the settings of latent attention, and of experts if there are any."""
     rank = settings.number(".attention.kv_lora_rank")
     turned = settings.number(".rope.dimension_count")
-    # With halves apart the plain lengths are those of the latent that queries meet.
+    # With separate halves the plain lengths are those of the latent that queries meet.
     told = "_mla" if settings.find(".attention.key_length_mla", int) else ""
     more = {
         **drafting(settings),
@@ -138,7 +138,7 @@ def _latent_scaling(settings: Settings, scaling: dict[str, Any] | None) -> dict[
 
 
 def _llama4(settings: Settings) -> dict[str, Any]:
-    # Of the published models Maverick, with 128 experts, alone norms no heads.
+    # Of the published models only Maverick, with 128 experts, does not norm heads.
     experts = settings.find(".expert_count", int) or 0
     window = settings.find(".attention.sliding_window", int)
     more = {

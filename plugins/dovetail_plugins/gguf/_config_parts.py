@@ -58,9 +58,9 @@ def matrix_rows(settings: Settings, name: str) -> int:
 
 
 def _dtype(model: Model) -> str:
-    """Return the type of what is not quantized, the KV cache too: the one most matrices are stored
-    in. Where all are quantized it is half precision, which keeps more of them than bfloat16 (0.5B
-    Qwen, Q4_K_M: 22 of 2,044 likeliest tokens differ, 33 in bfloat16).
+    """Return the type of unquantized data, the KV cache too: the one most matrices are stored in.
+    If all are quantized it is float16, which changes fewer results than bfloat16 (0.5B Qwen,
+    Q4_K_M: 22 of 2,044 likeliest tokens differ, 33 in bfloat16).
     """
     names = [one.type.name for one in model.extents if len(one.shape) > 1]
     halves = [name for name in names if name in FLOAT_DTYPES and name != "F32"]
@@ -97,7 +97,7 @@ def rope(settings: Settings) -> dict[str, Any]:
 
 
 def _scaling(settings: Settings) -> dict[str, Any] | None:
-    """Return how the rotary embedding is stretched, None where it is not."""
+    """Return the scaling of the rotary embedding, None if there is none."""
     trained = settings.find(".rope.scaling.original_context_length", int)
     factor = settings.find(".rope.scaling.factor", float)
     attention = settings.find(".rope.scaling.attn_factor", float)
@@ -105,7 +105,7 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
     each = settings.factors("rope_freqs.weight")
     length = settings.number(".context_length")
     if each is not None:
-        # Divisors of every pair, computed beforehand: how Llama 3 is stretched.
+        # Precomputed divisors of every pair: how Llama 3 is stretched.
         return {"rope_type": "longrope", "long_factor": each, "short_factor": each,
                 "attention_factor": 1.0, "original_max_position_embeddings": length}  # fmt: skip
     if long is not None and short is not None:
@@ -129,7 +129,7 @@ def _scaling(settings: Settings) -> dict[str, Any] | None:
 
 
 def _yarn(settings: Settings) -> dict[str, float]:
-    """Return what a file says of YaRN's ramp."""
+    """Return a file's settings of YaRN's ramp."""
     named = {word: settings.find(f".rope.scaling.yarn_{word}", float)
              for word in ("beta_fast", "beta_slow")}  # fmt: skip
     return {word: value for word, value in named.items() if value is not None}
@@ -151,7 +151,7 @@ def gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[s
 
 
 def kinds(settings: Settings, every: int) -> dict[str, Any]:
-    """Return each layer's kind: all slide but every so many, unless the file says otherwise."""
+    """Return each layer's kind: all slide except every N-th, unless the file says otherwise."""
     told = settings.find(".attention.sliding_window_pattern", (int, list))
     count = settings.number(".block_count")
     slides = told if isinstance(told, list) else [(i + 1) % (told or every) for i in range(count)]
@@ -174,7 +174,7 @@ def granite_scales(settings: Settings) -> dict[str, Any]:
 
 
 def grouped_experts(settings: Settings) -> dict[str, Any]:
-    """Return the settings of experts that are picked within groups, beside shared ones."""
+    """Return the settings of experts that are picked within groups, and of shared ones."""
     return {
         "n_routed_experts": settings.number(".expert_count"),
         "n_shared_experts": settings.find(".expert_shared_count", int) or 0,
@@ -189,7 +189,7 @@ def grouped_experts(settings: Settings) -> dict[str, Any]:
 
 
 def drafting(settings: Settings) -> dict[str, int]:
-    """Return the number of layers, less those behind the last that draft, and of these."""
+    """Return the number of layers without the drafting ones at the end, and that of the latter."""
     count = settings.find(".nextn_predict_layers", int) or 0
     return {
         "num_hidden_layers": settings.number(".block_count") - count,

@@ -1,5 +1,5 @@
-"""The config.json of models whose layers keep a state, alone or beside attention, from a GGUF
-file's settings. Imports no torch."""
+"""The config.json of models whose layers have a state, alone or in addition to attention, from a
+GGUF file's settings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -215,4 +215,4 @@ RECURRENT: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
 }
 """general.architecture -> its config.json."""
 HEADLESS = frozenset({"mamba", "mamba2"})
-"""Architectures in which nothing attends."""
+"""Architectures without attention."""

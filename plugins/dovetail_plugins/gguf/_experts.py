@@ -1,5 +1,5 @@
-"""Experts that a GGUF file stores in other ways than one tensor for all: each in a tensor of its
-own (`ffn_up.3`, files of Mixtral until April 2024), or gates and ups in one (`ffn_gate_up_exps`).
+"""Experts stored differently from one tensor for all: each in a separate tensor (`ffn_up.3`, files
+of Mixtral until April 2024), or gates and ups in one (`ffn_gate_up_exps`).
 
 Source: build_moe_ffn in https://github.com/ggml-org/llama.cpp/blob/master/src/llama-graph.cpp, and
 the tensor names of the gguf package. Imports no torch.
@@ -19,13 +19,13 @@ _ALONE = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
 
 
 def expert_of(stem: str) -> tuple[str, int] | None:
-    """Return the stem of all experts' tensor, and which of them a stem of one is."""
+    """Return the stem of all experts' tensor, and the expert number in the given stem."""
     match = _ALONE.fullmatch(stem)
     return None if match is None else (f"{match[1]}_exps", int(match[2]))
 
 
 def divided(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield tensors, those of gates and ups as the halves of each expert: the gate comes first."""
+    """Yield tensors, with gates and ups split into halves of each expert: the gate comes first."""
     for extent in extents:
         if f".{GATES_AND_UPS}." in extent.name:
             yield from _halves(extent)
@@ -34,7 +34,7 @@ def divided(extents: Iterable[Extent]) -> Iterator[Extent]:
 
 
 def num_alone(extents: Iterable[Extent]) -> int:
-    """Return the experts of a block that have a tensor each, nothing where no block has such."""
+    """Return the number of a block's experts with separate tensors, 0 if no block has such."""
     names = (extent.name.split(".", 2)[-1] for extent in extents if extent.name[:4] == "blk.")
     stems = (name.removesuffix(".weight") for name in names if name.startswith("ffn_up."))
     return len({stem for stem in stems if expert_of(stem)})

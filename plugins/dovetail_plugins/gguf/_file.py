@@ -21,7 +21,7 @@ from dovetail_plugins.gguf._types import NOT_READ, TYPES, Type
 
 SUFFIX = ".gguf"
 PROJECTORS = "mmproj*"
-"""Files beside a model that turn images into its vectors."""
+"""Companion files of a model that turn images into its vectors."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -109,7 +109,7 @@ def read_model(path: str | Path) -> Model:
 
 
 def _check_whole(first: Head, num_files: int) -> None:
-    """Raises: ConfigError for a part of a model, by what its settings say, whatever its name."""
+    """Raises: ConfigError for a part of a model, according to its settings, whatever its name."""
     count, number = (first.settings.get(f"split.{key}") for key in ("count", "no"))
     if not isinstance(count, int) or count == num_files:
         return
@@ -123,7 +123,7 @@ def _check_whole(first: Head, num_files: int) -> None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return all files of a model that is divided, by any of them. Raises: ConfigError"""
+    """Return all files of a split model, given any of them. Raises: ConfigError"""
     split = _SPLIT.fullmatch(path.name)
     if split is None:
         return [path]
@@ -150,7 +150,7 @@ def read_head(path: Path) -> Head:
 
 
 class _Reader:
-    """Reads forward; nothing longer than what is left of the file is ever asked for."""
+    """Reads forward; it never requests more than what is left of the file."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -206,7 +206,7 @@ class _Reader:
     def _extent(
         self, start: int, alignment: int, name: str, type: Type, shape: tuple[int, ...], offset: int
     ) -> Extent:
-        """Return where a tensor lies, all of it inside the file."""
+        """Return the extent of a tensor, which must be inside the file."""
         num_values = math.prod(shape)
         row = shape[-1] if shape else 1
         if not num_values or row % type.values:
@@ -274,7 +274,7 @@ class _Reader:
         return struct.unpack(f"<{letter}", self._take(struct.calcsize(letter)))[0]
 
     def _expect(self, count: int, least_bytes: int, what: str) -> None:
-        """Raises: ConfigError when this many entries cannot be inside what is left of the file."""
+        """Raises: ConfigError when this many entries do not fit into the rest of the file."""
         if count > MAX_ENTRIES or count * least_bytes > self._size - self._place:
             raise self._fault(f"{count} {what} cannot be inside {self._size} bytes")
 

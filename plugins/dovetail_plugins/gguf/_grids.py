@@ -1,7 +1,7 @@
-"""The points that IQ types choose from: what a checkpoint's numbers mean, not to be computed.
+"""The points that IQ types choose from: part of the format, not computable.
 
 Source: the iq*_grid tables of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
-`grids.json` holds every point's values as places in `VALUES`, in as few bits as they need, base64.
+`grids.json` holds every point's values as indexes into `VALUES`, in minimal bits, base64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[int, ...]] = {
 }
 """The values that occur in a grid."""
 SIZES = {"IQ3_XXS": 4, "IQ3_S": 4}
-"""Values of a point, where they are not eight."""
+"""Values of a point, if they are not eight."""
 FILE = "grids.json"
 
 

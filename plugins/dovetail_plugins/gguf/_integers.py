@@ -1,4 +1,4 @@
-"""Blocks of GGUF's types as integers: what every one of them is, in groups that share a scale.
+"""Blocks of GGUF's types as integers: the contents of each type, in groups that share a scale.
 
 A weight is value * code * step + offset_code * offset_step, all products but the first and the last
 exact in float32. Source: the block structs and dequantize_row functions of
@@ -18,9 +18,9 @@ from dovetail_plugins.gguf._types import BY_NAME
 from dovetail_plugins.gguf._vectors import VECTORS, Vectors, vectors
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the nibbles of the IQ4 types stand for."""
+"""The values of the IQ4 types' nibbles."""
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What the nibbles of MXFP4 and NVFP4 stand for, doubled."""
+"""The values of MXFP4's and NVFP4's nibbles, doubled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Integers:
     offset_codes: torch.Tensor | None = None
 
     def floats(self) -> torch.Tensor:
-        """Return the weights that are meant. Shapes: [n, B] float32"""
+        """Return the dequantized weights. Shapes: [n, B] float32"""
         grouped = self.values.float().view(len(self.values), -1, self.group)
         grouped = grouped * _scales(self.steps, self.codes, grouped.shape[1])
         if self.offset_steps is not None:
@@ -211,7 +211,7 @@ def _nvfp4(raw: torch.Tensor) -> Integers:
 
 
 def _trits(raw: torch.Tensor, run: int, count: int = 5) -> torch.Tensor:
-    """Return base-3 digits, highest first: byte / 256 is the number behind the point.
+    """Return base-3 digits, highest first: byte / 256 is a base-3 fraction.
 
     Shapes: [n, S] uint8 -> [n, S * count] int8 in -1 .. 1
     """

@@ -1,8 +1,8 @@
-"""What the tensors of a GGUF file are called in the model: a table for each architecture.
+"""Model names of a GGUF file's tensors: a table for each architecture.
 
-Names are those of the Hugging Face checkpoint or, where the model's plugin takes these as well, of
-the shared decoder. Imports no torch. Source: tensor_mapping.py of the gguf package and the
-converters of llama.cpp (https://github.com/ggml-org/llama.cpp/tree/master/conversion).
+Names are those of the Hugging Face checkpoint or, if the model's plugin accepts them too, of the
+shared decoder. Imports no torch. Source: tensor_mapping.py of the gguf package and the converters
+of llama.cpp (https://github.com/ggml-org/llama.cpp/tree/master/conversion).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _mixer(name: str, **more: str) -> dict[str, str]:
 
 
 def _vectors(name: str, *, has_steps: bool = True) -> dict[str, str]:
-    """Return the names of a mixer's tensors that are not of a module. `has_steps`: the bias of the
+    """Return the names of a mixer's tensors that belong to no module. `has_steps`: the bias of the
     time steps is one of them, as in Mamba 2."""
     vectors = {"ssm_a": f"{name}.A_log", "ssm_d": f"{name}.D"}
     return vectors | ({"ssm_dt.bias": f"{name}.dt_bias"} if has_steps else {})
@@ -227,10 +227,10 @@ class Layout:
 
     `block`: names of modules in a block without "blk.N."; `own`: whole names of tensors in a block
     that are not called after their module. `joined`: tensors that are parts of one matrix of the
-    checkpoint. `turns_heads`: rows of q and k lie in another order; `adds_one`: norm weights are
+    checkpoint. `turns_heads`: rows of q and k are in another order; `adds_one`: norm weights are
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
-    checkpoint calls the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks
-    that are several matrices, numbered in the checkpoint."""
+    checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
+    are several matrices, numbered in the checkpoint."""
 
     block: Mapping[str, str]
     own: Mapping[str, str] = field(default_factory=dict)
@@ -324,4 +324,4 @@ LAYOUTS: dict[str, Layout] = {
 """general.architecture -> names."""
 
 FALCON_TWO_NORMS = Layout(block=_BLOCK | _QKV | _FALCON_TWO_NORMS)
-"""Falcon 40B and its like: attention and MLP read norms of their own."""
+"""Falcon 40B and similar models: attention and MLP have separate norms."""

@@ -63,30 +63,30 @@ class Settings:
         return values
 
     def most(self, name: str) -> int:
-        """Return the largest of the blocks' counts, of which some may be 0. Raises: ConfigError"""
+        """Return the largest of the blocks' counts, some of which may be 0. Raises: ConfigError"""
         return max(self.per_block(name))
 
     def has(self, name: str) -> bool:
-        """Return whether any block has a tensor, told by its name without "blk.N."."""
+        """Return whether any block has a tensor, by its name without "blk.N."."""
         return bool(self.blocks_with(name))
 
     def blocks_with(self, name: str) -> list[int]:
-        """Return the blocks that have a tensor, told by its name without "blk.N."."""
+        """Return the blocks that have a tensor, by its name without "blk.N."."""
         parts = (one.name.split(".", 2) for one in self.model.extents)
         blocks = (p[1] for p in parts if len(p) == 3 and p[0] == "blk" and p[2] == name)
         return sorted(int(number) for number in blocks if number.isdecimal())
 
     def first(self, name: str) -> Extent | None:
-        """Return where a tensor lies in the first block that has it."""
+        """Return the extent of a tensor in the first block that has it."""
         blocks = self.blocks_with(name)
         return self.tensor(f"blk.{blocks[0]}.{name}") if blocks else None
 
     def tensor(self, name: str) -> Extent | None:
-        """Return where a tensor lies."""
+        """Return the extent of a tensor."""
         return next((one for one in self.model.extents if one.name == name), None)
 
     def factors(self, name: str) -> list[float] | None:
-        """Return a short float tensor's numbers, None where there is no such tensor."""
+        """Return a short float tensor's numbers, None if there is no such tensor."""
         extent = self.tensor(name)
         if extent is None:
             return None
@@ -101,8 +101,8 @@ class Settings:
 
 
 def _shortest(value: float) -> float:
-    """Return the number of fewest digits that float32 holds as this one: 1e-5, not what it is
-    rounded to. Others, which the file holds in 64 bits, stay."""
+    """Return the number with the fewest digits that is the same in float32: 1e-5, not its rounded
+    value. Others, stored in 64 bits, are unchanged."""
     for digits in range(6, 10):
         short = float(f"{value:.{digits}g}")
         try:

@@ -1,4 +1,4 @@
-"""From GGUF's tensor names to those of the same model's Hugging Face checkpoint.
+"""Maps GGUF's tensor names to those of the same model's Hugging Face checkpoint.
 
 Imports no torch.
 """
@@ -16,7 +16,7 @@ from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, Layo
 from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
 
 TABLE = "embed_tokens"
-"""What `stored_types` calls a token table that no head shares."""
+"""`stored_types`' name of a token table that is not shared with a head."""
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
 NAMES_SHOWN = 5
@@ -25,15 +25,15 @@ _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _NO_MATRICES = frozenset(
     {"wpe", "head_sinks", "conv", "conv1d", "correction_coefs", "prediction_coefs"}
 )
-"""Modules, beside norms, whose weight is no matrix of a linear layer."""
+"""Modules, in addition to norms, whose weight is no matrix of a linear layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor goes: parameter `leaf` of `module`. `stem`: what GGUF calls it in a block.
-    `is_stacked`: it holds all experts', or all of several modules that are numbered; `number`: it
-    holds that expert's; `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is part of the
-    module's matrix."""
+    """The destination of a tensor: parameter `leaf` of `module`. `stem`: GGUF's name of it in a
+    block. `is_stacked`: it holds all experts', or all of several modules that are numbered;
+    `number`: it holds that expert's; `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is
+    part of the module's matrix."""
 
     module: str
     leaf: str
@@ -92,7 +92,7 @@ def check_names(model: Model, layout: Layout) -> None:
 
 
 def place_of(layout: Layout, name: str) -> Place | None:
-    """Return where a tensor goes, or None for a name that is not known."""
+    """Return the destination of a tensor, or None for an unknown name."""
     words = name.split(".", 2)
     if len(words) == 3 and words[0] == "blk":
         return _place_in_block(layout, f"{layout.blocks}.{words[1]}", words[2])
@@ -124,9 +124,9 @@ def _place_in_block(layout: Layout, block: str, name: str) -> Place | None:
 
 
 def stored_types(model: Model) -> dict[str, str]:
-    """Return module -> type of all matrices of a file, nothing where none is quantized.
+    """Return module -> type of all matrices of a file, nothing if none is quantized.
 
-    A token table goes by the head's name where there is no separate head.
+    A token table uses the head's name if there is no separate head.
     """
     layout = layout_of(model)
     assert layout is not None, "settings of this architecture are read"

@@ -23,8 +23,8 @@ def to_q8_0(weight: torch.Tensor) -> torch.Tensor:
 
 
 def to_q4_0(weight: torch.Tensor) -> torch.Tensor:
-    """Return blocks of a float16 step and 32 values in 16 bytes, value i beside value i + 16.
-    Shapes: [O, I] -> [O, I / 32 * 18] uint8"""
+    """Return blocks of a float16 step and 32 values in 16 bytes, value i sharing a byte with value
+    i + 16. Shapes: [O, I] -> [O, I / 32 * 18] uint8"""
     parts = weight.float().unflatten(1, (-1, BLOCK))
     place = parts.abs().argmax(-1, keepdim=True)
     steps = parts.gather(-1, place) / -8  # the largest magnitude is met exactly, by the level -8

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors under GGUF's names and in its shapes: the way back from `_tensors.py`."""
+"""A checkpoint's tensors under GGUF's names and in its shapes: the inverse of `_tensors.py`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dovetail_plugins.gguf._write import Stored
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _LETTERS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-"""Mixtral's own names of an expert's matrices -> those of the others."""
+"""Mixtral's own names of an expert's matrices -> the other families' names."""
 _NOT_STORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _LEFT_OUT = "transformer."
-"""What some checkpoints of GPT-2 leave out of their names."""
+"""A name prefix that some checkpoints of GPT-2 omit."""
 
 
 def renamed(
     model: ModelSpec, architecture: str, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[Stored]:
-    """Yield a model's tensors; what is called by a type of blocks is stored as such, all else as
+    """Yield a model's tensors; a tensor named after a block type is stored as such, all others as
     float32. Experts come when all of a layer's have. Raises: ConfigError for an unknown name."""
     layout = LAYOUTS[architecture]
     names = _names(layout, model.num_layers)
@@ -69,7 +69,7 @@ def _names(layout: Layout, num_layers: int) -> dict[str, str]:
 
 
 def _expert(module: str) -> tuple[str, int | None]:
-    """Return the module that stands for all experts, and which of them this is."""
+    """Return the name of the module for all experts, and the number of this one."""
     match = _EXPERT.fullmatch(module)
     if match is None:
         return module, None

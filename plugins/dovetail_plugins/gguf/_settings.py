@@ -1,7 +1,7 @@
-"""The settings of a GGUF file for a Hugging Face checkpoint: the way back from `_config.py`.
+"""The settings of a GGUF file for a Hugging Face checkpoint: the inverse of `_config.py`.
 
-Imports no torch. Source: the key names of
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and what llama.cpp's converters write.
+Imports no torch. Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+and the values of llama.cpp's converters.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _REAL = {
 
 
 def settings_of(model: ModelSpec) -> dict[str, Any]:
-    """Return the model's settings, in GGUF's words. Raises: ConfigError for what they cannot
-    say."""
+    """Return the model's settings under GGUF's names. Raises: ConfigError for settings that GGUF
+    cannot express."""
     prefix, config = ARCHITECTURES[model.architecture], model.hf_config
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise _unsaid(model, "layers without experts among those with")
@@ -114,7 +114,7 @@ def _unsaid(model: ModelSpec, what: str) -> ConfigError:
 
 
 def rope_tensors(model: ModelSpec) -> dict[str, list[float]]:
-    """Return rotary divisors that are stored as tensors: Llama 3's, and those of long contexts."""
+    """Return the rotary divisors stored as tensors: Llama 3's, or those of long contexts."""
     rope = rotary_of(model.hf_config)
     if rope["rope_type"] == "longrope":
         names = {"rope_factors_long.weight": "long_factor",

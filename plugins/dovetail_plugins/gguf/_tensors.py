@@ -1,7 +1,6 @@
 """A GGUF file's tensors under the names, and in the shapes, of the Hugging Face checkpoint.
 
-A matrix that is stored quantized stays as it is: "q_proj.Q4_K" are the bytes of the rows of what
-would be "q_proj.weight".
+A quantized matrix is not converted: "q_proj.Q4_K" has the bytes of the rows of "q_proj.weight".
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DTYPES = {
 def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a model; their bytes are read when they are copied.
 
-    Names of an architecture that is not known stay as they are.
+    Names of an unknown architecture are unchanged.
     """
     layout = layout_of(model)
     if layout is not None:
@@ -97,7 +96,7 @@ def _renamed(
 
 
 def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as the checkpoint has it: what a converter changed is undone."""
+    """Return a tensor as in the checkpoint, undoing a converter's changes."""
     last = place.module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):
         return _turned(tensor, _num_heads(model, is_key=last == "k_proj"))
@@ -111,7 +110,7 @@ def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor)
 
 
 def _latent_up(attn_k_b: torch.Tensor, attn_v_b: torch.Tensor) -> torch.Tensor:
-    """Return what makes keys and values of a latent, head by head, of its halves.
+    """Return the matrix from a latent to keys and values, head by head, joined from its halves.
 
     Shapes: attn_k_b [H, L, N], attn_v_b [H, V, L] -> [H (N + V), L]
     """
@@ -125,7 +124,7 @@ def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _num_heads(model: Model, *, is_key: bool) -> int:
-    """Return the heads of queries or of keys. Raises: ConfigError when the file does not tell."""
+    """Return the heads of queries or of keys. Raises: ConfigError when the file does not say."""
     prefix = f"{model.settings['general.architecture']}.attention.head_count"
     heads = model.settings.get(prefix)
     if is_key:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """`values` numbers lie in a block of `block_bytes`."""
+    """`values` numbers per block of `block_bytes`."""
 
     name: str
     values: int
@@ -18,7 +18,7 @@ class Type:
 
 
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types that are plain floats, and what torch calls them."""
+"""Types that are plain floats -> torch's names."""
 
 PLAIN_DTYPES = FLOAT_DTYPES | {
     "F64": "float64",
@@ -27,7 +27,7 @@ PLAIN_DTYPES = FLOAT_DTYPES | {
     "I32": "int32",
     "I64": "int64",
 }
-"""Types that are plain numbers, likewise."""
+"""Types that are plain numbers -> torch's names."""
 
 TYPES: dict[int, Type] = {
     code: Type(name, values, block_bytes)
@@ -111,4 +111,4 @@ KEPT: dict[str, tuple[float, int]] = {
 }
 """In memory: the bits of a value, and the bytes of a block's steps, offsets and codes (_weight)."""
 TABLES = frozenset(("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"))
-"""Types that are kept as codes of a table, which a matrix has once."""
+"""Types that are stored as codes of a table; a matrix has one table."""

@@ -1,8 +1,8 @@
-"""Blocks of the IQ types whose codes choose among points: what every one of them is.
+"""Blocks of the IQ types whose codes choose among points: the contents of each type.
 
-A code is the number of a point, 4 or 8 values that follow one another; a bit each turns their
-signs. A weight is value * code of its scale * step. The IQ1 types move their points by an eighth,
-up or down: here these are twice as many points, all of them times eight.
+A code is the number of a point of 4 or 8 consecutive values, with one sign bit per value. A weight
+is value * code of its scale * step. The IQ1 types shift their points by an eighth, up or down: here
+these are twice as many points, all of them times eight.
 Source: the block structs and dequantize_row functions of
 https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and ggml-quants.c.
 Shape letters: n blocks, B values a block.

@@ -27,7 +27,7 @@ _NAMED = {
     "padding_token_id": "pad_token",
     "mask_token_id": "mask_token",
 }
-"""Settings that name a token, as they are spelt -> tokenizer_config.json's word."""
+"""Settings that name a token, in their original spelling -> tokenizer_config.json's key."""
 _PREFIX = "tokenizer.ggml."
 _GOES_ON = "##"
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -85,7 +85,7 @@ class Vocabulary:
         return found | ({"chat_template": templates} if templates else {})
 
     def _templates(self) -> str | list[Json] | None:
-        """Return the chat template, or all of them with their names."""
+        """Return the chat template, or several with their names."""
         first = self._values.get(TEMPLATE)
         others = {
             key.removeprefix(f"{TEMPLATE}."): text
@@ -155,7 +155,7 @@ class Vocabulary:
         }
 
     def _word_pieces(self) -> Json:
-        """Return BERT's model: words, and pieces that go on with one."""
+        """Return BERT's model: words, and pieces that continue a word."""
         unknown = self._named("unknown_token_id") or self._known("[UNK]")
         first = self._named("bos_token_id") or self._known("[CLS]")
         last = self._named("seperator_token_id") or self._known("[SEP]")
@@ -186,8 +186,8 @@ class Vocabulary:
         }
 
     def _word_piece(self, text: str, kind: int) -> str:
-        """Return a token as BERT's own files write it: the file marks what begins a word instead
-        of what goes on with one."""
+        """Return a token as BERT's own files write it: GGUF marks pieces that begin a word, BERT
+        those that continue one."""
         is_named = text.startswith("[") and text.endswith("]") and len(text) > 2
         if kind in (_UNKNOWN, _CONTROL, _USER) or is_named:
             return text
@@ -246,7 +246,7 @@ class Vocabulary:
         return self._around(first, last)
 
     def _around(self, first: str | None, last: str | None) -> Json | None:
-        """Return the post-processor that puts these tokens around a text, where there are any."""
+        """Return the post-processor that puts these tokens around a text, if there are any."""
         if first is None and last is None:
             return None
         named = {text: self.tokens.index(text) for text in (first, last) if text is not None}

@@ -100,7 +100,7 @@ def _tokens(
 
 
 def _text(token: Any) -> str | None:
-    """Return the text of a token, which configs hold as text or with rules beside it."""
+    """Return the text of a token, which is plain text in configs or a mapping with rules."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 

@@ -1,7 +1,7 @@
 """Rows of GGUF blocks as the matrix that kernels multiply: integers in groups, in up to 8 bits.
 
-The matrix is exactly the one that is meant: steps stay float16 (or what else holds them), the codes
-of the K and IQ types stay codes, and values take the bits that they have in the file.
+The matrix is exact: steps stay float16 (or another type that holds them), the codes of the K and IQ
+types stay codes, and values take as many bits as in the file.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BITS = {
     "Q6_K": 6,
     "Q8_0": 8,
 }
-"""The bits of a value, for types whose levels follow one another."""
+"""The bits of a value, for types with consecutive levels."""
 LEVELS_OF: dict[str, tuple[int, ...]] = {
     "IQ4_NL": LEVELS,
     "IQ4_XS": LEVELS,
     "MXFP4": E2M1,
     "NVFP4": E2M1,
 }
-"""Types of at most sixteen levels of any kind, by what `integers` calls these."""
+"""Types of at most sixteen levels of any kind, by `integers`' name of these."""
 EIGHTHS = 8
 TRITS = "TQ1_0"
 PART_VALUES = 1 << 21
@@ -119,7 +119,7 @@ def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, 
 
 
 def _places(type_name: str) -> torch.Tensor:
-    """Return where a level stands among its type's. Shapes: [256] uint8, level -128 first"""
+    """Return the index of each level of its type. Shapes: [256] uint8, level -128 first"""
     places = torch.zeros(256, dtype=torch.uint8)
     for place, level in enumerate(LEVELS_OF[type_name]):
         if level or not place:
@@ -128,7 +128,7 @@ def _places(type_name: str) -> torch.Tensor:
 
 
 def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:
-    """Return steps in 16 bits: those of the file are, and an eighth of a small one is not."""
+    """Return steps in 16 bits: the file's fit, but an eighth of a small one does not."""
     wide = steps * EIGHTHS
     whole = wide.half()
     if steps.dtype != torch.float32 or not torch.equal(whole.float(), wide):
@@ -137,7 +137,7 @@ def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:
 
 
 def _narrow(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return floats in 16 bits where those hold all of them, all in one type."""
+    """Return floats in 16 bits if all of them are exact in one type."""
     for dtype in (torch.float16, torch.bfloat16):
         narrowed = {name: tensor.to(dtype) for name, tensor in tensors.items()}
         if all(torch.equal(narrowed[name].float(), tensors[name]) for name in tensors):

@@ -1,4 +1,4 @@
-"""Writes GGUF files: settings, then tensors, plain or quantized, as they come. Imports torch.
+"""Writes GGUF files: settings, then tensors, plain or quantized, in the given order. Imports torch.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """
@@ -44,8 +44,8 @@ def write_file(
 def write_stream(path: Path, settings: Mapping[str, Setting], tensors: Iterable[Stored]) -> int:
     """Write a file whose tensors come one by one; return its bytes.
 
-    Their bytes go into a file beside it first, since the head, which stands before them, is known
-    when all have come. Raises: ConfigError when a file cannot be written.
+    Their bytes first go into a temporary file next to it, because the header precedes them but is
+    complete only when all have come. Raises: ConfigError when a file cannot be written.
     """
     body, whole = path.with_name(f".{path.name}.body"), path.with_name(f".{path.name}.part")
     try:
@@ -90,7 +90,7 @@ def _value(value: Setting) -> tuple[int, bytes]:
 
 
 def _array(values: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
-    """Return the bytes of a list whose entries are of one kind."""
+    """Return the bytes of a list whose entries have the same type."""
     texts = [one for one in values if isinstance(one, str)]
     if texts:
         return struct.pack("<IQ", _TEXT, len(texts)) + b"".join(map(_text, texts))

@@ -1,1 +1,1 @@
-"""How the engines of another machine come to a server that runs elsewhere (`--headless`)."""
+"""Connects the engines of another machine to a server that runs elsewhere (`--headless`)."""

@@ -1,6 +1,6 @@
-"""Arrival: how the engines of a machine come to the server's reception, by several connections.
+"""Arrival: connects the engines of a machine to the server's reception, by several connections.
 
-Knows no engine process; what becomes of the connections is the caller's.
+Knows no engine process; the caller owns the connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A headless process: it runs engines of this machine behind a server on another one.
+"""A headless process: runs engines on this machine for a server on another one.
 
-No HTTP here. Each engine is a child process with connections of its own to the server; this one
-starts it when all have joined, tells the server how it ended, and ends it when the server says so
-or is gone.
+No HTTP here. Each engine is a child process with its own connections to the server. This one starts
+it when all have joined, reports to the server how it ended, and ends it when the server says so or
+is gone.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def run(config: Config) -> int:
 
 
 def run_one(config: Config, place: int) -> int:
-    """Run one of the engines that this machine has by a config, the one at a place from 0 on, where
-    each has a process that another program started; return the exit status, as `run`.
+    """Run one of this machine's configured engines, the one at `place` (from 0 on), if another
+    program starts a process for each; return the exit status, as `run`.
 
     Raises: ConfigError
     """
@@ -95,7 +95,7 @@ def join(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> HeadlessEngines:
 
 
 class _StoppedEarly(BaseException):
-    """A signal came while there was nothing to end."""
+    """A signal arrived before there was an engine to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -118,7 +118,7 @@ def _stoppable() -> Iterator[None]:
 
 
 class HeadlessEngines:
-    """This process's engines. Threads tell what happens; one place, `run`, does what follows."""
+    """This process's engines. Threads report events; only `run` acts on them."""
 
     def __init__(self, arrived: list[Arrived], meeting: Meeting) -> None:
         self._meeting = meeting
@@ -138,7 +138,7 @@ class HeadlessEngines:
         return self._status
 
     def stop(self, number: int) -> None:
-        """Have `run` end all engines, because of a signal. A handler may call this."""
+        """Make `run` end all engines, because of a signal. A handler may call this."""
         self._events.put((0, Stop(number)))
 
     def _take(self, engine: _Engine, event: Event) -> None:
@@ -155,7 +155,7 @@ class HeadlessEngines:
             case Lost():
                 self._lose(engine)
             case Exit(0) if not engine.is_leaving:
-                engine.exit_status = 0  # told to end: Leave follows, or the server is gone
+                engine.exit_status = 0  # ended on request: Leave follows, or the server is gone
             case Exit(status):
                 if not engine.is_leaving:
                     self._status = 1
@@ -173,7 +173,7 @@ class HeadlessEngines:
         engine.leave(0.0)
 
     def _stop(self, number: int) -> None:
-        """End all engines at once: the server lets others take new requests."""
+        """End all engines immediately: the server lets others take new requests."""
         logger.warning("stopping, by %s", signal.Signals(number).name)
         for engine in self._engines:
             engine.leave(0.0)
@@ -203,7 +203,7 @@ class _Engine:
         self._events.put((self._place, event))
 
     def _listen(self) -> None:
-        """Tell what the server says, to the connection's end."""
+        """Report the server's messages until the connection ends."""
         try:
             with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
                 while True:
@@ -248,7 +248,7 @@ class _Engine:
         child.end(LEAVE_WAIT_S)
 
     def end(self, status: int) -> None:
-        """Tell the server how the engine's process has ended. Mutates: self"""
+        """Report to the server how the engine's process has ended. Mutates: self"""
         self.is_over = True
         with contextlib.suppress(OSError):  # a server that is gone need not know
             send_message(self._arrived.control, Ended(how_it_ended(status)))

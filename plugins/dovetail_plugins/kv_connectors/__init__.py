@@ -1,1 +1,1 @@
-"""KV connectors: where blocks of the KV cache are kept beside the device."""
+"""KV connectors: store blocks of the KV cache outside the device."""

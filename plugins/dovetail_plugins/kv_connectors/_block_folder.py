@@ -1,7 +1,7 @@
 """BlockFolder: sealed blocks as files, one for each block and rank (`interfaces.block_files`).
 
-A file has its name only once it is whole, because it is written under another one and renamed. What
-a broken disk or a lost write leaves is found out by whoever reads it.
+A file is written under a temporary name and renamed once it is whole. Readers detect damage from a
+broken disk or a lost write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STALE_S = 3600.0
 
 
 class BlockFolder:
-    """The files of one identity under a folder; with `is_own` of one engine alone."""
+    """The files of one identity under a folder; with `is_own`, only of one engine."""
 
     def __init__(self, folder: str, facts: StoreFacts, *, is_own: bool) -> None:
         self._facts = facts
@@ -33,7 +33,7 @@ class BlockFolder:
         self._numbers = itertools.count()
 
     def make(self) -> None:
-        """Create the folder and say in it what it holds. Raises: ConfigError"""
+        """Create the folder and describe its content in it. Raises: ConfigError"""
         about = {
             "model": self._facts.model,
             "block_bytes": self._facts.block_bytes,
@@ -55,7 +55,7 @@ class BlockFolder:
         return all(Path(f"{place}.{rank}").exists() for rank in range(self._facts.world_size))
 
     def read(self, key: bytes) -> bytes | None:
-        """Return this rank's block, None where there is none. Raises: OSError"""
+        """Return this rank's block, None if there is none. Raises: OSError"""
         try:
             return Path(self._own(key)).read_bytes()
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class BlockFolder:
         try:
             os.utime(self._own(key))
         except OSError:
-            return  # somebody has dropped it meanwhile
+            return  # another engine has dropped it meanwhile
 
     def write(self, key: bytes, block: Buffer) -> None:
         """Write this rank's block; a reader sees all of it or none. Raises: OSError"""
@@ -86,8 +86,8 @@ class BlockFolder:
         Path(self._own(key)).unlink(missing_ok=True)
 
     def scan(self) -> list[bytes]:
-        """Return the keys whose files are all there, the ones not used for longest first; what is
-        left of others is removed. Raises: OSError"""
+        """Return the keys whose files are all there, least recently used first; leftovers of others
+        are removed. Raises: OSError"""
         used_s: dict[bytes, float] = {}
         counts: dict[bytes, int] = {}
         for path in list(self._files()):

@@ -1,7 +1,7 @@
-"""PeerEngine: another engine's blocks, as this one asks for them.
+"""PeerEngine: this engine's client for another engine's blocks.
 
-Whatever goes wrong with it is an OSError that costs its blocks; it is then left alone for a while.
-One thread uses it.
+Any failure is an OSError that costs its blocks; the engine is then left alone for a while. One
+thread uses it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ CONNECT_LIMIT_S, ASK_LIMIT_S = 3.0, 10.0
 SLICE_S = 0.05
 """A peer on this machine that has ended is noticed within this time."""
 LEFT_ALONE_S = 2.0
-"""How long nothing is asked of an engine that did not answer, unless it was not there and has
-started on this machine since."""
+"""How long an engine that did not answer is left alone, unless it was absent and has since started
+on this machine."""
 
 
 class Wire(Protocol):
@@ -132,7 +132,7 @@ class _Rank:
             raise
 
     def _open(self) -> Wire:
-        """Return the way there, with memory for what comes. Raises: OSError. Mutates: self"""
+        """Return the connection, with memory for the blocks. Raises: OSError. Mutates: self"""
         if self._wire is not None:
             return self._wire
         is_here = is_served(self.place)
@@ -177,7 +177,7 @@ class _Rank:
 
 
 def _laid(view: memoryview, sizes: Sequence[int]) -> list[Buffer | None]:
-    """Return the blocks that lie one behind the other."""
+    """Return the blocks that are concatenated in a buffer."""
     found: list[Buffer | None] = []
     start = 0
     for size in sizes:
@@ -187,7 +187,7 @@ def _laid(view: memoryview, sizes: Sequence[int]) -> list[Buffer | None]:
 
 
 class PeerEngine:
-    """An engine whose first rank is met at a place; the others at the ports behind it."""
+    """An engine whose first rank listens at a place; the others use the following ports."""
 
     def __init__(
         self, place: Place, own: Facts, secret: bytes | None, carrier: Carrier | None = None
@@ -211,8 +211,8 @@ class PeerEngine:
         return time.monotonic() < self._left_alone_until_s and not has_started
 
     def which(self, keys: Sequence[bytes], wait_s: float) -> frozenset[bytes]:
-        """Return the keys of blocks of which every rank has its part; none where the engine does
-        not answer. Mutates: self"""
+        """Return the keys of blocks that every rank has its part of; none if the engine does not
+        answer. Mutates: self"""
         try:
             if not self._meets():
                 return frozenset()
@@ -227,7 +227,7 @@ class PeerEngine:
         return frozenset(found)
 
     def fetch(self, keys: Sequence[bytes], ranks_for: RanksFor) -> Iterator[tuple[bytes, Parts]]:
-        """Yield every key with the parts of its block, valid until the next one is asked for.
+        """Yield every key with the parts of its block, valid until the next one is requested.
         Raises: OSError"""
         try:
             if not self._meets():
@@ -275,7 +275,7 @@ class PeerEngine:
         return self._is_same
 
     def _facts(self) -> Facts:
-        """Return who is there. Raises: OSError"""
+        """Return the peer's facts. Raises: OSError"""
         first = _Rank(self.place, self._secret, None)
         try:
             facts: Facts = first.ask(Hello())
@@ -284,7 +284,7 @@ class PeerEngine:
         return facts
 
     def _told(self, facts: Facts) -> None:
-        """Say once why nothing will be found there."""
+        """Log once why the peer has no usable blocks."""
         if facts.identity != self._own.identity:
             log.warning("%s has another model, other types or flags", self.place.name)
         elif facts.unit_tokens != self._own.unit_tokens:

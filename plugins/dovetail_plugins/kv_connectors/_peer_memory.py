@@ -1,9 +1,9 @@
-"""Carriers: how blocks get from one engine's host memory into another's, beside the messages.
+"""Carriers: move blocks from one engine's host memory into another's, outside the messages.
 
-The asking side makes a landing, memory that its peer lays blocks into, and tells its name in a
-question. On one machine that is a nameless file in memory (memfd), so that nothing of it is left
-however either side ends: the peer opens it through the asking process, and only if it is the file
-that was named. Where there is no landing blocks come in messages.
+The requesting side makes a landing (memory that its peer writes blocks into) and sends its name
+with a request. On one machine that is an anonymous memory file (memfd), so nothing is left over
+however either side ends. The peer opens it through the requesting process, and only if it is the
+file that was named. Without a landing, blocks are sent in messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from dovetail.interfaces.kv_connector import Buffer
 
 BATCH_BYTES = 1 << 24
-"""About how much is asked for at once."""
+"""Approximate number of bytes per request."""
 MOST_OPEN = 64
-"""How many landings of others are kept open; the ones used last."""
+"""Maximum number of peers' landings left open; the most recently used ones."""
 _FIXED: int = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 """Seals of a file whose size can no longer change; 0 on systems without such files."""
 
@@ -45,18 +45,17 @@ class Landing(ABC):
 
 
 class Carrier(ABC):
-    """Makes landings for the thread that asks, and fills those of others for threads that serve."""
+    """Makes landings for the requesting thread, and fills peers' landings for serving threads."""
 
     @abstractmethod
     def landing(self, num_bytes: int, *, is_here: bool) -> Landing | None:
-        """Return memory for so many bytes from a peer, which is on this machine or not; None: they
-        come in messages. Raises: OSError"""
+        """Return memory for `num_bytes` bytes from a peer, local if `is_here`; None: they come in
+        messages. Raises: OSError"""
 
     @abstractmethod
     def lay(self, blocks: Sequence[Buffer | None], name: str) -> tuple[int, ...]:
-        """Lay blocks one behind the other into the landing of a name; return their sizes, -1 for
-        one that is not there or no longer fits. Raises: OSError, ValueError where it cannot be
-        reached"""
+        """Write blocks one after the other into the named landing; return their sizes, -1 for one
+        that is missing or does not fit. Raises: OSError, ValueError if it cannot be reached"""
 
     def close(self) -> None:
         """Let go of everything. May be called twice."""
@@ -68,7 +67,7 @@ def landing_bytes(block_bytes: int) -> int:
 
 
 def lay_into(memory: mmap.mmap | memoryview, blocks: Sequence[Buffer | None]) -> tuple[int, ...]:
-    """Lay blocks one behind the other; return their sizes, -1 for one that is not there or has no
+    """Write blocks one after the other; return their sizes, -1 for one that is missing or has no
     room. Mutates: memory"""
     sizes, start = [], 0
     for block in blocks:
@@ -116,7 +115,7 @@ class SharedMemory(Carrier):
         self._open: dict[str, mmap.mmap] = {}
 
     def landing(self, num_bytes: int, *, is_here: bool) -> Landing | None:
-        """Return a nameless file for a peer of this machine, where the system has such files."""
+        """Return an anonymous file for a peer on this machine, if the system has such files."""
         return _SharedLanding(num_bytes) if is_here and _FIXED else None
 
     def lay(self, blocks: Sequence[Buffer | None], name: str) -> tuple[int, ...]:
@@ -143,7 +142,7 @@ class SharedMemory(Carrier):
 
 
 def _path_and_label(name: str) -> tuple[str, str]:
-    """Return where a landing's file is, and its label. Raises: ValueError"""
+    """Return a landing's file path and its label. Raises: ValueError"""
     process, number, label = name.split("/")
     return f"/proc/{int(process)}/fd/{int(number)}", label
 

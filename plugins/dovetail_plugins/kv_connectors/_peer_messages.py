@@ -1,8 +1,8 @@
-"""What engines that exchange KV blocks say to each other, and where they meet on one machine.
+"""Messages between engines that exchange KV blocks, and their meeting point on one machine.
 
-Messages are msgpack, one answer for each question. On one machine they go over ZeroMQ, between
-machines over TCP, once both sides have proved a secret (`dovetail.handshake`). Blocks go beside
-them where there is a way (`_peer_memory`).
+Messages are msgpack, one answer to each question. On one machine they go over ZeroMQ, between
+machines over TCP, once both sides have proved a secret (`dovetail.handshake`). Blocks bypass them
+if there is a carrier (`_peer_memory`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MIN_SECRET_CHARS = 16
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Asks who is there."""
+    """Asks for the peer's facts."""
 
 
 class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
-    """Asks which of these blocks are there; what is on its way is waited for, so long at most."""
+    """Asks which of these blocks are there, and waits up to `wait_s` for pending ones."""
 
     identity: str
     keys: tuple[bytes, ...]
@@ -36,7 +36,7 @@ class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
-    """Asks for blocks: one behind the other in the landing `memory`, or in the answer."""
+    """Requests blocks: one after the other in the landing `memory`, or in the answer."""
 
     identity: str
     keys: tuple[bytes, ...]
@@ -44,7 +44,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
-    """Who is there: rank `rank` of the `num_ranks` of an engine, whose blocks take `block_bytes`
+    """A peer's facts: rank `rank` of the `num_ranks` of an engine, whose blocks take `block_bytes`
     or less."""
 
     identity: str
@@ -56,14 +56,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
 
 
 class Present(msgspec.Struct, frozen=True, tag="present"):
-    """Which blocks are there: a byte for each that was asked for, 1 or 0."""
+    """Which blocks are present: a byte for each requested one, 1 or 0."""
 
     flags: bytes
 
 
 class Blocks(msgspec.Struct, frozen=True, tag="blocks"):
-    """The sizes of blocks, -1 for one that is not there or no longer fits, and the blocks
-    themselves where they are not in the landing."""
+    """The sizes of blocks, -1 for one that is missing or does not fit, and the blocks themselves if
+    they are not in the landing."""
 
     sizes: tuple[int, ...]
     data: tuple[bytes, ...] = ()
@@ -78,7 +78,7 @@ REPLIES = msgspec.msgpack.Decoder(Reply)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank is met: a name or an address, and a port that also names its socket on this
+    """Where a rank listens: a host name or address, and a port that also names its socket on this
     machine."""
 
     host: str
@@ -97,7 +97,7 @@ class Place:
 
     @property
     def lock_path(self) -> Path:
-        """Return the file that is locked for as long as somebody serves the socket."""
+        """Return the file that is locked while a process serves the socket."""
         return local_folder() / f"{self.port}.lock"
 
 
@@ -115,7 +115,7 @@ def local_folder() -> Path:
 
 
 def make_local_folder() -> None:
-    """Make the folder of sockets, for this user alone. Raises: ConfigError"""
+    """Make the folder of sockets, accessible only to this user. Raises: ConfigError"""
     folder = local_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -134,7 +134,7 @@ class Lock:
     """A file that this process has locked until it ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Raises: OSError where another process has it"""
+        """Raises: OSError if another process has it"""
         self._file = path.open("w")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +160,7 @@ def is_served(place: Place) -> bool:
 
 
 def read_secret(path: str | None, place: str) -> bytes | None:
-    """Return the secret in a file, None where none is named. Raises: ConfigError"""
+    """Return the secret in a file, None if no file is named. Raises: ConfigError"""
     if path is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""PeerServer: gives a rank's blocks to other engines, from threads beside its steps.
+"""PeerServer: gives a rank's blocks to other engines, from threads that run alongside its steps.
 
-One thread answers over ZeroMQ those on this machine, and one for each connection those that come by
-TCP and have proved the secret. Blocks are never changed, so that nothing is copied under a lock.
+One thread answers local engines over ZeroMQ; each TCP connection that has proved the secret has its
+own thread. Blocks are never changed, so nothing is copied under a lock.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Shelf:
         self._changed_s = 0.0
 
     def put(self, key: bytes, block: Buffer) -> None:
-        """Keep a block that nobody changes. Mutates: self"""
+        """Store a block that nobody changes. Mutates: self"""
         with self._lock:
             for old in self._eviction.add(key):
                 self._blocks.pop(old, None)
@@ -76,7 +76,7 @@ class Shelf:
                 self._changed_s = time.monotonic()
 
     def get(self, key: bytes) -> Buffer | None:
-        """Return a block, None where it is not there. Mutates: self"""
+        """Return a block, None if it is missing. Mutates: self"""
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
@@ -95,7 +95,7 @@ class Shelf:
             return bytes(key in self._blocks for key in keys)
 
     def is_quiet(self, since_s: float) -> bool:
-        """Return whether nothing has come for a while."""
+        """Return whether no block has come for a while."""
         return time.monotonic() - max(self._changed_s, since_s) > QUIET_S
 
     def clear(self) -> None:
@@ -195,7 +195,7 @@ class PeerServer:
     def _send(self, sender: bytes, reply: Reply) -> None:
         import zmq
 
-        with contextlib.suppress(zmq.ZMQError):  # who asked is gone
+        with contextlib.suppress(zmq.ZMQError):  # the requester is gone
             self._socket.send_multipart((sender, msgspec.msgpack.encode(reply)), zmq.NOBLOCK)
 
     # Over TCP
@@ -207,7 +207,7 @@ class PeerServer:
                 return
             try:
                 connection, address = self._listener.accept()
-            except BlockingIOError:  # who came has gone again
+            except BlockingIOError:  # the client has gone again
                 continue
             except OSError:  # too many open files, for example: tried again
                 if self._is_over.is_set():
@@ -236,10 +236,10 @@ class PeerServer:
             self._connections.discard(connection)
             connection.close()
 
-    # What is asked
+    # Requests
 
     def _is_ready(self, question: Question, began_s: float) -> bool:
-        """Return whether there is nothing more to wait for."""
+        """Return whether the answer need not wait any longer."""
         if not isinstance(question, Which) or question.identity != self._facts.identity:
             return True
         waited_s = time.monotonic() - began_s
@@ -261,7 +261,7 @@ class PeerServer:
                 return self._given(blocks, memory) if memory else _sent(blocks)
 
     def _given(self, blocks: Sequence[Buffer | None], memory: str) -> Blocks:
-        """Lay blocks into the asking side's memory, or send them where that cannot be reached."""
+        """Write blocks into the requester's memory, or send them if that cannot be reached."""
         try:
             return Blocks(self._carrier.lay(blocks, memory))
         except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""DecodeBench: says that it has every block, and brings zeros. For measurements of decoding alone:
-prompts cost nothing, and answers mean nothing."""
+"""DecodeBench: says that it has every block, and brings zeros. Measures decoding alone: prompts
+cost nothing, and answers have no meaning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Everything(StoreIndex):
         return True
 
     def keep(self, key: bytes) -> bool:
-        """Return that nothing is kept."""
+        """Return False: nothing is stored."""
         return False
 
 

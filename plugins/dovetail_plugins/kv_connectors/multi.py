@@ -1,7 +1,7 @@
-"""Multi: several connectors in order. A block is read from the first one that has it, and kept by
+"""Multi: several connectors in order. A block is read from the first one that has it, and stored by
 every one that wants it.
 
-What the interface says of a place to read from is one word here: what each connector said, as JSON.
+The interface's source of a read is a single string here: the sources of all connectors, as JSON.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dovetail.json_values import json_value
 log = logging.getLogger(__name__)
 
 _DROP = b"multi"
-"""Stands with a number before the key of a block that one of the connectors is to drop."""
+"""Prefix, with a connector's number, of the key of a block that this connector is to drop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiOptions:
-    """The connectors, the first one asked first."""
+    """The connectors, in the order in which they are queried."""
 
     connectors: tuple[Selection, ...] = field(
         default=(),
@@ -90,7 +90,7 @@ class Multi(KVConnector):
 
 
 class MultiIndex(StoreIndex):
-    """Asks every index."""
+    """Queries every index."""
 
     def __init__(self, indexes: Sequence[StoreIndex]) -> None:
         self._indexes = indexes
@@ -104,27 +104,27 @@ class MultiIndex(StoreIndex):
         return any([index.keep(key) for index in self._indexes])
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
-        """Have each prepare; return where each reads. Mutates: self"""
+        """Let each connector prepare; return the source of each. Mutates: self"""
         sources = [index.look(keys, params) for index in self._indexes]
         return json.dumps(sources) if any(sources) else ""
 
     def ticket(self, num_tokens: int) -> dict[str, Any]:
-        """Return what the first says that says anything."""
+        """Return the first non-empty ticket."""
         tickets = (index.ticket(num_tokens) for index in self._indexes)
         return next(filter(None, tickets), {})
 
     def used(self, keys: Sequence[bytes]) -> None:
-        """Tell those that have them. Mutates: self"""
+        """Report to the connectors that have them. Mutates: self"""
         for index in self._indexes:
             index.used([key for key in keys if index.has(key)])
 
     def lost(self, keys: Sequence[bytes]) -> None:
-        """Tell all of them. Mutates: self"""
+        """Report to all connectors. Mutates: self"""
         for index in self._indexes:
             index.lost(keys)
 
     def take_dropped(self) -> Sequence[bytes]:
-        """Return what one of them drops, behind its number. Mutates: self"""
+        """Return the dropped keys, each prefixed with its connector's number. Mutates: self"""
         return [
             _DROP + bytes((number,)) + key
             for number, index in enumerate(self._indexes)
@@ -132,7 +132,7 @@ class MultiIndex(StoreIndex):
         ]
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all connectors."""
         for index in self._indexes:
             index.close()
 
@@ -185,7 +185,7 @@ class MultiStore(BlockStore):
             raise faults[0]
 
     def drop(self, key: bytes) -> None:
-        """Drop a block from the store whose number stands before its key, or from all."""
+        """Drop a block from the store whose number prefixes its key, or from all."""
         if key.startswith(_DROP):
             number = key[len(_DROP)]
             self._stores[number].drop(key[len(_DROP) + 1 :])
@@ -194,6 +194,6 @@ class MultiStore(BlockStore):
             store.drop(key)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all stores."""
         for store in self._stores:
             store.close()

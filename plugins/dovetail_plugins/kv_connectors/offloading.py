@@ -1,9 +1,9 @@
 """Offloading: blocks go to host memory and, with a folder, to files that outlive the engine.
 
-Every block that becomes full is kept, in memory and in the folder, as long as the eviction
-(`kv_eviction`, the least recently used first) leaves it there. The engine's index repeats what each
-rank's memory keeps and drops; where the two differ, because a store was too slow for instance, a
-block is not found and computed again.
+Every full block is stored, in memory and in the folder, until the eviction policy (`kv_eviction`,
+by default least recently used first) removes it. The engine's index mirrors what each rank's memory
+stores and drops; if the two differ, because a store was too slow for instance, a block is missed
+and computed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadingOptions:
-    """How much is kept, of all ranks together."""
+    """How much is stored, over all ranks."""
 
     host_bytes: int = field(
         default=4 << 30, metadata={"help": "host memory for blocks", "unit": "bytes", "ge": 0}
@@ -54,7 +54,7 @@ class Offloading(KVConnector):
         return {"host_bytes": 1 << 20, "folder": folder, "disk_bytes": 1 << 24}
 
     def index(self, facts: StoreFacts) -> OffloadingIndex:
-        """Return the engine's side, which knows what the folder holds. Raises: ConfigError"""
+        """Return the engine's side, which knows the folder's contents. Raises: ConfigError"""
         return OffloadingIndex(self.options, facts)
 
     def store(self, facts: StoreFacts) -> OffloadingStore:

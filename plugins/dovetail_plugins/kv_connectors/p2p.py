@@ -1,9 +1,9 @@
 """P2P: engines give each other blocks, from host memory to host memory.
 
-Every block that becomes full is kept in memory, the most recently used ones, from where this engine
-has them back and others get them: on one machine over ZeroMQ and shared memory, between machines by
-TCP once both have proved a secret. They travel in pieces, so that the engines may differ in block
-size and in tensor-parallel size. Rank r of engine k is met at port kv_port + 16 k + r.
+The most recently used full blocks are stored in memory. This engine reads them back from there, and
+others fetch them: on one machine over ZeroMQ and shared memory, between machines by TCP once both
+have proved a secret. They travel in pieces, so that the engines may differ in block size and in
+tensor-parallel size. Rank r of engine k listens on port kv_port + 16 k + r.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HOST, PORT = "remote_host", "remote_port"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class P2POptions:
-    """Where this engine is met, whom it asks, and how much it keeps."""
+    """Where this engine listens, which engines it queries, and how much it stores."""
 
     kv_ip: str = field(default="127.0.0.1", metadata={"help": "address at which others reach it"})
     kv_port: int = field(
@@ -95,19 +95,19 @@ class P2POptions:
     )
 
     def place(self, facts: StoreFacts, rank: int) -> Place:
-        """Return where a rank of this engine is met."""
+        """Return where a rank of this engine listens."""
         number = self.kv_rank + facts.engine
         return Place(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number + rank)
 
     def named_peers(self) -> list[Place]:
-        """Return where the engines are met that are named. Raises: ConfigError"""
+        """Return where the configured peers listen. Raises: ConfigError"""
         try:
             return [place_of(peer) for peer in self.peers]
         except ValueError as error:
             raise ConfigError(f"{error}.", where=f"{EXTRA}.peers") from error
 
     def others(self, facts: StoreFacts) -> list[Place]:
-        """Return where the other engines are met. Raises: ConfigError"""
+        """Return where the other engines listen. Raises: ConfigError"""
         places = self.named_peers()
         own = self.place(facts, 0)
         for number in range(self.kv_parallel_size):
@@ -139,7 +139,7 @@ class P2P(KVConnector):
         return P2PIndex(self.options, facts)
 
     def store(self, facts: StoreFacts) -> P2PStore:
-        """Return a rank's side, which others can ask from now on. Raises: ConfigError"""
+        """Return a rank's side, which others can query from now on. Raises: ConfigError"""
         return P2PStore(self.options, facts, self.carrier(facts))
 
     def carrier(self, facts: StoreFacts) -> Carrier:
@@ -149,7 +149,7 @@ class P2P(KVConnector):
 
 
 class _Peers:
-    """The engines that one thread asks, by their places; those asked last are kept."""
+    """The engines that one thread queries, by place; the most recent ones stay connected."""
 
     def __init__(self, options: P2POptions, own: Facts, carrier: Carrier | None) -> None:
         self._own = own
@@ -168,7 +168,7 @@ class _Peers:
         return engine
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Disconnect from all of them."""
         for engine in self._engines.values():
             engine.close()
 
@@ -189,7 +189,7 @@ def _limit(options: P2POptions, facts: StoreFacts) -> int:
 
 
 class P2PIndex(StoreIndex):
-    """What the ranks' shelves hold, and what another engine has of the request looked up last."""
+    """The keys on the ranks' shelves, and another engine's for the request looked up last."""
 
     def __init__(self, options: P2POptions, facts: StoreFacts) -> None:
         self._options = options
@@ -216,8 +216,8 @@ class P2PIndex(StoreIndex):
         return is_new
 
     def look(self, keys: Sequence[bytes], params: Mapping[str, Any]) -> str:
-        """Ask other engines for what is not here: the one that the params name, else all that are
-        known; return the one that has the most. Mutates: self"""
+        """Query other engines for missing blocks: the one that the params name, else all known
+        ones; return the one with the most. Mutates: self"""
         self._there = frozenset()
         missing = [key for key in keys if not self._kept.has(key)]
         named = self._named(params)
@@ -231,7 +231,7 @@ class P2PIndex(StoreIndex):
         return best
 
     def _named(self, params: Mapping[str, Any]) -> Place | None:
-        """Return the engine that a request names, None where it names none."""
+        """Return the engine that a request names, None if it names none."""
         host, port = params.get(HOST), params.get(PORT)
         if host is None and port is None:
             return None
@@ -249,7 +249,7 @@ class P2PIndex(StoreIndex):
         return None
 
     def ticket(self, num_tokens: int) -> dict[str, Any]:
-        """Return where this engine is met, in the words of vLLM's connectors."""
+        """Return where this engine listens, in the format of vLLM's connectors."""
         unit = self._facts.unit_tokens
         place = self._options.place(self._facts, 0)
         return {
@@ -298,7 +298,7 @@ class P2PStore(BlockStore):
     def gather(
         self, keys: Sequence[bytes], source: str, ranks_for: RanksFor
     ) -> Iterator[tuple[bytes, Parts]]:
-        """Yield the blocks of the shelf, then those of the engine `source`. Raises: OSError"""
+        """Yield blocks of the shelf, then missing ones from engine `source`. Raises: OSError"""
         missing = []
         for key, parts in super().gather(keys, source, ranks_for):
             if parts is None and source:
@@ -317,7 +317,7 @@ class P2PStore(BlockStore):
         self._shelf.drop(key)
 
     def close(self) -> None:
-        """Serve nobody any more. May be called twice."""
+        """Stop serving blocks. May be called twice."""
         self._server.close()
         self._peers.close()
         self._carrier.close()

@@ -1,7 +1,7 @@
 """SharedStorage: blocks as files in a folder that several engines read and write.
 
-Nothing is locked: a file is there as a whole or not at all, and equal names mean equal content.
-Nobody removes files but who finds them damaged; `dovetail cache rm` does.
+There are no locks: a file is there as a whole or not at all, and equal names mean equal content.
+Files are removed only by readers that find them damaged, and by `dovetail cache rm`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStorageOptions:
-    """Where the files are."""
+    """The folder of the files."""
 
     folder: str = field(
         default="", metadata={"help": "folder of the files, the same for all engines"}

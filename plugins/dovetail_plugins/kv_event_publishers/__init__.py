@@ -1,1 +1,1 @@
-"""Publishers of what an engine's prefix cache holds."""
+"""Publishers of the content of an engine's prefix cache."""

@@ -1,8 +1,8 @@
 """ZmqFeed: the events of one engine without a gap, read from its ZeroMQ sockets.
 
-Batches have numbers. What was missed is asked for again at the replay socket; what nobody keeps any
-more, or a number that was there with another content, which is an engine that was started anew,
-makes all that was known void. Nothing is waited for but an answer at the replay socket.
+Batches have numbers. Missed batches are requested from the replay socket. If they are gone, or a
+number comes back with other content (a restarted engine), everything known is void. It only ever
+waits for answers from the replay socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ News = list[tuple[Event, ...] | None]
 
 
 class ZmqFeed(EventFeed):
-    """A subscriber to one endpoint, with the endpoint at which it asks for what it has missed."""
+    """A subscriber to one endpoint, with another endpoint for replays of missed batches."""
 
     def __init__(self, endpoint: str, replay: str | None, topic: bytes) -> None:
         import zmq
@@ -68,7 +68,7 @@ class ZmqFeed(EventFeed):
             self._add(payload, news)
 
     def _catch_up(self, until: int, news: News) -> None:
-        """Ask for the batches from the next one on; what cannot be had makes a gap. Mutates: self,
+        """Request the batches from the next one on; unavailable ones make a gap. Mutates: self,
         news"""
         for number, payload in self._asked(self._next):
             if number > self._next:
@@ -90,7 +90,7 @@ class ZmqFeed(EventFeed):
             news.append(None)
 
     def _asked(self, first: int) -> list[tuple[int, bytes]]:
-        """Return what the engine still has from a number on; nothing where it does not answer."""
+        """Return what the engine still has from a number on; nothing if it does not answer."""
         import zmq
 
         if self._replay_at is None:

@@ -1,8 +1,8 @@
 """ZmqPublisher: batches of events over a ZeroMQ PUB socket, and again over a ROUTER socket.
 
 A batch is a message of three frames: the topic, its number (8 bytes, big-endian) and the batch in
-msgpack. Who has missed some sends the number of the first (8 bytes) to the replay socket and gets
-every batch from there on that is still kept: an empty frame, the number, the batch; the last
+msgpack. A subscriber that missed some sends the number of the first (8 bytes) to the replay socket
+and gets every later batch that is still buffered: an empty frame, the number, the batch; the last
 message has the number -1 (8 bytes of ones) and an empty batch. Source: vLLM's KV cache events.
 """
 
@@ -31,15 +31,14 @@ POLL_MS = 50
 CLOSE_WAIT_S = 2.0
 LINGER_MS = 1000
 OF_THIS_MACHINE = "tcp://127.0.0.1:5557"
-"""Where events are without an endpoint; it is opened, where one that is given and names a host is
-connected to."""
+"""Default endpoint, which is bound; a given endpoint that names a host is connected to."""
 HERE = ("", "127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqOptions:
-    """Where events go. The engines behind the first one add their number to a TCP port, and to any
-    other address `_dpNUMBER`."""
+    """Where events go. Later engines add their number to a TCP port, and `_dpNUMBER` to any other
+    address."""
 
     endpoint: str = field(
         default="",
@@ -66,7 +65,7 @@ class ZmqOptions:
 
 
 class ZmqPublisher(KVEventPublisher):
-    """Encodes and sends in a thread beside the engine's."""
+    """Encodes and sends in a thread next to the engine's."""
 
     info = Info(
         summary="ZeroMQ: PUB for events, ROUTER for those missed",
@@ -84,7 +83,7 @@ class ZmqPublisher(KVEventPublisher):
 
     @classmethod
     def feed(cls, options: ZmqOptions, engine: int, host: str = "") -> EventFeed | None:
-        """Return a subscriber, None where the engine does not open the address."""
+        """Return a subscriber, None if the engine does not bind the address."""
         endpoint = address_of(options.endpoint or OF_THIS_MACHINE, engine)
         is_met = host in HERE if not options.endpoint else _is_opened_here(endpoint)
         if not is_met or endpoint.startswith("inproc://"):
@@ -111,7 +110,7 @@ class ZmqPublisher(KVEventPublisher):
         self._events = self._bound(zmq.PUB, options.endpoint, engine, "endpoint", options.hwm)
         self._replay: Any = None
         if options.replay_endpoint:
-            # All that is kept and its end have room: a ROUTER drops what has none, without a word.
+            # Room for all buffered batches and the end: a ROUTER silently drops what does not fit.
             room = max(options.hwm, options.buffer_steps + 1)
             self._replay = self._bound(
                 zmq.ROUTER, options.replay_endpoint, engine, "replay_endpoint", room
@@ -122,7 +121,7 @@ class ZmqPublisher(KVEventPublisher):
         self._thread.start()
 
     def _bound(self, sort: int, address: str, engine: int, name: str, room: int) -> Any:
-        """Return a socket with room for so many messages to each listener. Raises: ConfigError"""
+        """Return a socket whose queue has `room` messages per listener. Raises: ConfigError"""
         import zmq
 
         socket = self._context.socket(sort)
@@ -130,7 +129,7 @@ class ZmqPublisher(KVEventPublisher):
         socket.setsockopt(zmq.SNDHWM, room)
         own = address_of(address or OF_THIS_MACHINE, engine)
         try:
-            # An address with a wildcard or a protocol on this machine alone is this side's to open.
+            # An address with a wildcard, or of a local-only protocol, is bound by this side.
             if address and name == "endpoint" and not _is_opened_here(own):
                 socket.connect(own)
             else:
@@ -145,8 +144,8 @@ class ZmqPublisher(KVEventPublisher):
         return socket
 
     def publish(self, batch: EventBatch) -> None:
-        """Hand a batch to the sending thread; one that finds the queue full is lost, which
-        listeners see by the gap in the numbers, where the batch would have been."""
+        """Hand a batch to the sending thread. If the queue is full, the batch is lost: listeners
+        see a gap in the numbers."""
         number = self._num_made
         self._num_made += 1
         try:
@@ -157,7 +156,7 @@ class ZmqPublisher(KVEventPublisher):
             self._num_lost += 1
 
     def _serve(self) -> None:
-        """Send batches, and answer who asks again, until told to end."""
+        """Send batches and answer replay requests until stopped."""
         wait_s = None if self._replay is None else POLL_MS / 1000
         while not self._is_cut.is_set():
             self._answer_replays()
@@ -187,7 +186,7 @@ class ZmqPublisher(KVEventPublisher):
             self._replay.send_multipart((sender, b"", END, b""))
 
     def close(self) -> None:
-        """Send what is left, for a moment. May be called twice."""
+        """Send the rest, within a time limit. May be called twice."""
         if self._is_over.is_set():
             return
         self._is_over.set()
@@ -213,11 +212,11 @@ def address_of(address: str, engine: int) -> str:
 
 
 def _is_opened_here(address: str) -> bool:
-    """Return whether a publisher opens an address itself, so that others come to it."""
+    """Return whether a publisher binds an address, so that others connect to it."""
     return "*" in address or "::" in address or address.startswith(("ipc://", "inproc://"))
 
 
 def _as_met(address: str, host: str) -> str:
-    """Return where others find what was opened on a machine ("": this one) for all."""
+    """Return the address at which clients reach a wildcard bind on a machine ("": this one)."""
     named = f"[{host}]" if ":" in host else host
     return address.replace("*", named or "127.0.0.1").replace("[::]", named or "[::1]")

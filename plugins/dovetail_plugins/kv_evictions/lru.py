@@ -20,7 +20,7 @@ class LRU(KVEviction):
         self._keys: OrderedDict[bytes, None] = OrderedDict()
 
     def has(self, key: bytes) -> bool:
-        """Return whether a block is kept."""
+        """Return whether a block is stored."""
         return key in self._keys
 
     def add(self, key: bytes) -> list[bytes]:

@@ -1,9 +1,9 @@
-"""SLRU: blocks that were used again outlive those that were written and never asked for.
+"""SLRU: reused blocks outlive those that were written and never requested.
 
 New blocks are on trial; one that is used again is protected. The least recently used of those on
 trial goes first, so a long prompt that comes once drives out little that others share. Of the
-protected, four fifths of all at most, the least recently used goes on trial again. Source: Karedla,
-Love, Wherry, "Caching strategies to improve disk system performance", 1994.
+protected, which are at most four fifths of all, the least recently used goes on trial again.
+Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance", 1994.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class SLRU(KVEviction):
         self._protected: OrderedDict[bytes, None] = OrderedDict()
 
     def has(self, key: bytes) -> bool:
-        """Return whether a block is kept."""
+        """Return whether a block is stored."""
         return key in self._protected or key in self._on_trial
 
     def add(self, key: bytes) -> list[bytes]:
-        """Put a new key on trial, protect one that is kept; return those that go. Mutates: self"""
+        """Put a new key on trial, protect an existing one; return evicted keys. Mutates: self"""
         if not self._limit:
             return []
         is_kept = self.has(key)

@@ -1,8 +1,8 @@
-"""What methods share that read a checkpoint stored quantized. Imports no torch.
+"""Shared base of methods that read quantized checkpoints. Imports no torch.
 
-A StoredMethod says in which layout a layer is stored; a CheckpointMethod has one layout for all of
-them: which tensors a layer is stored in and what matrix they mean. Which layers are left alone is
-read here, from the lists that the checkpoint's config has under one name or another.
+A StoredMethod says which layout a layer has; a CheckpointMethod has one layout for all of them: a
+layer's tensors, and the matrix they represent. Unquantized layers are read here, from the lists in
+the checkpoint's config, under whichever key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def listed(names: Any) -> tuple[str, ...]:
 
 
 class Layout(Protocol):
-    """The way one layer is stored."""
+    """The storage layout of one layer."""
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the tensors that a layer is stored in."""
@@ -55,7 +55,7 @@ class Layout(Protocol):
 
 
 class StoredMethod(QuantMethod):
-    """A layer is a StoredLinear, or a plain one where the checkpoint left it alone."""
+    """A layer is a StoredLinear, or a plain one if the checkpoint does not quantize it."""
 
     capabilities = frozenset({"from_checkpoint"})
     Options = ActivationOptions
@@ -83,7 +83,7 @@ class StoredMethod(QuantMethod):
         return [f"the checkpoint is {f'stored as {method}' if method else 'not quantized'}"]
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
-        """Return the method of a layer. Heads and routers are usually left alone."""
+        """Return the method of a layer. Heads and routers are usually not quantized."""
         from dovetail_plugins.layers.matrix_linear import plain_linear
         from dovetail_plugins.layers.stored_linear import StoredLinear
 
@@ -93,8 +93,8 @@ class StoredMethod(QuantMethod):
         return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
 
     def mixed(self, spec: LinearSpec) -> Layout | None:
-        """Return the layout of a fused layer whose parts are stored in several ways; None for one
-        whose parts are alike, or that the file itself has in one."""
+        """Return the layout of a fused layer whose parts are stored differently; None if the parts
+        are alike, or the file itself stores them as one."""
         from dovetail_plugins.layers.mixed_layout import MixedLayout, PlainLayout
 
         names = fused_parts(spec.name)
@@ -108,8 +108,8 @@ class StoredMethod(QuantMethod):
         return None if is_one else MixedLayout(layouts, spec)
 
     def is_plain(self, spec: LinearSpec) -> bool:
-        """Return whether the checkpoint holds the layer in full precision: as its tensors say or,
-        where those are not known, its lists."""
+        """Return whether the checkpoint holds the layer in full precision: from its tensors or, if
+        those are unknown, its lists."""
         stored = self.names.is_plain(spec.name)
         if stored is not None:
             return stored

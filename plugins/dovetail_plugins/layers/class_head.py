@@ -1,4 +1,4 @@
-"""What tells the classes of pooled hidden states apart: one matrix, or a layer and a matrix."""
+"""The classifier of pooled hidden states: one matrix, or a layer and a matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.layers.linear import ReplicatedLinear
 
 
 def class_linear(context: BuildContext, name: str) -> ReplicatedLinear:
-    """Return the matrix that tells classes apart, whole on every rank."""
+    """Return the classifier matrix, whole on every rank."""
     model = context.model
     return ReplicatedLinear(
         context, name, model.hidden_size, len(labels(model.hf_config)), bias=True

@@ -1,12 +1,12 @@
-"""The decoder beside an encoder: self attention over its own tokens, cross attention, an MLP.
+"""The decoder of encoder-decoder models: layers of self attention, cross attention and an MLP.
 
-With norms before what they serve (`has_norms_before`) a layer computes, for the T tokens of a step:
+With pre-norm (`has_norms_before`) a layer computes, for the T tokens of a step:
 
     x = x + self_attn(self_norm(x))
-    x = x + cross_attn(cross_norm(x))       # over what the encoder made, see cross_attention.py
+    x = x + cross_attn(cross_norm(x))       # over the encoder's output, see cross_attention.py
     x = x + mlp(mlp_norm(x))
 
-and else each norm comes behind its sum. A family derives from `EncoderDecoder`, says in a
+Otherwise each norm follows its sum. A family derives from `EncoderDecoder`, says in a
 `CrossDecoderConfig` how it differs, and makes its encoder.
 Sources: Vaswani et al. 2017; Raffel et al., T5, 2019; Lewis et al., BART, 2019
 """
@@ -44,8 +44,8 @@ TOKEN_IDS = "token_ids"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossDecoderConfig:
     """How a family's decoder differs. `scale` of self and cross attention: None for one over the
-    root of the head size. `is_tied`: the head multiplies by the table of words. What is looked up
-    there is multiplied by `embedding_scale`, hidden states by `logit_scale` before the head."""
+    root of the head size. `is_tied`: the head multiplies by the table of words. Its rows are
+    multiplied by `embedding_scale` on lookup, hidden states by `logit_scale` before the head."""
 
     num_layers: int
     inner_size: int
@@ -92,7 +92,7 @@ class CausalAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         q, k, v = self.qkv_proj.forward_split(x)
         return self.o_proj(self.attn(q, k, v, bias=bias), residual)
 
@@ -121,7 +121,7 @@ class CrossDecoderLayer(nn.Module):
         self.has_norms_before = config.has_norms_before
 
     def own_bias(self, shared: torch.Tensor | None) -> torch.Tensor | None:
-        """Return what is added to the scores of self attention by position: what layers share."""
+        """Return self attention's score bias by position: the one that layers share."""
         return shared
 
     def forward(self, x: torch.Tensor, shared_bias: torch.Tensor | None) -> torch.Tensor:
@@ -137,7 +137,7 @@ class CrossDecoderLayer(nn.Module):
 
 
 class CrossDecoder(nn.Module):
-    """Layers between what makes first states (`embed`) and the last norm, where there is one."""
+    """Layers between the first states (`embed`) and the last norm, if there is one."""
 
     def __init__(
         self,
@@ -167,9 +167,9 @@ class CrossDecoder(nn.Module):
 
 
 class EncoderDecoder(nn.Module, Model):
-    """An encoder, and the decoder with a head that attends to what it made: what the model plugins
-    of these families derive from. Stages of a pipeline divide the decoder's layers; each has the
-    encoder, since every layer of the decoder attends to what it made."""
+    """Base class of encoder-decoder plugins: an encoder, and a decoder with a head that attends to
+    its output. Stages of a pipeline divide the decoder's layers; each has the encoder, because
+    every layer of the decoder attends to its output."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "encoder"}
@@ -212,7 +212,7 @@ class EncoderDecoder(nn.Module, Model):
         )
 
     def tied_names(self) -> dict[str, str]:
-        """Return the names that a checkpoint may hold the table of words by, beside its own."""
+        """Return the other names by which a checkpoint may store the word table."""
         names = [f"{part}.embed_tokens.weight" for part in ("encoder", "decoder")]
         return dict.fromkeys([*names, *([HEAD_WEIGHT] if self.config.is_tied else ())], WORDS)
 
@@ -228,17 +228,17 @@ class EncoderDecoder(nn.Module, Model):
         raise NotImplementedError
 
     def build_embed(self, context: BuildContext, words: VocabParallelEmbedding) -> nn.Module:
-        """Return what makes the decoder's first states of (token_ids, positions)."""
+        """Return the module that makes the decoder's first states of (token_ids, positions)."""
         raise NotImplementedError
 
     def build_position_bias(self, context: BuildContext) -> nn.Module | None:
-        """Return what the decoder's layers add to scores by relative position: nothing."""
+        """Return the decoder layers' score bias by relative position: none."""
         return None
 
     def encode(
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
-        """Return what the encoder makes of texts. Shapes: each [S, E]"""
+        """Return the encoder's output for texts. Shapes: each [S, E]"""
         items = [one[TOKEN_IDS] for one in features]
         lens = [len(item) for item in items]
         positions = [torch.arange(len(item), device=item.device) for item in items]
@@ -261,7 +261,7 @@ class EncoderDecoder(nn.Module, Model):
 
 
 def encoder_context(context: BuildContext, *, num_layers: int, num_heads: int) -> BuildContext:
-    """Return the context in which the encoder beside a decoder is built."""
+    """Return the context in which a decoder's encoder is built."""
     model = context.model
     own = msgspec.structs.replace(
         model,
@@ -277,8 +277,8 @@ def encoder_context(context: BuildContext, *, num_layers: int, num_heads: int) -
 def of_layers(
     old: str, new: str, count: int, names: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the renames of what lies in `count` numbered layers: the same names mean one thing in
-    an encoder and another in a decoder."""
+    """Return the renames of parts of `count` numbered layers: the same names mean one thing in an
+    encoder and another in a decoder."""
     return tuple(
         (f"{old}{i}.{was}.", f"{new}{i}.{now}.") for i in range(count) for was, now in names.items()
     )

@@ -48,8 +48,7 @@ it; QKV holds all queries, then all keys, then all values."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
     """The sizes of a mixer: `key_heads` are K, `value_heads` H, `key_size` D, `value_size` V.
-    `beta_scale` is what a token enters with at most, `least_log` not 0 the logarithm of the least
-    decay."""
+    `beta_scale` is the maximum beta, `least_log` (if not 0) the logarithm of the smallest decay."""
 
     key_heads: int
     value_heads: int
@@ -126,7 +125,7 @@ class DeltaRule(DividedVectors):
         }
 
     def learned(self, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-        """Return what the delta rule gives of convolved q, k and v. Mutates: the rows' states
+        """Return the delta rule's output for convolved q, k and v. Mutates: the rows' states
 
         Shapes: qkv [T, C], decay [T, H] or [T, H D], beta [T, H] -> [T, H V]
         """
@@ -206,11 +205,11 @@ class JoinedDeltaMixer(DeltaMixer):
 
 
 class ChannelDeltaMixer(DeltaRule):
-    """Kimi delta attention: each channel of a key has its own decay, which two matrices make of the
-    layer's input by way of D numbers, and so they make the gate behind the norm, a sigmoid:
+    """Kimi delta attention: each channel of a key has its own decay, computed from the layer's
+    input by two matrices via D numbers. The gate after the norm, a sigmoid, is computed likewise:
 
-    q, k, v = silu(conv1d(qkv_proj(x)));  f, g, beta = in_proj_fgb(x)   # D, D and H numbers
-    h = o_proj(norm(gated_delta(q, k, v, f_b_proj(f), beta)) sigmoid(g_b_proj(g)))
+    q, k, v = silu(conv1d(qkv_proj(x)));  f, g, beta = in_proj_fgb(x)   # D, D and H numbers h =
+    o_proj(norm(gated_delta(q, k, v, f_b_proj(f), beta)) sigmoid(g_b_proj(g)))
 
     Source: Kimi Team, Kimi Linear, 2025 (arXiv 2510.26692).
     """
@@ -258,7 +257,7 @@ class ChannelDeltaMixer(DeltaRule):
 
 
 class WideDeltaMixer(ChannelDeltaMixer):
-    """The same with a matrix of its own for the decays, and one for the gate: f, g and beta of all
+    """The same with a separate matrix for the decays, and one for the gate: f, g and beta of all
     heads. Source: Ling Team, Ling 3, 2026, as transformers has it"""
 
     def build_gates(self, context: BuildContext, name: str) -> None:

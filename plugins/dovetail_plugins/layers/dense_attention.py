@@ -1,6 +1,6 @@
-"""Dense attention: an encoder's items, each of which sees all of itself, with nothing cached.
+"""Dense attention: each of an encoder's items sees all of itself, with nothing cached.
 
-Items lie one after another; how long each is stands in a slot of the thread while an encoder runs.
+Items are concatenated; their lengths are in a thread-local slot while an encoder runs.
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ class DenseAttention(nn.Module):
 
 
 def _mask(bias: torch.Tensor, length: int) -> torch.Tensor:
-    """Return what is added to the scores of an item. Shapes: bias [H, 2 M - 1] -> [1, H, S, S]"""
+    """Return the score bias of an item. Shapes: bias [H, 2 M - 1] -> [1, H, S, S]"""
     place = torch.arange(length, device=bias.device)
     return bias[:, bias.shape[1] // 2 + place - place.unsqueeze(1)].unsqueeze(0)

@@ -1,21 +1,21 @@
-"""The encoder that BERT and its kin share: every token sees all others, norms stand behind sums.
+"""The encoder shared by BERT and related models: every token sees all others, post-norm.
 
 A model of it computes, for the T tokens of a step (H heads, D head size):
 
     x = norm(words(token_ids) + positions + types)     # [T, E]
     for layer in layers:
-        q, k, v = qkv_proj(x)                           # [T, H*D] each, rotated where it says so
+        q, k, v = qkv_proj(x)                           # [T, H*D] each, rotated if so configured
         a = attention(q, k, v)                          # over all tokens of this row
         x = attention_norm(x + o_proj(a))
         x = output_norm(x + down_proj(up_proj(x)))      # up_proj ends in the activation
 
-With norms before what they serve (`has_norms_before`) a layer is, and a norm comes behind the last:
+With pre-norm (`has_norms_before`) a layer is as follows, and a final norm follows the last one:
 
         x = x + o_proj(attention(qkv_proj(attention_norm(x))))
         x = x + down_proj(up_proj(output_norm(x)))
 
 A family derives from `EncoderModel`, says in an `EncoderConfig` how it differs, and in `weight_map`
-how its checkpoints name what is here. What stands on the hidden states is its own: `classes`.
+how its checkpoints name the parts. The head on the hidden states is its own: `classes`.
 Source: Devlin et al., BERT, 2018.
 """
 
@@ -60,13 +60,13 @@ from dovetail_plugins.layers.position_bias import PositionBias
 class EncoderConfig:
     """How a family differs from BERT.
 
-    `num_positions` counts the rows of the table of positions (0: there is none), of which
-    `position_offset` come before that of the first token. `num_types` is the number of texts in a
-    prompt that are told apart (0: there is no table of types). `layer_types` names the kind of each
-    layer, () for one kind: layers of a kind share a rotation (`EncoderModel.build_rotaries`) and a
-    window (`windows`, of those that have one). `is_gated`: the inner layer is act(gate) * up.
-    `scale` of attention: None for one over the root of the head size. `alibi_slopes` are those of
-    all ranks' heads (layers/alibi.py).
+    `num_positions` is the number of rows of the position table (0: there is none); the first
+    `position_offset` precede that of the first token. `num_types` is the number of distinguished
+    texts in a prompt (0: there is no type table). `layer_types` names the kind of each layer, ()
+    for one kind: layers of a kind share a rotation (`EncoderModel.build_rotaries`) and a window
+    (`windows`, of those that have one). `is_gated`: the inner layer is act(gate) * up. `scale` of
+    attention: None for one over the root of the head size. `alibi_slopes` include all ranks' heads
+    (layers/alibi.py).
     """
 
     inner_size: int
@@ -106,12 +106,12 @@ def usual_encoder(model: ModelSpec, **changes: Any) -> EncoderConfig:
 
 
 ONE_KIND = "all"
-"""The kind of layers where there is one."""
+"""The kind of layers if there is only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What a layer takes beside its input: the tokens' rotation, and biases of scores.
+    """A layer's inputs besides hidden states: the tokens' rotation, and score biases.
 
     Shapes: bias [H of this rank, 2 M - 1]
     """
@@ -185,7 +185,7 @@ class EncoderAttention(nn.Module):
             qkv_class=config.qkv_class,
         )
         spec = self.attention_spec(model, config, layer)
-        # Beside a decoder an encoder's items are no rows of a step.
+        # In an encoder-decoder model, an encoder's items are not rows of a step.
         self.attn = Attention(name, spec) if model.encoder is None else DenseAttention(spec)
         self._turn: HeadRotary | None = None
         if config.is_rotary:
@@ -210,7 +210,7 @@ class EncoderAttention(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: Around) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         if self._turn is None:
             q, k, v = self.qkv_proj.forward_split(x)
         else:
@@ -259,7 +259,7 @@ class EncoderLayer(nn.Module):
         return EncoderAttention(context, name, config, layer)
 
     def first_norm(self, context: BuildContext, config: EncoderConfig, layer: int) -> nn.Module:
-        """Return the norm beside attention."""
+        """Return attention's norm."""
         return encoder_norm(context, config)
 
     def forward(self, x: torch.Tensor, around: Around) -> torch.Tensor:
@@ -271,13 +271,13 @@ class EncoderLayer(nn.Module):
         return self.output_norm(self.mlp(x, x))
 
     def mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Return residual and what the inner layer adds. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus the MLP's output. Shapes: x, residual [T, E] -> [T, E]"""
         inner = self.gate_up_proj(x) if self.is_gated else self.up_proj(x)
         return self.down_proj(inner, residual)
 
 
 class EncoderModel(nn.Module, Model):
-    """An encoder: what the model plugins of these families derive from."""
+    """Base class of encoder plugins."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     whole_because = "stages pass on the states of decoders alone"
@@ -303,23 +303,23 @@ class EncoderModel(nn.Module, Model):
         return usual_encoder(model)
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
-        """Return what makes the first states of token ids and positions."""
+        """Return the module that computes the first states from token ids and positions."""
         return EncoderEmbeddings(context, config)
 
     def build_rotaries(self, context: BuildContext) -> nn.ModuleDict:
-        """Return a rotation for each kind of layer; asked of families whose heads are rotated."""
+        """Return a rotation for each kind of layer; called for families with rotated heads."""
         return nn.ModuleDict({ONE_KIND: Rotary(rope_settings(context), context.device)})
 
     def build_position_bias(self, context: BuildContext) -> PositionBias | None:
-        """Return what all layers add to their scores by relative position: nothing."""
+        """Return the layers' common score bias by relative position: none."""
         return None
 
     def build_final_norm(self, context: BuildContext, config: EncoderConfig) -> nn.Module | None:
-        """Return the norm behind the last layer, where norms stand before what they serve."""
+        """Return the final norm of pre-norm encoders."""
         return encoder_norm(context, config) if config.has_norms_before else None
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes numbers of classes of pooled states: here one matrix."""
+        """Return the module that computes class scores from pooled states: here one matrix."""
         return class_linear(context, "head")
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -331,7 +331,7 @@ class EncoderModel(nn.Module, Model):
         return x if self.final_norm is None else self.final_norm(x)
 
     def around(self, positions: torch.Tensor) -> Mapping[str, Around]:
-        """Return what the layers of each kind take beside their input. Shapes: positions [T]"""
+        """Return the extra inputs for the layers of each kind. Shapes: positions [T]"""
         bias = None if self.position_bias is None else self.position_bias.table
         if not self.rotaries:
             return {ONE_KIND: Around(bias=bias)}

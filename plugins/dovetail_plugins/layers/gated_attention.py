@@ -1,4 +1,4 @@
-"""Attention with an output gate: what a head attends to is multiplied by a sigmoid of its input.
+"""Attention with an output gate: a head's output is multiplied by a sigmoid of its input.
 
 For the T tokens of a step (H query heads, D head size):
 

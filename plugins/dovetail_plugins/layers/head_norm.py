@@ -1,5 +1,5 @@
-"""Norms of queries and keys that are not one RMSNorm for each head: of all heads together, or layer
-norms. Each takes this rank's heads side by side and is divided over ranks as they are.
+"""Norms of queries and keys other than one RMSNorm per head: over all heads together, or layer
+norms. Each takes this rank's heads, concatenated, and is divided over ranks like them.
 
 Source of the idea: Dehghani et al., Scaling Vision Transformers to 22 Billion Parameters, 2023.
 """
@@ -59,7 +59,7 @@ class WholeRMSNorm(WeightHolder):
         return (wide * scale * self.weight.float()).to(x.dtype)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         if leaf != "weight":
             return None
         return place_parts(leaf, self.weight, (self.part,), part, None)
@@ -103,7 +103,7 @@ class LayerNormPerHead(WeightHolder):
         return ((normed * self.weight.float()).to(x.dtype).flatten(-2),)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         words = leaf.split(".")
         if leaf == "weight":
             return [self._placed(head, is_alone=False) for head in self._heads]

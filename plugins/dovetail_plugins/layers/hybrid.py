@@ -1,6 +1,6 @@
-"""Decoder layers of which some attend and the others mix the tokens of a row by way of a state:
-the gated delta rule, Mamba, short convolutions. A family says what its mixers are and how
-checkpoints call them."""
+"""Decoder layers of two types: some attend, the others mix a row's tokens through a state (gated
+delta rule, Mamba, short convolutions). A family says what its mixers are and how checkpoints name
+them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LINEAR = "linear_attention"
 
 
 class HybridLayer(DecoderLayer):
-    """One layer: a mixer or attention, and a feed-forward part. A mixer stands behind a norm, and
-    so does the feed-forward part behind it; a layer that attends is whatever else the family's
-    layer derives from."""
+    """One layer: a mixer or attention, and a feed-forward part. A norm precedes the mixer, and
+    another the feed-forward part; an attention layer is whatever else the family's layer derives
+    from."""
 
     mixer_type: ClassVar[str] = LINEAR
     """The type of layers with a mixer."""
@@ -67,7 +67,7 @@ class HybridModel(DecoderModel):
 
 
 class UnrotatedModel(DecoderModel):
-    """The layers; mixers alone know the order of tokens."""
+    """The layers; only mixers know the order of tokens."""
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return no table."""

@@ -1,11 +1,10 @@
 """Sparse latent attention: a query attends to the latents that an indexer picks, and to no others.
 
 As long as a step's rows have no more tokens than a query picks, all are picked, and attention is
-the dense one. Beyond, rows of few tokens attend to sums of picked latents (absorbed), and rows of
-many tokens make keys and values of all latents once (expanded) and hide those that are not picked,
-where that is less work. A layer may also attend to what the last layer with an indexer picked.
-Source: DeepSeek-AI, DeepSeek-V3.2, 2025, arXiv 2512.02556; picks that layers share: GLM-5, 2026,
-arXiv 2602.15763.
+dense. Beyond that, rows of few tokens attend to sums of picked latents (absorbed). Rows of many
+tokens expand all latents once into keys and values and mask the unpicked ones, if that is less
+work. A layer may also attend to the picks of the last layer with an indexer. Source: DeepSeek-AI,
+DeepSeek-V3.2, 2025, arXiv 2512.02556; picks that layers share: GLM-5, 2026, arXiv 2602.15763.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class IndexedAttention(LatentAttention):
         self.indexer = indexer
 
     def kept(self, run: RunSpec) -> LatentLayer:
-        """Return the latents, and the index keys where the layer makes such."""
+        """Return the cached latents, and the index keys if the layer has an indexer."""
         size = 0 if self.indexer is None else self.index.head_size
         return LatentLayer(name=self.name, size=self.spec.size, dtype=run.kv_dtype, index_size=size)
 
     def picking(
         self, x: torch.Tensor, query_latent: torch.Tensor | None, rope: Rope
     ) -> tuple[torch.Tensor, ...]:
-        """Return what the indexer makes of the tokens (see Indexer); nothing, where it is another
-        layer's."""
+        """Return the indexer's output for the tokens (see Indexer); nothing, if another layer's is
+        used."""
         if self.indexer is None:
             return ()
         made: tuple[torch.Tensor, ...] = self.indexer(x, query_latent, rope)
@@ -77,7 +76,7 @@ class IndexedAttention(LatentAttention):
             write_latents(keys, self._index_keys(), layout.slots)
         if layout.max_seq_tokens <= self.index.num_picked:
             return self._attended(q, latent)
-        # Halves of a step are apart; within one, a layer's picks are those of the layers behind it.
+        # Halves of a step are separate; within one, later layers share a layer's picks.
         place = (PICKS, context.first_token)
         if index_q is not None and weights is not None:
             heads = index_q.unflatten(-1, (self.index.num_heads, -1))
@@ -95,7 +94,7 @@ class IndexedAttention(LatentAttention):
         return long_rows(context, self.name, least, self._max_expanded)
 
     def _max_expanded(self, num_tokens: int) -> int:
-        """Return how many tokens a row with so many new ones may have for expanding to pay.
+        """Return up to how many tokens of a row with this many new ones expanding pays off.
 
         Of S latents, expanded queries take T S (N + R + V) + S L (N + V) multiplications a head,
         those that pick K of them T K (2 L + R).

@@ -1,4 +1,4 @@
-"""Indexer: what scores the tokens before a query, so that attention reads the best ones alone.
+"""Indexer: scores the tokens before a query, so that attention reads only the best ones.
 
 With x a token's input and c_q the latent of its query, of H small heads of D numbers that share a
 key:
@@ -42,15 +42,15 @@ class IndexerConfig:
 
     @property
     def spec(self) -> IndexSpec:
-        """Return what a backend is told of it."""
+        """Return its description for a backend."""
         return IndexSpec(
             num_heads=self.num_heads, head_size=self.head_size, num_picked=self.num_picked
         )
 
 
 class Indexer(nn.Module):
-    """The parameters of one layer's indexer. `plain` is a context whose weights are never stored
-    quantized, as those of the heads' weights are not."""
+    """The parameters of one layer's indexer. `plain` is a context without quantized weights: the
+    head-weight matrix is never quantized."""
 
     def __init__(
         self, context: BuildContext, plain: BuildContext, name: str, config: IndexerConfig

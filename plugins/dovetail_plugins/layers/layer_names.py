@@ -21,11 +21,11 @@ FUSED = {
 
 EXPERTS = "experts"
 LETTERS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-"""What the checkpoints call the matrices of experts in a `block_sparse_moe`."""
+"""The checkpoints' names of an expert's matrices in a `block_sparse_moe`."""
 
 
 def parts_of(name: str) -> Iterator[str]:
-    """Yield a layer's name and, where it is fused or stacked, the names of its parts."""
+    """Yield a layer's name and, if it is fused or stacked, the names of its parts."""
     yield name
     yield from fused_parts(name)
 
@@ -48,7 +48,7 @@ def one_for_parts(
 ) -> Found:
     """Return a config's setting for a layer, which must be the same for all its parts.
 
-    A config may name the parts or, where the checkpoint itself is fused, the layer.
+    A config may name the parts or, if the checkpoint itself is fused, the layer.
     Raises: ConfigError when parts differ: they are one matrix here.
     """
     parts = [look_up(part) for part in fused_parts(name)]
@@ -68,14 +68,14 @@ Spelled = Callable[[str, str], Sequence[str]]
 
 
 def own_name(name: str, pattern: str) -> tuple[str]:
-    """Return the name alone."""
+    """Return only the name itself."""
     return (name,)
 
 
 def is_listed(name: str, patterns: Sequence[str], spelled: Spelled = own_name) -> bool:
-    """Return whether a list names the layer: by its whole name, by the name of something that
-    holds it, by its last words, by either with "*" for anything within, or by an expression that
-    begins with "re:". `spelled` gives the layer's other names."""
+    """Return whether a list names the layer: by its whole name, by the name of a container, by its
+    last words, by either with "*" for anything within, or by an expression that begins with "re:".
+    `spelled` gives the layer's other names."""
     return any(
         _matches(one, pattern)
         for part in parts_of(name)

@@ -85,7 +85,7 @@ class MambaMixer(DividedVectors):
         return {"a": self.get_buffer("decay"), "d": self.get_parameter("D").data, "dt_bias": None}
 
     def time_and_inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return what decides each token's time step, and its vectors b and c.
+        """Return the input of each token's time step, and its vectors b and c.
 
         Shapes: x [T, D of this rank] -> [T, K], [T, S], [T, S]
         """

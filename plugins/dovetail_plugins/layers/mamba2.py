@@ -37,8 +37,8 @@ CONV, SSD = "conv", "ssd"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Sizes:
-    """The sizes of a mixer. `norm_group`: the channels that are normed together, 0 where nothing is
-    normed; `gate_first`: they are gated before. `dt_limit` are the ends of time steps."""
+    """The sizes of a mixer. `norm_group`: the number of channels normed together, 0 for no norm;
+    `gate_first`: they are gated before. `dt_limit` are the limits of time steps."""
 
     heads: int
     head: int
@@ -60,7 +60,7 @@ class Mamba2Sizes:
 
 
 class GatedNorm(DividedVectors):
-    """The norm of groups of channels and a gate, in one; groups may lie on several ranks."""
+    """The norm of groups of channels and a gate, fused; a group may span several ranks."""
 
     def __init__(self, context: BuildContext, part: Rows, sizes: Mamba2Sizes) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Mamba2Mixer(DividedVectors):
         self._ssd = OverRows(ssd.OP, context, Ssd, self._bound, plain=chunked.run)
 
     def build_out(self, context: BuildContext, name: str) -> RowParallelLinear:
-        """Return the matrix behind the recurrence."""
+        """Return the output matrix of the recurrence."""
         sizes, hidden = self.sizes, context.model.hidden_size
         return RowParallelLinear(context, name, sizes.inner, hidden, bias=sizes.has_out_bias)
 
@@ -139,7 +139,7 @@ class Mamba2Mixer(DividedVectors):
         return {"a": self.get_buffer("decay"), "d": d, "dt_bias": bias, "dt_limit": limit}
 
     def projected(self, x: torch.Tensor) -> torch.Tensor:
-        """Return z, x, b, c and the time steps behind each other. Shapes: x [T, E] -> [T, ...]"""
+        """Return z, x, b, c and the time steps, concatenated. Shapes: x [T, E] -> [T, ...]"""
         return self.in_proj(x)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

@@ -33,7 +33,7 @@ from dovetail_plugins.layers.products import multiplied
 from dovetail_plugins.layers.rounding import AUTO, BFLOAT16
 
 Convert = Callable[[torch.Tensor], Weight]
-"""A loaded weight [O, I] becomes what is multiplied."""
+"""Converts a loaded weight [O, I] for multiplication."""
 
 
 def plain_linear(spec: LinearSpec, *, activations: str = AUTO) -> LinearMethod:
@@ -44,7 +44,7 @@ def plain_linear(spec: LinearSpec, *, activations: str = AUTO) -> LinearMethod:
 
 
 def as_stored(values: torch.Tensor) -> Weight:
-    """Return a full-precision weight as it is."""
+    """Return a full-precision weight unchanged."""
     return Weight(format=stored_format(values), values=values)
 
 
@@ -70,7 +70,7 @@ class TorchLinear(LinearMethod):
     ) -> torch.Tensor:
         """Return residual + x W^T + bias. Shapes: x [T, I], residual [T, O] -> [T, O]
 
-        Mutates: residual, where the product is written over it (layers/residual.py)
+        Mutates: residual, if the product is written over it (layers/residual.py)
         """
         if bias is not None or x.dtype != residual.dtype or not adds_in_place(residual):
             return residual + self.apply(layer, x, bias)
@@ -84,8 +84,8 @@ class TorchLinear(LinearMethod):
 class MatrixLinear(LinearMethod):
     """A layer that becomes a Matrix once it is filled; the loaded tensors are dropped then.
 
-    A subclass says what is stored and what matrix it means (`stored`, `matrix`), and `activations`
-    what the method's option asks for.
+    A subclass says which tensors are stored and which matrix they represent (`stored`, `matrix`);
+    `activations` is the method's option.
     """
 
     looks_up = True

@@ -1,8 +1,8 @@
-"""Attention in which the tokens of one image see each other, also those behind them.
+"""Attention in which the tokens of one image also see later tokens of the image.
 
-What a token sees before it comes from the cache as ever. What is behind it within the same image is
-part of the step, since such images are computed whole (`ScheduleSpec.keeps_parts_whole`): attention
-to that is computed here, and both are joined by their log-sum-exps.
+Earlier tokens come from the cache as usual. Later tokens of the same image are part of the step,
+because such images are computed whole (`ScheduleSpec.keeps_parts_whole`). Attention to them is
+computed here, and both results are joined by their log-sum-exps.
 
 Source: Gemma Team, Gemma 3, 2025 (images); Dao et al., FlashAttention, 2022 (how parts are joined).
 """
@@ -18,7 +18,7 @@ from dovetail.parallel.context import joined
 
 
 class MediaAttention(Attention):
-    """Attention of text, and of images that are seen both ways."""
+    """Attention over text, and over images whose tokens see each other in both directions."""
 
     def forward(
         self,
@@ -44,7 +44,7 @@ class MediaAttention(Attention):
         for start, count in media.spans:
             if count == 1:
                 continue
-            at = slice(start, start + count - 1)  # nothing is behind the last one
+            at = slice(start, start + count - 1)  # the last one has no later tokens
             mine, own = attended_behind(spec, q[start : start + count], *_of(k, v, start, count))
             both = torch.stack([out[at], mine[:-1].to(out.dtype)])
             out[at] = joined(both, torch.stack([sums[at], own[:-1]]), None)
@@ -60,8 +60,8 @@ def _of(
 def attended_behind(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention to the keys behind each query alone, and the log-sum-exps of its scores;
-    those of the last query, which has none, are -inf and what it attends to means nothing.
+    """Return attention to only the keys after each query, and the log-sum-exps of its scores; the
+    last query has no such keys: -inf and a meaningless output.
 
     Shapes: q [n, H, D], k and v [n, K, D] -> [n, H, D], [n, H] float32
     """

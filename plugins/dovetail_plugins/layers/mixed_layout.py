@@ -1,6 +1,6 @@
-"""A fused layer whose parts a checkpoint stores in several ways: q in full precision, k in 4 bits.
+"""A fused layer whose parts a checkpoint stores differently: q in full precision, k in 4 bits.
 
-Each part's tensors are the method's own; a name that several ways share gets a number.
+Each part's tensors are the method's own; a name shared by several layouts gets a number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlainLayout:
         return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix as it is."""
+        """Return the matrix unchanged."""
         from dovetail_plugins.layers.matrix_linear import as_stored
 
         return as_stored(tensors["weight"])
@@ -42,7 +42,7 @@ class MixedLayout:
     spec: LinearSpec
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return the tensors of all ways, each of the parts that are stored in it."""
+        """Return the tensors of all layouts, each for the parts that are stored in it."""
         return tuple(tensor for _, names in self._groups() for tensor in names.values())
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
@@ -54,7 +54,7 @@ class MixedLayout:
         raise AssertionError(f"no part is stored in {sorted(tensors)}")
 
     def _groups(self) -> Iterator[tuple[Layout, dict[str, StoredTensor]]]:
-        """Yield each way, and its tensors by the names that the way has for them."""
+        """Yield each layout, and its tensors by the layout's own names."""
         taken: set[str] = set()
         for layout, parts in _grouped(self.layouts):
             sizes = tuple(self.spec.out_sizes[part] for part in parts)

@@ -25,10 +25,10 @@ from dovetail_plugins.layers.routing import RoutingRule, route
 class MoE(nn.Module):
     """Router and experts of one block; `name` is the block's path in the checkpoint.
 
-    `routes_in_float32`: the scores are computed so, whatever the model's type. With
+    `routes_in_float32`: the scores are computed in float32, whatever the model's type. With
     `has_correction_bias` the checkpoint has a bias for the choice of experts, which stays float32.
-    `act`, `alternates` and `bias` are those of the experts; the router has a bias if they have.
-    `size`: what experts read and write, where it is not the hidden size. `is_gated`: see Experts.
+    `act`, `alternates` and `bias` are the experts'; the router has a bias if they have. `size`: the
+    experts' input and output size, if it is not the hidden size. `is_gated`: see Experts.
     """
 
     experts_class: ClassVar[type[Experts]] = Experts
@@ -81,7 +81,7 @@ class MoE(nn.Module):
         return ReplicatedLinear(context, name, context.model.hidden_size, num_experts, bias=bias)
 
     def build_correction_bias(self, context: BuildContext, num_experts: int) -> nn.Parameter:
-        """Return what is added to scores for the choice of experts. Shapes: [X] float32"""
+        """Return the score bias for the choice of experts. Shapes: [X] float32"""
         empty = torch.empty(num_experts, dtype=torch.float32, device=context.device)
         return nn.Parameter(empty, requires_grad=False)
 
@@ -125,8 +125,8 @@ class MoE(nn.Module):
         experts: torch.Tensor,
         *more: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the sum of what the picked experts make of x times their weights: each pick is a
-        token of its own with one expert. Shapes: as `Experts.forward`"""
+        """Return the sum of the picked experts' outputs for x times their weights: each pick is
+        treated as a token with one expert. Shapes: as `Experts.forward`"""
         weighed = (x.unsqueeze(1) * weights.unsqueeze(-1).to(x.dtype)).flatten(0, 1)
         ones, alone = torch.ones_like(weights).view(-1, 1), experts.reshape(-1, 1)
         out: torch.Tensor = self.experts(weighed, ones, alone)

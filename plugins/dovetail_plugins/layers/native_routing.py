@@ -1,4 +1,4 @@
-"""NativeRouting: a rule of routing by the kernel that does it in one call.
+"""NativeRouting: a routing rule by a kernel that runs it in one call.
 
 On the native CPU library, or by Triton; elsewhere there is none, and the definition in torch runs.
 Shape letters: T tokens, X experts, A of them picked per token.
@@ -29,8 +29,8 @@ class NativeRouting:
     def __call__(
         self, scores: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (weights, expert ids) of each token's experts, the best first; `bias` is added for
-        the choice alone.
+        """Return (weights, expert ids) of each token's experts, the best first; `bias` only affects
+        the choice.
 
         Shapes: scores [T, X], bias [X] float32 -> [T, A] float32, [T, A] int64
         """
@@ -43,7 +43,7 @@ class NativeRouting:
 
 
 def native_routing(context: BuildContext, rule: RoutingRule) -> NativeRouting | None:
-    """Return the kernel of a rule (see dovetail_kernels.route), or None where none runs it."""
+    """Return the kernel of a rule (see dovetail_kernels.route), or None if none runs it."""
     if rule.scoring not in ("softmax", "sigmoid"):
         return None
     told: dict[str, Any] = {

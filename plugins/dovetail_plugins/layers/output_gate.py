@@ -1,4 +1,4 @@
-"""OutputGate: what opens the outputs of attention, by a sigmoid of numbers of the layer's input."""
+"""OutputGate: gates the outputs of attention, by a sigmoid of numbers from the layer's input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_kernels.output_gate.native import OutputGate as NativeOutputGate
 
 
 class OutputGate:
-    """x sigmoid(gate), by a kernel where there is one. Has no parameters."""
+    """x sigmoid(gate), by a kernel if there is one. Has no parameters."""
 
     def __init__(self, context: BuildContext) -> None:
         is_native = runs_natively(output_gate.OP, context)

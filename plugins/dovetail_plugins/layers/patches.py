@@ -1,7 +1,7 @@
-"""Patches: a convolution whose pieces neither overlap nor leave anything out, as one product.
+"""Patches: a convolution with stride equal to its kernel size, as one product.
 
-An image's patches, a video's, become rows of a matrix. Where a kernel is as large as its step a
-convolution is that product, and runs as those of all linear layers do.
+The patches of an image or a video become rows of a matrix. Such a convolution is exactly that
+product, and runs like any linear layer.
 Source: Dosovitskiy et al., An Image is Worth 16x16 Words, 2020, section 3.1.
 """
 
@@ -52,7 +52,7 @@ class Patches(WeightHolder):
         count, dims = len(x), len(self.kernel_size)
         sizes = [size // k for size, k in zip(x.shape[2:], self.kernel_size, strict=True)]
         cut = x
-        for axis in reversed(range(dims)):  # of which each becomes two
+        for axis in reversed(range(dims)):  # each of them becomes two
             size, k = sizes[axis], self.kernel_size[axis]
             cut = cut.narrow(2 + axis, 0, size * k).unflatten(2 + axis, (size, k))
         places = [2 + 2 * axis for axis in range(dims)]
@@ -62,7 +62,7 @@ class Patches(WeightHolder):
         return out.unflatten(0, (count, *sizes)).movedim(-1, 1)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the convolution's tensors go."""
+        """Return the targets of the convolution's tensors."""
         parameter = self._parameters.get(leaf)
         if parameter is None or part is not None:
             return None
@@ -74,7 +74,7 @@ class Patches(WeightHolder):
         return {""}
 
     def finish(self) -> None:
-        """Pack the weight, in whose place is what has its type and device. Mutates: self"""
+        """Pack the weight; an empty tensor of its type and device remains. Mutates: self"""
         self.method.finish(self)
         if "weight" not in self._parameters:
             dtype, device = dtype_of(self.spec.dtype), self.spec.device

@@ -1,9 +1,9 @@
 """Biases by relative position: one number per head and distance, added to attention's scores.
 
-`PositionBias.table` is what `AttentionBackend.forward_biased` takes: [H, 2 M - 1] with the bias of
-a key that lies d after the query (before it where d < 0) at M - 1 + d, of this rank's heads. M is
-the longest row that is served.
-Source: Raffel et al., T5, 2019. What is linear in the distance needs no table: see layers/alibi.py.
+`PositionBias.table` is the input of `AttentionBackend.forward_biased`: [H, 2 M - 1] for this rank's
+heads. Column M - 1 + d has the bias of a key d after the query (before it if d < 0). M is the
+longest served row.
+Source: Raffel et al., T5, 2019. A bias linear in the distance needs no table: see layers/alibi.py.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class PositionBias(WeightHolder):
         self.table: torch.Tensor
 
     def distances(self) -> torch.Tensor:
-        """Return how far a key lies after a query, for each column, in host memory: logarithms of
+        """Return the distance of a key after a query for each column, in host memory: logarithms of
         another device may put a distance into the next bucket. Shapes: [2 M - 1]"""
         return torch.arange(1 - self.reach, self.reach)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes: whole on every rank (see WeightHolder)."""
+        """Return the target of a checkpoint tensor: whole on every rank (see WeightHolder)."""
         parameter = self._parameters.get(leaf)
         if parameter is None:
             return None

@@ -1,5 +1,5 @@
-"""Decoder layers that norm what attention and MLP return, before it is added: two norms in all, or
-four. Their attention and MLP are those of any decoder.
+"""Decoder layers that norm the outputs of attention and MLP before the residual sum: two norms in
+all, or four. Attention and MLP are like any decoder's.
 
 Source: Liu et al., Swin Transformer V2, 2021; Gemma Team, Gemma 2, 2024.
 """
@@ -16,10 +16,10 @@ from dovetail.layers.rotary import Rope
 
 
 class PostNormLayer(DecoderLayer):
-    """Attention and MLP, each with a norm behind it and none before."""
+    """Attention and MLP, each with a norm after it and none before."""
 
     def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
-        """Make the norms behind. Mutates: self"""
+        """Make the norms after attention and MLP. Mutates: self"""
         self.post_attention_layernorm = config.build_norm(context)
         self.post_feedforward_layernorm = config.build_norm(context)
 
@@ -34,7 +34,7 @@ class SandwichLayer(DecoderLayer):
     """Attention and MLP, each between two norms."""
 
     def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
-        """Make the norms before and behind. Mutates: self"""
+        """Make the norms before and after. Mutates: self"""
         self.input_layernorm = config.build_norm(context)
         self.post_attention_layernorm = config.build_norm(context)
         self.pre_feedforward_layernorm = config.build_norm(context)

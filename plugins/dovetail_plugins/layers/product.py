@@ -1,6 +1,6 @@
-"""Products of activations that no matrix makes: with an activated gate, with factors of channels.
+"""Elementwise products of activations: with an activated gate, with per-channel factors.
 
-Native calls where there are any, so that steps over them can be recorded.
+Native calls if there are any, so that steps with them can be recorded.
 """
 
 from __future__ import annotations

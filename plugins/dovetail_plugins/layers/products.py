@@ -1,9 +1,9 @@
-"""Weights as products are to read them: in the format of the activations that they are to take.
+"""Weights in the format that products read, which depends on the type of activations.
 
-A quantization method says what matrix is meant, in a format with float activations or, of integers
-with a scale per output, "int8". What activations become follows from it, from the option and from
-the device (`rounding.taken`), and is settled here. Shape letters: N outputs, K inputs, G inputs
-that share a scale.
+A quantization method gives the matrix, in a format with float activations or, for integers with a
+scale per output, "int8". The type of activations follows from it, from the option and from the
+device (`rounding.taken`), and is decided here. Shape letters: N outputs, K inputs, G inputs that
+share a scale.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WIDE, _OUTPUT = "int8_float32", "int8"
 
 
 def multiplied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, str]:
-    """Return a layer's weight in the format that its product is to have, and what its activations
-    become (see `rounding.TAKES`). `asked`: the option `activations`."""
+    """Return a layer's weight in the format of its product, and the type of its activations (see
+    `rounding.TAKES`). `asked`: the option `activations`."""
     becomes = taken(
         takes_of(weight),
         asked,
@@ -46,12 +46,12 @@ def multiplied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, st
 
 
 def is_cpu(device: str, dtype: torch.dtype) -> bool:
-    """Return whether products are a CPU's own; not where a GPU's kernels are interpreted."""
+    """Return whether products run on the CPU; False if a GPU's kernels are interpreted."""
     return torch.device(device).type == "cpu" and not runs_on_gpu(device, dtype)
 
 
 def takes_of(weight: Weight) -> str:
-    """Return what the activations of a matrix may become, one of `rounding.TAKES`."""
+    """Return the possible type of a matrix's activations, one of `rounding.TAKES`."""
     if weight.format == _OUTPUT or _has_integers(weight):
         return TOKEN if weight.has_token_scales else INT8
     if weight.has_float8_activations:

@@ -1,7 +1,7 @@
-"""QueryScale: each token's queries times a number of its position, in layers that rotate nothing.
+"""QueryScale: multiplies each token's queries by a factor of its position, without rotation.
 
-The number lies in a rotary table whose sines are 0: so the kernel that turns heads multiplies them.
-Source of the idea: Nakanishi, Scalable-Softmax Is Superior for Attention, 2025.
+The factors are in a rotary table with zero sines, so the rotary kernel multiplies them. Source of
+the idea: Nakanishi, Scalable-Softmax Is Superior for Attention, 2025.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QueryScale(HeadRotary):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v. Shapes: qkv [T, (H+2K)*D] -> [T, H*D], [T, K*D], [T, K*D]
 
-        Mutates: qkv, where there is a kernel
+        Mutates: qkv, if there is a kernel
         """
         q, k, v = qkv.split(self._parts, dim=-1)
         return super().__call__(q, rope)[0], k, v

@@ -38,8 +38,8 @@ Kernel = Callable[..., torch.Tensor]
 
 class OverRows:
     """An op over the states of one layer: by a native call, the device's kernel, or in torch by
-    `plain` (None: the definition). `bound` returns the arguments that are the layer's: a native
-    call is made of them once, the others are told them each time."""
+    `plain` (None: the definition). `bound` returns the layer's own arguments: a native call is
+    built with them once, the others get them each time."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class OverRows:
             self._native = self._make(**self._bound())
 
     def __call__(self, state: torch.Tensor, rows: RowStates, **given: Any) -> torch.Tensor:
-        """Return what the op makes of what is given by name (see the op). Mutates: state"""
+        """Return the op's result for the named arguments (see the op). Mutates: state"""
         if self._native is not None:
             return self._native(**given, state=state, rows=rows.native)
         return self._run(**given, **self._bound(), state=state, **rows.arguments())
@@ -70,7 +70,7 @@ class OverRows:
 def gated_norm_kernel(
     context: BuildContext, size: int, *, eps: float, gate_first: bool
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what norms groups of `size` channels and gates them, of (x, gate, weight)."""
+    """Return the kernel of (x, gate, weight) that norms groups of `size` channels and gates."""
     if runs_natively(gated_norm.OP, context):
         return NativeGatedNorm(size, eps=eps, gate_first=gate_first)
     run = fused_kernel(gated_norm.OP, context) or gated_norm.OP.reference
@@ -103,7 +103,7 @@ class DividedVectors(WeightHolder):
         self._parts[name] = tuple(parts)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         parameter = self._parameters.get(leaf)
         if parameter is None:
             return None
@@ -115,8 +115,8 @@ class DividedVectors(WeightHolder):
 
 
 class ShortConv(DividedVectors):
-    """A causal convolution of each channel with its last `width` inputs, of which the state keeps
-    all but the newest. `parts` are the channels, as ranks divide them."""
+    """A causal convolution of each channel with its last `width` inputs; the state stores all but
+    the newest. `parts` are the channels, as ranks divide them."""
 
     def __init__(
         self,
@@ -139,8 +139,8 @@ class ShortConv(DividedVectors):
     def place_tensor(
         self, leaf: str, part: str | None, shape: Sequence[int]
     ) -> list[Placement] | None:
-        """Return where a part's tensor goes. transformers joins the parts and, as it saves them,
-        cuts the whole into even pieces under their names, whatever their sizes."""
+        """Return the target of a part's tensor. transformers joins the parts and, on saving, cuts
+        the whole into even pieces under their names, whatever their sizes."""
         whole = self._parts[leaf]
         names = [one.name for one in whole]
         if part not in names or shape[0] == whole[names.index(part)].full:
@@ -154,8 +154,8 @@ class ShortConv(DividedVectors):
         return self._place_piece(leaf, part, start, end)
 
     def _place_piece(self, leaf: str, piece: str, start: int, end: int) -> list[Placement]:
-        """Return where rows start .. end of all parts joined go; those that are not this rank's
-        go nowhere."""
+        """Return the targets of rows start .. end of all joined parts; rows of other ranks have
+        none."""
         rows, before, offset = [], 0, 0
         for part in self._parts[leaf]:
             first = before + part.start
@@ -172,7 +172,7 @@ class ShortConv(DividedVectors):
         return place_rows(leaf, self.get_parameter(leaf), self.num_channels, rows, None)
 
     def state_part(self, name: str = "conv") -> StatePart:
-        """Return what a row keeps."""
+        """Return a row's state."""
         return StatePart(name=name, shape=(self.num_channels, self.width - 1), holds=CONV)
 
     def forward(self, x: torch.Tensor, state: torch.Tensor, rows: RowStates) -> torch.Tensor:

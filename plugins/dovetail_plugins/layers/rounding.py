@@ -1,9 +1,9 @@
-"""The types that activations take in products: the option `activations` and its effect.
+"""The types of activations in products: the option `activations` and its effect.
 
 Imports no torch. Knows the words for matrices (`takes`), no format of kernels and no layer. "float"
-rounds nothing, on any device. Otherwise a matrix decides what its activations may become: integers
-of 8 bits and fewer take int8, in groups of inputs or, where a checkpoint itself says so, with a
-scale a token; e4m3 may take e4m3; the others bfloat16.
+rounds nothing, on any device. Otherwise the matrix decides the type of its activations: integers of
+8 bits and fewer take int8, in groups of inputs or, if a checkpoint itself says so, with a scale per
+token; e4m3 may take e4m3; the others bfloat16.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ AUTO, INT8, FLOAT8, BFLOAT16, FLOAT = "auto", "int8", "float8", "bfloat16", "flo
 TOKEN = "token"
 """int8 with a scale a token."""
 TAKES = (TOKEN, INT8, FLOAT8, BFLOAT16, FLOAT)
-"""What a matrix takes: a checkpoint's own int8 per token, int8, e4m3 (else as the next), bfloat16
-(integers and small floats, exact in it), or floats alone."""
+"""Possible activation types of a matrix: a checkpoint's own int8 per token, int8, e4m3 (else as the
+next), bfloat16 (integers and small floats, exact in it), or only floats."""
 BFLOAT16_HELP = (
     "rounded to bfloat16 where the model is in bfloat16 and the CPU multiplies pairs of it "
     "faster than floats"
@@ -35,7 +35,7 @@ INTEGERS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationOptions:
-    """The option of every method that says what products make of their activations."""
+    """The option for the type of activations in products, shared by all methods."""
 
     activations: str = field(default=BFLOAT16, metadata=FLOATS)
 
@@ -48,16 +48,15 @@ class IntegerOptions(ActivationOptions):
 
 
 def asked_of(options: object) -> str:
-    """Return the activations that a method's options ask for; "auto" where there is no such
-    option."""
+    """Return the activations that a method's options request; "auto" without such an option."""
     return options.activations if isinstance(options, ActivationOptions) else AUTO
 
 
 def taken(takes: str, asked: str, *, is_cpu: bool, is_bfloat16: bool) -> str:
     """Return what activations become: one of `TAKES`.
 
-    `takes`: the matrix's; `asked`: the option's. `is_bfloat16`: the model is kept in bfloat16 and
-    the CPU gains by its pairs.
+    `takes`: the matrix's; `asked`: the option's. `is_bfloat16`: the model is stored in bfloat16 and
+    the CPU is faster with its pairs.
     """
     assert takes in TAKES, takes
     if asked == FLOAT or takes == FLOAT:

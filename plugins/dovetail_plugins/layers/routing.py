@@ -1,7 +1,7 @@
 """Routing: which experts compute a token, and with what weights.
 
 A RoutingRule says how a family decides; `route` is the definition in plain torch, with which every
-kernel of the same op is compared. Layers and models know it, it knows neither.
+kernel of the same op is compared. Layers and models know it, but it knows none of them.
 Sources: Shazeer et al. 2017 (top-k of a softmax); DeepSeek-AI 2024, DeepSeek-V2, section 2.2
 (groups) and DeepSeek-V3, section 2.1.2 (sigmoids, correction bias); Liu et al. 2024, GRIN
 (sparsemixer).
@@ -16,21 +16,21 @@ from typing import Literal
 import torch
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
-"""What makes numbers in 0 .. 1 of a token's scores: "softmax" over all experts, "sigmoid" of each
-alone, "sparsemixer": see `_sparsemixer`."""
+"""How a token's scores become numbers in 0 .. 1: "softmax" over all experts, "sigmoid" of each,
+"sparsemixer": see `_sparsemixer`."""
 GroupScore = Literal["best", "two_best"]
-"""What a group of experts is chosen by: its best member, or the sum of its two best."""
+"""The score of a group of experts: its best member, or the sum of its two best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRule:
     """How the `num_picked` experts of a token are chosen and weighed.
 
-    Experts lie in `num_groups` groups of neighbours, of which only the `num_kept_groups` best may
-    be picked from. With `renormalizes` the picked experts' weights are divided by their sum, or by
-    `least_sum` where the sum is less; then all weights are multiplied by `factor`. With
-    `weighs_inputs` a weight multiplies what an expert reads, not what it makes (`route` does not
-    look at it). `margin` belongs to sparsemixer.
+    Experts are in `num_groups` groups of neighbours; only the `num_kept_groups` best may be picked
+    from. With `renormalizes` the picked experts' weights are divided by their sum, or by
+    `least_sum` if the sum is less; then all weights are multiplied by `factor`. With
+    `weighs_inputs` a weight multiplies an expert's input, not its output (`route` ignores it).
+    `margin` belongs to sparsemixer.
     """
 
     num_picked: int
@@ -55,7 +55,7 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (weights, expert ids) of each token's experts, the best first.
 
-    `bias` is added for the choice alone: it does not change the weights. Sparsemixer has none.
+    `bias` only affects the choice, not the weights. Sparsemixer has none.
 
     Shapes: scores [T, X], bias [X] -> [T, A] float32, [T, A] int64
     """
@@ -74,7 +74,7 @@ def route(
 
 
 def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """Return the values with -inf in the groups that are not kept. Shapes: [T, X] -> [T, X]"""
+    """Return the values with -inf in the dropped groups. Shapes: [T, X] -> [T, X]"""
     groups = values.unflatten(-1, (rule.num_groups, -1))
     best = groups.topk(2 if rule.group_score == "two_best" else 1, dim=-1).values.sum(dim=-1)
     kept = best.topk(rule.num_kept_groups, dim=-1).indices
@@ -83,7 +83,7 @@ def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
 
 
 def _sparsemixer(scores: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what sparsemixer gives at inference: expert after expert, the best of those left,
+    """Return sparsemixer's result at inference: expert after expert, the best of those left,
     weighed by its softmax among those left whose scores are near its own.
 
     Near: below the best score m by at most 2 * margin * max(|score|, m).

@@ -1,7 +1,7 @@
-"""SharedAttention: attention of a layer that keeps nothing and reads what another has written.
+"""SharedAttention: attention of a layer without its own cache, which reads another layer's.
 
-Its queries see the keys and values of its source, those of the running step included: the source
-comes before it in the model. Owns no weights and no memory.
+Its queries see the keys and values of its source, including the running step's: the source precedes
+it in the model. Owns no weights and no memory.
 Source: Sun et al., "You only cache once", 2024; Brandon et al., "Reducing transformer key-value
 cache size with cross-layer attention", 2024
 """
@@ -22,8 +22,8 @@ from dovetail.layers.opaque import Opaque, is_traced
 
 
 class SharedAttention(nn.Module):
-    """Attention of this rank's heads over the cache of the layer that is named `shares`, which
-    `find_sources` finds. The spec's KV heads are those of the source."""
+    """Attention of this rank's heads over the cache of the layer named `shares`; see
+    `find_sources`. The spec's KV heads are the source's."""
 
     def __init__(self, name: str, spec: AttentionSpec, *, shares: str) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ class SharedAttention(nn.Module):
 
 
 def find_sources(model: nn.Module) -> None:
-    """Let the layers of a model that share caches know their sources. Mutates: those layers
+    """Connect the layers of a model that share caches to their sources. Mutates: those layers
 
-    Raises: ConfigError where a source is not a part of the model here: it is on another stage.
+    Raises: ConfigError if a source is not in this part of the model: it is on another stage.
     """
     known = {layer.name: layer for layer in attention_layers(model)}
     for layer in shared_layers(model):
@@ -78,18 +78,18 @@ def find_sources(model: nn.Module) -> None:
 
 
 def shared_layers(model: nn.Module) -> Sequence[SharedAttention]:
-    """Return the layers of a model that read what others wrote, in the order they were built."""
+    """Return the layers of a model that read other layers' caches, in the order they were built."""
     return [module for module in model.modules() if isinstance(module, SharedAttention)]
 
 
 def drawn_tokens() -> DrawnTokens | None:
     """Return the tokens of the running step that layers without a cache need to compute, None for
-    all. A model that asks leaves the others out from its first such layer on."""
+    all. A model that calls it skips the other tokens from its first such layer on."""
     return None if is_traced() else forward_context().drawn
 
 
 def spread(x: torch.Tensor, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Return rows at the places of the tokens that they are of, zeros for all others.
+    """Return rows at their tokens' positions, zeros for all others.
 
     Shapes: x [S, E], tokens [S] -> [num_tokens, E]
     """

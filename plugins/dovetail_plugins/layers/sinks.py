@@ -25,7 +25,7 @@ class Sinks(WeightHolder):
         self.weight = mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         if leaf != "weight":
             return None
         return place_parts(leaf, self.weight, (self.part,), part, None)

@@ -1,7 +1,7 @@
-"""StoredLinear: a layer whose checkpoint holds it quantized, in the tensors that a method names.
+"""StoredLinear: a layer that the checkpoint stores quantized, in the tensors that a method names.
 
-A method says which tensors there are and what matrix those of one part (q, k, v or gate, up) mean;
-fused parts become one matrix where they are of one kind, and stay several where they are not.
+A method names the tensors and the matrix that one part's tensors (q, k, v or gate, up) represent;
+fused parts become one matrix if they are of one kind, and stay several otherwise.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class StoredLinear(MatrixLinear):
         return self._tensors(spec)
 
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
-        """Return the loaded tensors as one matrix, or as several behind one face.
+        """Return the loaded tensors as one matrix, or as several behind one interface.
 
-        What a checkpoint's bits mean is read on the host: matrices go to the device packed.
+        Checkpoint bits are decoded on the host: matrices go to the device packed.
         """
         stored = self.stored(spec)
         here = {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -54,7 +54,7 @@ class StoredLinear(MatrixLinear):
 
 
 def neighbours(weights: Sequence[Weight]) -> list[Weight]:
-    """Return matrices with those joined that follow each other and are of one kind."""
+    """Return matrices, joining consecutive ones of the same kind."""
     found: list[Weight] = []
     for weight in weights:
         both = join([found[-1], weight]) if found else None
@@ -104,7 +104,7 @@ class Several(Matrix):
 
     @property
     def packed(self) -> None:
-        """Return None: there is no one packed weight."""
+        """Return None: there is no single packed weight."""
         return
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""A layer by all its names: the model's, the file's, and what tools call it in their configs.
+"""A layer by all its names: the model's, the file's, and those in tools' configs.
 
-Checkpoints that also take media keep the text model behind a prefix ("model.language_model."), and
-a config may have the file's names, or those that the writer's own model had. Imports no torch.
+Checkpoints that also take media prefix the text model ("model.language_model."), and a config may
+use the file's names, or the names of its writer's own model. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dovetail.interfaces.headers import TensorHeader
 from dovetail_plugins.layers.layer_names import parts_of
 
 WRAPPERS = ("model", "language_model", "text_model", "text")
-"""First words of names, which say in what a part is held, not which part it is."""
+"""First words of names that only say which container a part is in."""
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.")
-"""What may stand before a part of a text model."""
+"""Possible prefixes of a part of a text model."""
 HEAD, TABLE = "lm_head", "embed_tokens"
 TEXT_PARTS = ("layers", HEAD)
 FLOATS = ("float16", "bfloat16", "float32", "float64", "F16", "BF16", "F32", "F64")
@@ -24,7 +24,7 @@ LOOKS_AROUND = "(?"
 
 
 def bare(name: str) -> str:
-    """Return a name without the words before it that say in what it is held."""
+    """Return a name without the container words before it."""
     words = name.split(".")
     while len(words) > 1 and words[0] in WRAPPERS:
         del words[0]
@@ -52,19 +52,19 @@ class StoredNames:
             self._by_bare[bare(module)].append(module)
 
     def in_file(self, name: str) -> tuple[str, ...]:
-        """Return what the file calls a layer; nothing where it does not have it by this name."""
+        """Return the file's name of a layer; nothing if it does not have it by this name."""
         if name in self._tensors:
             return (name,)
         found = self._by_bare.get(bare(name), ())
         return tuple(found) if len(found) == 1 else ()
 
     def has_all(self, names: Iterable[str]) -> bool:
-        """Return whether the file has all of these layers."""
+        """Return whether the file has all these layers."""
         return all(self.in_file(name) for name in names)
 
     def matched(self, name: str, pattern: str) -> tuple[str, ...]:
-        """Return the names of a layer to try an expression on. One that looks around, such as for
-        what is not there, is only tried on the file's own name."""
+        """Return the names of a layer to try an expression on. An expression with lookaround is
+        only tried on the file's own name."""
         known = self.in_file(name)
         if LOOKS_AROUND in pattern:
             return known or (name,)
@@ -72,7 +72,7 @@ class StoredNames:
 
     def is_plain(self, name: str) -> bool | None:
         """Return whether the file has a layer, or each of its fused parts, in full precision; None
-        where parts differ or the file does not tell."""
+        if parts differ or the file does not say."""
         modules = tuple(self._modules(name))
         if not modules and bare(name) == HEAD:  # a head that the token table is
             modules = self.in_file(TABLE)

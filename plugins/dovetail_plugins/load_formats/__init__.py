@@ -1,1 +1,1 @@
-"""Plugins: ways weights lie on disk, one file per format."""
+"""Plugins: file formats of weights, one module per format."""

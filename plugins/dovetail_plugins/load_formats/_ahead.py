@@ -1,7 +1,7 @@
-"""Ahead: threads that read weight files into the page cache before their tensors are asked for.
+"""Ahead: threads that read weight files into the page cache before their tensors are needed.
 
-They read what lies after the caller's place, never more than a few files ahead, and skip what is
-cached already. Nothing they read is kept in the process.
+They read the bytes after the caller's position, never more than a few files ahead, and skip what is
+cached already. They store nothing in the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 DEFAULT_THREADS = 2
 SPAN_BYTES = 64 * 2**20
-"""What one thread reads at a stretch: several can work on one large file."""
+"""How much one thread reads in one piece: several can work on one large file."""
 CHUNK_BYTES = 2**20
 
 
@@ -35,7 +35,7 @@ Spans = Mapping[Path, Sequence[tuple[int, int]]]
 def reading_ahead(
     files: Sequence[Path], num_threads: int | None, wanted: Spans | None = None
 ) -> Iterator[Reach]:
-    """Give a Reach over `files`, of which all or those parts are wanted; leaving the block ends its
+    """Give a Reach over `files`, entire or only the `wanted` parts; leaving the block ends its
     threads within one chunk."""
     count = num_threads or DEFAULT_THREADS
     stop = threading.Event()
@@ -76,8 +76,8 @@ def read_span(path: Path, start: int, num_bytes: int, stop: threading.Event) -> 
 
 
 def _is_cached(file: int, offset: int) -> bool:
-    """Return whether the bytes at `offset` come without a wait; False where that cannot be found
-    out."""
+    """Return whether the bytes at `offset` can be read without waiting; False if that is
+    unknown."""
     try:
         return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) >= 0
     except (AttributeError, OSError):

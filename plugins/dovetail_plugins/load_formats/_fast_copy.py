@@ -23,7 +23,7 @@ def copied_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         with fastsafe_open(str(header.path), device="cpu", nogds=True) as file:
             for extent in header.extents:
-                # The package may hand a tensor on in another shape's strides, or share its buffer.
+                # The package may return a tensor in another shape's strides, or share its buffer.
                 yield extent.name, file.get_tensor(extent.name)
     except (ValueError, OSError, RuntimeError, KeyError) as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder: which hold weights, and whether they can be what they claim.
+"""The files of a checkpoint folder: which ones have weights, and whether they are plausible.
 
 Imports no torch. Only names inside the folder are followed; a name in an index that points
 elsewhere is refused.
@@ -20,8 +20,8 @@ LFS_POINTER = b"version https://git-lfs"
 def weight_files(
     checkpoint: Checkpoint, *, index: str, patterns: Sequence[str], skipped: Sequence[str] = ()
 ) -> list[Path]:
-    """Return the files to read: those of the index if there is one, else all that match the
-    first pattern that anything matches; `skipped` and the checkpoint's own patterns left out.
+    """Return the files to read: the index's files if there is one, else all that match the first
+    pattern with any match, without `skipped` and the checkpoint's own ignore patterns.
 
     Raises: ConfigError for an index that is malformed or names absent files.
     """
@@ -47,7 +47,7 @@ def why_no_folder(checkpoint: Checkpoint) -> str | None:
 
 
 def check_nonempty(checkpoint: Checkpoint, files: Sequence[Path], kind: str) -> None:
-    """Raises: ConfigError saying why there is nothing to read."""
+    """Raises: ConfigError saying why there are no files to read."""
     if files:
         return
     reason = why_no_folder(checkpoint) or f"the folder holds no {kind} to read"
@@ -77,7 +77,7 @@ def check_is_content(path: Path) -> int:
 
 
 class ByteCount:
-    """Adds bytes up and tells the progress callback, if there is one."""
+    """Adds up bytes and reports them to the progress callback, if there is one."""
 
     def __init__(self, progress: Progress | None, all_bytes: int) -> None:
         self._progress = progress

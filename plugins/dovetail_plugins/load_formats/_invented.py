@@ -1,4 +1,4 @@
-"""Random tensors that depend on a seed and a name alone."""
+"""Random tensors that depend only on a seed and a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for a tensor that lives until it is copied, given back to the system when it is dropped.
+"""Memory for a tensor that lives until it is copied, returned to the system when it is dropped.
 
 malloc would keep it and let small objects settle in it, so that the next tensor finds no room
 there: a third of a checkpoint in such holes was measured.

@@ -95,7 +95,7 @@ def placing(places: Mapping[str, str]) -> Place:
     """Return the function that moves a storage from the device it was saved on to the one it is
     read onto.
 
-    Raises: ConfigError, when called, where that device is not here or keeps no numbers.
+    Raises: ConfigError, when called, if that device is not available or is "meta".
     """
 
     def place(storage: Storage, stored: str) -> Storage:

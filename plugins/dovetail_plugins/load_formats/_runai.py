@@ -50,7 +50,7 @@ def _tensors(files: Sequence[Path], path: str) -> Iterator[tuple[str, torch.Tens
             for name, tensor in tensors:
                 yield str(name), tensor
         except Exception as error:
-            # The package has error classes of its own that share no other base.
+            # The package's error classes have no common base.
             raise ConfigError(
                 f"cannot be streamed: {error}", where=path, fix="use --load-format safetensors."
             ) from error
@@ -58,7 +58,7 @@ def _tensors(files: Sequence[Path], path: str) -> Iterator[tuple[str, torch.Tens
 
 @contextmanager
 def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """Set the package's variables inside a with block. Ones that the user set stay as they are."""
+    """Set the package's variables inside a with block. Variables set by the user are unchanged."""
     own = {k: v for k, v in wanted.items() if v is not None and k not in os.environ}
     os.environ.update(own)
     try:

@@ -60,8 +60,8 @@ def _extent(entry: Entry) -> Extent:
 
 
 class WholeFile:
-    """One small file (interfaces.adapter.AdapterContent), and its header's JSON. It is open from
-    now on, so that nothing happens when another takes its place; when it is cut, that is said."""
+    """One small file (interfaces.adapter.AdapterContent), and its header's JSON. It stays open, so
+    that replacing the file on disk has no effect; if it is truncated, an error is raised."""
 
     def __init__(self, path: Path) -> None:
         """Read the header. Raises: ConfigError when there is none"""
@@ -101,9 +101,9 @@ class WholeFile:
         yield from self.views()
 
     def views(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors, which are views of the memory where they are aligned: their numbers
-        are there once it is read, which it is where some are not. Raises: ConfigError when header
-        and content cannot belong together"""
+        """Yield the tensors. If all are aligned they are views of the memory, filled once it is
+        read; otherwise it is read first. Raises: ConfigError when header and content cannot belong
+        together"""
         entries = entries_of(self.path, self.header, len(self.memory))
         words = {kind: _as(self.memory, DTYPES[kind]) for kind in {e.dtype for e in entries}}
         sizes = {kind: one.itemsize for kind, one in words.items()}
@@ -122,7 +122,7 @@ def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a mapped file; their bytes are read when they are copied.
 
-    Raises: ConfigError when the library finds what the header check has not.
+    Raises: ConfigError for faults that the header check has missed.
     """
     try:
         with safe_open(str(header.path), framework="pt") as file:
@@ -133,8 +133,8 @@ def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the file from its first to its last tensor at once, then yield them. For slow or remote
-    disks.
+    """Read the file from its first to its last tensor in one go, then yield them. For slow or
+    remote disks.
 
     Raises: ConfigError when the file has become shorter since its header was read.
     """
@@ -168,12 +168,12 @@ def _view(
     content: torch.Tensor, words: torch.Tensor, extent: Extent | Entry, first: int
 ) -> torch.Tensor:
     """Return the tensor in the file's bytes from `first` on, which are `words` in its type; copied
-    only where it is not aligned."""
+    only if it is not aligned."""
     start, shape = extent.start - first, extent.shape
     place, odd = divmod(start, words.itemsize)
     if odd or extent.start == extent.end:
         raw = content[start : extent.end - first].clone()
         return raw.view(words.dtype).view(shape)
-    if len(shape) == 2:  # as nearly all have, of which there may be many
+    if len(shape) == 2:  # the shape of almost all tensors, and there may be many
         return words.as_strided(shape, (shape[1], 1), place)
     return words[place : place + math.prod(shape)].view(shape)

@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
-"""The header's entry that is no tensor."""
+"""The header's entry that is not a tensor."""
 
 TYPES = {
     "F64": ("float64", 8),
@@ -51,7 +51,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Told(msgspec.Struct):
-    """What a header says of a tensor."""
+    """A header's entry for a tensor."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -105,7 +105,7 @@ def malformed(path: Path, reason: str) -> ConfigError:
 
 
 def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[Entry, ...]:
-    """Return the tensors that a header tells of, the JSON `raw` of a file of so many bytes.
+    """Return the tensors in a header, the JSON `raw` of a file of `size_bytes`.
 
     Raises: ConfigError when they cannot belong together.
     """
@@ -133,7 +133,7 @@ def _raw(path: Path) -> tuple[bytes, int]:
 
 
 def _words(path: Path, raw: bytes) -> dict[str, msgspec.Raw]:
-    """Return what a header says of each name, not yet looked at. Raises: ConfigError"""
+    """Return a header's entry for each name, not yet parsed. Raises: ConfigError"""
     try:
         return dict(json_struct(raw, dict[str, msgspec.Raw]))
     except WrongShape as error:

@@ -43,7 +43,7 @@ def write_parts(
 
 
 def write_indexed(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], index: str) -> int:
-    """Write model-00001.safetensors and so on with their index, or model.safetensors alone.
+    """Write model-00001.safetensors and so on with their index, or a single model.safetensors.
 
     Returns: the bytes of the weights. Raises: ConfigError when a file cannot be written.
     """
@@ -67,7 +67,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, 
     try:
         # Tied or sliced tensors share memory, which the writer refuses: give each its own.
         save_file(_separate(tensors), unfinished, metadata={"format": "pt", **metadata})
-        unfinished.chmod(0o644)  # the library leaves them to their owner alone
+        unfinished.chmod(0o644)  # the library makes them readable only for their owner
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: Mapping[str, 
 
 
 def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors, copied where another one lies in the same memory."""
+    """Return the tensors, copied if another one shares their memory."""
     owners: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
 """Safetensors shards one after the other: all headers checked first, the next file read ahead.
 
-What every format that lays tensors into safetensors files shares.
+Shared by all formats that put tensors into safetensors files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READERS: dict[str, FileReader] = {"lazy": single.lazy_tensors, "eager": single.e
 
 
 def read_shards(files: Sequence[Path], checkpoint: Checkpoint, read: FileReader) -> Tensors:
-    """Yield every tensor of the files once, but for skipped ones, whose bytes are not read.
+    """Yield every tensor of the files once, except skipped ones, whose bytes are not read.
 
     Raises: ConfigError before the first if any file is bad.
     """
@@ -53,7 +53,7 @@ def wanted_headers(headers: Sequence[single.Header], checkpoint: Checkpoint) -> 
 
 
 def spans(header: single.Header) -> list[tuple[int, int]]:
-    """Return where the header's tensors lie in its file: (first byte, bytes), without gaps."""
+    """Return the spans of the header's tensors in its file: (first byte, bytes), without gaps."""
     merged: list[tuple[int, int]] = []
     for extent in sorted(header.extents, key=lambda e: e.start):
         first, num_bytes = merged[-1] if merged else (extent.start, 0)

@@ -31,9 +31,9 @@ ENCRYPTED_VERSION, LAST_VERSION, LONG_SHAPES = 3, 5, 5
 MAX_INDEX_BYTES = 256 * 2**20
 MAX_HEADER_BYTES = 2**20
 MIN_ENTRY_BYTES = 29
-"""What the smallest entry of an index takes: no count above index bytes / this can be true."""
+"""Bytes of the smallest possible index entry: no count above index bytes / this can be true."""
 END_BYTES = 8
-"""A header length of zero behind the last tensor."""
+"""A header length of zero after the last tensor."""
 PATH_MARK = b"\x1e"
 CRC32, SHA256 = 0, 1
 
@@ -51,13 +51,13 @@ _NUMPY_TYPES = {
     "|u1": torch.uint8,
     "|b1": torch.bool,
 }
-"""Numpy's names; types that numpy lacks are raw bytes with torch's name behind a zero byte."""
+"""Numpy's names; types that numpy lacks are raw bytes with torch's name after a zero byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """A checked file: its tensors, where each one's own header begins, and the bytes in which that
-    header writes one dimension of the shape."""
+    """A checked file: its tensors, the start of each one's own header, and the bytes per dimension
+    of the shape in that header."""
 
     header: Header
     header_starts: dict[str, int]
@@ -92,8 +92,8 @@ def read_index(path: Path) -> Index:
 
 
 def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in the order in which they lie. Raises: ConfigError for a wrong checksum
-    (if it `verifies`), or when the file has become shorter."""
+    """Yield the tensors in file order. Raises: ConfigError for a wrong checksum (if it `verifies`),
+    or when the file has become shorter."""
     with index.header.path.open("rb", buffering=0) as file:
         for extent in sorted(index.header.extents, key=lambda e: e.start):
             data = passing_tensor(extent.shape, extent.dtype)
@@ -111,8 +111,8 @@ def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.T
 
 
 def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | bytes) -> None:
-    """Raises: ConfigError unless the tensor's own header says what the index says, and each
-    checksum in it is that of header and data.
+    """Raises: ConfigError unless the tensor's own header agrees with the index, and each of its
+    checksums matches header and data.
 
     The header: its length, 2 + 1 bytes, name, dtype and shape with their lengths, the checksums
     (counted as zeros when they were made), the length of the data.
@@ -146,20 +146,20 @@ def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | by
 
 
 def _counted(raw: bytes | bytearray, at: int, layout: str) -> tuple[bytes, int]:
-    """Return (the bytes behind a count, the place behind them). Raises: struct.error"""
+    """Return (the bytes after a count, the position after them). Raises: struct.error"""
     length = struct.unpack_from(layout, raw, at)[0]
     at += struct.calcsize(layout)
     return struct.unpack_from(f"{length}s", raw, at)[0], at + length
 
 
 def _dtype_named(text: str) -> torch.dtype | None:
-    """Return the type of a name: numpy's, or torch's behind a zero byte."""
+    """Return the type of a name: numpy's, or torch's after a zero byte."""
     plain, _, torch_name = text.partition("\0")
     return _TYPES.get(torch_name) if torch_name else _NUMPY_TYPES.get(plain)
 
 
 def _take_checksums(raw: bytearray, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (kind, checksum) and put zeros in its place. Raises: IndexError. Mutates: raw"""
+    """Yield (kind, checksum) and overwrite it with zeros. Raises: IndexError. Mutates: raw"""
     at = start + 1
     for _ in range(raw[start]):
         kind, length = raw[at], raw[at + 1]
@@ -182,7 +182,7 @@ class _Entries:
         self.dim_bytes: dict[str, int] = {}
 
     def take(self) -> Extent:
-        """Return the next tensor. Raises: ConfigError, or what struct raises past the end."""
+        """Return the next tensor. Raises: ConfigError, or struct's error past the end."""
         is_long = self._is_versioned and self._number("<I") >= LONG_SHAPES
         name = self._text("<H")
         self._at += 1  # parameter, buffer or entry of a dict: all the same here
@@ -241,5 +241,5 @@ def _check_places(path: Path, extents: tuple[Extent, ...], start: int, size_byte
 
 
 def malformed(path: Path, reason: str, fix: str = "write the file again") -> ConfigError:
-    """Return the error for a file that is not what it should be."""
+    """Return the error for a malformed file."""
     return ConfigError(f"not a readable tensorizer file: {reason}", where=str(path), fix=fix)

@@ -1,6 +1,6 @@
-"""Auto: the format that the files are of: safetensors, Mistral's own, torch.save files, GGUF.
+"""Auto: detects the format of the files: safetensors, Mistral's own, torch.save files, GGUF.
 
-Safetensors come first, except where the only ones are Mistral's consolidated files.
+Safetensors come first, unless the only ones are Mistral's consolidated files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoOptions:
-    """The options of safetensors and of torch.save files; those of absent files are refused."""
+    """The options of safetensors and of torch.save files; options of absent files are refused."""
 
     reading: str = field(
         default=READINGS[0],
@@ -103,7 +103,7 @@ class Auto(LoadFormat):
         return SafetensorsOptions(reading=self.options.reading)
 
     def _check_no_places(self, checkpoint: Checkpoint) -> None:
-        """Raises: ConfigError if a device is asked for that only torch.save files can go to."""
+        """Raises: ConfigError if the options name a device that only torch.save files can go to."""
         if dict(self.options.map_location) != ONTO_CPU:
             raise ConfigError(
                 "only torch.save files (.bin, .pt) can be read onto a chosen device, "

@@ -1,4 +1,4 @@
-"""bitsandbytes: files as `auto` reads them; the name asks for the quantization of that name too.
+"""bitsandbytes: files as `auto` reads them; the name also selects the quantization of that name.
 
 The quantization itself is dovetail_plugins.quantization.bitsandbytes.
 """

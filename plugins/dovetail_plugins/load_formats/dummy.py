@@ -1,6 +1,6 @@
 """Dummy: made-up weights of the right shapes, for measuring and for tests. Reads no file.
 
-A tensor depends on the seed and its name alone. Values are small; norm weights lie around one.
+A tensor depends only on the seed and its name. Values are small; norm weights are around one.
 """
 
 from __future__ import annotations

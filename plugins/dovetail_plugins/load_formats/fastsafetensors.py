@@ -1,7 +1,7 @@
 """Fastsafetensors: safetensors files copied whole by the threads of the fastsafetensors package.
 
-One file at a time, so that no more than one is in memory beside the model. Headers are checked here
-before the package sees a file. On a CPU it reads through a buffer; GPU storage is not used.
+One file at a time, so that no more than one is in memory at once. Headers are checked here before
+the package sees a file. On a CPU it reads through a buffer; GPU storage is not used.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ class Fastsafetensors(LoadFormat):
         return read_shards(files, checkpoint, copied_tensors)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what every file's header says, as the format safetensors does."""
+        """Return all headers, as the format safetensors does."""
         return Safetensors(Safetensors.Options()).headers(checkpoint)

@@ -1,7 +1,7 @@
-"""GGUF: a model in one file, or in several that belong together. Nothing in them can run.
+"""GGUF: a model in one file, or in several that belong together. They cannot contain code.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Asking whether it fits imports no
-torch.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Checking whether it fits imports
+no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistral: consolidated*.safetensors beside params.json, renamed into Hugging Face layout.
+"""Mistral: consolidated*.safetensors with params.json, renamed into Hugging Face layout.
 
 Names and the order of rows: see mistral._names.
 """
@@ -69,7 +69,7 @@ class Mistral(LoadFormat):
             yield renamed, rearrange(renamed, tensor)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what every file's header says, under names in Hugging Face layout."""
+        """Return all headers, under names in Hugging Face layout."""
         from dovetail_plugins.load_formats._safetensors_header import read_headers
         from dovetail_plugins.mistral._names import name_of
 

@@ -1,4 +1,4 @@
-"""Npcache: torch.save weights kept as numpy files, so that later starts map them instead.
+"""Npcache: torch.save weights cached as numpy files, so that later starts map them instead.
 
 The cache is a folder "np" (one .npy per tensor and manifest.json) in the checkpoint or in
 --download-dir. It is rebuilt when the source files change.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _FILE = re.compile(r"\d{5,9}\.npy")
-"""What tensors' files are called: nothing outside the cache can be."""
+"""The names of tensors' files: they cannot point outside the cache."""
 
 
 class Npcache(LoadFormat):
@@ -42,7 +42,7 @@ class Npcache(LoadFormat):
         return Pt.why_not(query)
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor once, from the cache, which is written first where it is stale."""
+        """Yield every tensor once, from the cache, which is first rewritten if it is stale."""
         from dovetail_plugins.load_formats._npy import map_tensor
 
         files = pt_files(checkpoint)
@@ -59,7 +59,7 @@ class Npcache(LoadFormat):
 
 
 def cache_folder(checkpoint: Checkpoint) -> Path:
-    """Return where this checkpoint's cache lies."""
+    """Return the folder of this checkpoint's cache."""
     if checkpoint.download_dir is None:
         return Path(checkpoint.path) / "np"
     return Path(checkpoint.download_dir) / f"np-{Path(checkpoint.path).resolve().name}"
@@ -95,7 +95,7 @@ def _is_fresh(folder: Path, stamp: dict[str, list[int]]) -> bool:
 
 
 def _write(checkpoint: Checkpoint, folder: Path, stamp: dict[str, list[int]], reader: Pt) -> None:
-    """Write the cache beside its place and move it there whole, so that no half cache is read."""
+    """Write the cache to a temporary folder and move it into place, so no partial one is read."""
     from dovetail_plugins.load_formats._npy import save_tensor
 
     source = Checkpoint(path=checkpoint.path, ignore_patterns=checkpoint.ignore_patterns)

@@ -31,7 +31,7 @@ ONTO_CPU: Mapping[str, str] = {"*": "cpu"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PtOptions:
-    """Where tensors are read to."""
+    """The devices that tensors are read to."""
 
     map_location: Mapping[str, str] = field(
         default_factory=lambda: dict(ONTO_CPU),

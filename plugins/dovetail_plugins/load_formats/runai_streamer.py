@@ -43,7 +43,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedStreamOptions(ShardedOptions):
-    """How the package reads, and what the files are called."""
+    """How the package reads, and the names of the files."""
 
     concurrency: int | None = field(default=None, metadata={"help": "threads that read"})
     memory_limit: int | None = field(
@@ -82,7 +82,7 @@ class RunaiStreamer(LoadFormat):
         return stream(files, checkpoint, self.options.concurrency, self.options.memory_limit)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what every file's header says, as the format safetensors does."""
+        """Return all headers, as the format safetensors does."""
         return Safetensors(Safetensors.Options()).headers(checkpoint)
 
 

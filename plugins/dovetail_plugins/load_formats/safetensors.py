@@ -1,6 +1,6 @@
-"""Safetensors: *.safetensors files, single or sharded. Nothing in them can run.
+"""Safetensors: *.safetensors files, single or sharded. They cannot contain code.
 
-Format: see _safetensors_header. Asking whether it fits imports no torch.
+Format: see _safetensors_header. Checking whether it fits imports no torch.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Safetensors(LoadFormat):
         return read_shards(files, checkpoint, READERS[self.options.reading])
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
-        """Return what every file's header says. Raises: ConfigError as `tensors` does."""
+        """Return all files' headers. Raises: ConfigError as `tensors` does."""
         from dovetail_plugins.load_formats._safetensors_header import read_headers
 
         files = weight_files(checkpoint, index=INDEX, patterns=PATTERNS)

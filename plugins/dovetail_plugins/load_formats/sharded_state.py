@@ -1,8 +1,8 @@
 """ShardedState: the parameters of each rank in separate files, named and cut as the model holds
 them. Written by `dovetail convert --to sharded_state`; nothing is renamed, fused or cut on loading.
 
-Files: model-rank-R-part-P.safetensors. Their metadata say of how many ranks they are; files of
-another writer, without it, count as many ranks as there are numbers.
+Files: model-rank-R-part-P.safetensors. Their metadata has the number of ranks; for files of another
+writer, without it, the number of distinct rank numbers counts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardedOptions:
 
 
 class ShardedState(LoadFormat):
-    """The parameters of one rank, as they were when they were written."""
+    """The parameters of one rank, exactly as written."""
 
     info = Info(
         summary="one set of safetensors files per rank, as the model holds them",

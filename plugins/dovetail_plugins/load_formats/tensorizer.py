@@ -1,7 +1,7 @@
 """Tensorizer: *.tensors files of the tensorizer package, read without it.
 
-Options: verify_hash checks every tensor's checksums; tensorizer_uri names one file of the folder
-where there are several. Layout: see _tensorizer_file. Writing needs the package.
+Options: verify_hash checks every tensor's checksums; tensorizer_uri names one file of the folder if
+there are several. Layout: see _tensorizer_file. Writing needs the package.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Logits processors: bans, biases and filters that a request asks for by its sampling fields."""
+"""Logits processors: bans, biases and filters requested by sampling fields."""

@@ -1,4 +1,4 @@
-"""What processors over lists of token ids share: the range check, and places in the logits."""
+"""Shared by processors over lists of token ids: the range check, and places in the logits."""
 
 from __future__ import annotations
 

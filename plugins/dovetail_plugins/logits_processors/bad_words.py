@@ -44,7 +44,7 @@ class BadWords(LogitsProcessor):
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Ban what would complete a word. Shapes: logits [S, V]. Mutates: logits"""
+        """Ban tokens that would complete a word. Shapes: logits [S, V]. Mutates: logits"""
         forbid(logits, {index: completing_ids(self._rows[row]) for index, row in rows})
 
 

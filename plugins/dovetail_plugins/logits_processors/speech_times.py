@@ -1,8 +1,8 @@
 """SpeechTimes: times and text in the order in which a transcript has them.
 
-A request names it with the ids that count: times come in pairs, an end and a beginning, never
-earlier than the one before; a window begins with a time; where times together are more likely than
-any text, a time it is. Without times only the suppressed tokens are banned.
+A request names it with the ids that count. Times come in pairs, an end and a beginning, never
+earlier than the previous one; a window begins with a time; if times together are more likely than
+any text, a time is sampled. Without times only the suppressed tokens are banned.
 Source: Radford et al., 2022, section 4.5, and the rules of openai/whisper's decoding
 """
 
@@ -28,8 +28,8 @@ LISTS = ("suppressed", "suppressed_first")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a request said. `first_time` None: nothing but the suppressed ids counts. The first time
-    of a window is one of the first `most_first` ones."""
+    """A request's rules. `first_time` None: only the suppressed ids count. The first time of a
+    window is one of the first `most_first` ones."""
 
     first_time: int | None
     end: int
@@ -51,7 +51,7 @@ class Row:
 
 
 class SpeechTimes(LogitsProcessor):
-    """Bans what a transcript cannot go on with (`logits_processors: {"speech_times": {...}}`)."""
+    """Bans what cannot continue a transcript (`logits_processors: {"speech_times": {...}}`)."""
 
     info = Info(summary="keeps the times of a transcript in order", source="arXiv:2212.04356")
     stage = "bias"
@@ -86,13 +86,13 @@ class SpeechTimes(LogitsProcessor):
         self._rows.pop(row, None)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
-        """Ban what cannot follow. Shapes: logits [S, V]. Mutates: logits"""
+        """Ban tokens that cannot follow. Shapes: logits [S, V]. Mutates: logits"""
         for index, row in rows:
             _apply(logits[index], self._rows[row])
 
 
 def _apply(logits: torch.Tensor, row: Row) -> None:
-    """Ban what cannot follow the tokens of one row. Shapes: logits [V]. Mutates: logits"""
+    """Ban tokens that cannot follow those of one row. Shapes: logits [V]. Mutates: logits"""
     rules, output, never = row.rules, row.tokens.output_ids, -float("inf")
     logits.index_fill_(0, row.never.to(logits.device), never)
     if not output:

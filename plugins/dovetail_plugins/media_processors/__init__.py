@@ -1,1 +1,1 @@
-"""Media processors that stand in for transformers' own; model facts name them."""
+"""Media processors that replace transformers' own; model facts name them."""

@@ -1,4 +1,4 @@
-"""PixtralProcessor where torchvision is missing: transformers' own cannot be imported without.
+"""A replacement for transformers' PixtralProcessor, which cannot be imported without torchvision.
 
 An image is rows of patches: a token for each, one that breaks each row, one that ends the last.
 Source: https://arxiv.org/abs/2410.07073; processor_config.json of Pixtral and Mistral Small 3.1.
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class PixtralProcessor:
-    """Pictures to features and to the text that stands for them."""
+    """Converts images to features and placeholder text."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, **settings: Any) -> None:
         self.image_processor = image_processor
@@ -67,7 +67,7 @@ class PixtralProcessor:
         return_text_replacement_offsets: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
-        """Return the features of pictures, the ids of a text, and what stands for each picture.
+        """Return the features of images, the ids of a text, and each image's placeholder text.
 
         `options` are the image processor's.
         """
@@ -93,7 +93,7 @@ class PixtralProcessor:
         return found
 
     def _of(self, height: int, width: int, patch: int) -> str:
-        """Return the text of a picture of so many pixels."""
+        """Return the placeholder text of an image of this size in pixels."""
         row = self.image_token * (int(width) // patch)
         rows = [row] * (int(height) // patch)
         return self.settings["image_break_token"].join(rows) + self.settings["image_end_token"]

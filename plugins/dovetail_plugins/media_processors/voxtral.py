@@ -1,6 +1,6 @@
-"""VoxtralProcessor: sounds in windows of 30 s, each of which has 375 places of a prompt.
+"""VoxtralProcessor: audio in windows of 30 s, each with 375 placeholders in a prompt.
 
-transformers' own makes features only of chats that the package mistral-common has read.
+transformers' own only computes features for chats parsed by the package mistral-common.
 Source: https://arxiv.org/abs/2507.13264; config.json and preprocessor_config.json of Voxtral.
 """
 
@@ -14,13 +14,13 @@ from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
 
 BEGIN = "[BEGIN_AUDIO]"
-"""What stands before a sound's places."""
+"""The text before an audio's placeholders."""
 FILE = "preprocessor_config.json"
 
 
 class VoxtralProcessor:
-    """Sounds to features and to the text that stands for them. A window of `frames` frames of a
-    spectrogram has `rows` places."""
+    """Converts audio to features and placeholder text. A window of `frames` spectrogram frames has
+    `rows` placeholders."""
 
     def __init__(self, feature_extractor: Any, tokenizer: Any, *, token_id: int, rows: int) -> None:
         self.feature_extractor = feature_extractor
@@ -70,7 +70,7 @@ class VoxtralProcessor:
         return_text_replacement_offsets: bool = False,
         sampling_rate: int | None = None,
     ) -> dict[str, Any]:
-        """Return the features of sounds, the ids of a text, and what stands for each sound.
+        """Return the features of audio, the ids of a text, and each audio's placeholder text.
 
         Shapes: features [windows of all sounds, bands, frames]
         """

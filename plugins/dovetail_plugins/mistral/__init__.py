@@ -1,1 +1,1 @@
-"""What Mistral publishes in its own layout: settings, names of tensors, tokenizer files."""
+"""Mistral's own layout: settings, names of tensors, tokenizer files."""

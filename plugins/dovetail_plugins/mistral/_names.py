@@ -42,7 +42,7 @@ _EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(w[123])")
 
 
 def name_of(name: str) -> str:
-    """Return the tensor's name in Hugging Face layout; a foreign name is returned as it is."""
+    """Return the tensor's name in Hugging Face layout; a foreign name is unchanged."""
     if name in _WHOLE:
         return _WHOLE[name]
     match = _NAME.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Mistral's own settings file (params.json) as the config.json that says the same.
+"""Mistral's own settings file (params.json) as an equivalent config.json.
 
 Source: https://github.com/mistralai/mistral-inference (args.py, moe.py). A key that changes what
 the model computes and has no counterpart here is an error, never left out. Imports no torch.
@@ -43,7 +43,7 @@ _TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Return the contents that config.json would have, None where the path has no params.json.
+    """Return the contents that config.json would have, None if the path has no params.json.
 
     Raises: ConfigError
     """
@@ -77,7 +77,7 @@ def hf_config(path: str | Path, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_type(path: str | Path) -> str | None:
-    """Return the type of the embedding table in the weight files; None where none can be read."""
+    """Return the type of the embedding table in the weight files; None if none can be read."""
     for file in sorted(Path(path).glob(WEIGHTS)):
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -86,7 +86,7 @@ def stored_type(path: str | Path) -> str | None:
             entry = json_value(text)["tok_embeddings.weight"]
             return _TYPES.get(entry["dtype"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # in another file, or damaged: the check of the weights tells of that
+            continue  # in another file, or damaged: the check of the weights reports that
     return None
 
 

@@ -1,7 +1,7 @@
 """Chat templates for Mistral's tokenizer versions, whose own files carry none.
 
-Source: https://github.com/mistralai/mistral-common (tokenizers/instruct.py), what it writes for
-each version. Text in a prompt that spells a marker becomes that marker, as in all templates.
+Source: https://github.com/mistralai/mistral-common (tokenizers/instruct.py), its output for each
+version. Text in a prompt that spells a marker becomes that marker, as in all templates.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _TEMPLATE = """{{ bos_token }}
 
 
 def template_of(version: str) -> str | None:
-    """Return the Jinja template of a tokenizer's version, None where none is written."""
+    """Return the Jinja template of a tokenizer's version, None if there is none."""
     number = _VERSIONS.get(version)
     if number is None:
         return None

@@ -115,13 +115,13 @@ def _merges(tokens: Sequence[str], ranks: Mapping[str, int]) -> list[tuple[str, 
 
 
 def _characters(word: bytes) -> str:
-    """Return the printable characters that stand for bytes in byte-level vocabularies."""
+    """Return the printable characters for bytes in byte-level vocabularies."""
     return "".join(_CHARACTERS[byte] for byte in word)
 
 
 def _byte_characters() -> list[str]:
     """Return the character for each byte. Source: Radford et al. 2019, section 2.2: printable
-    Latin-1 bytes stand for themselves, the others for the characters from 256 on, in order."""
+    Latin-1 bytes map to themselves, the others to the characters from 256 on, in order."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -32,7 +32,7 @@ DEFAULT_SPECIAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tekken:
-    """Special tokens take the ids from 0 on, the vocabulary's bytes those behind, by rank."""
+    """Special tokens take the ids from 0 on, the vocabulary's bytes the following ids, by rank."""
 
     version: str
     pattern: str
@@ -111,7 +111,7 @@ def read_pieces(path: Path) -> tuple[Piece, ...]:
 
 
 def _check_normalizer(path: Path, settings: list[dict[int, Any]]) -> None:
-    """Raises: ConfigError unless text is left as it is, but for one space before it.
+    """Raises: ConfigError unless text is unchanged, except for one space before it.
 
     Fields: 2 a table of characters, 3 whether a space is added, 4 whether spaces are dropped.
     """

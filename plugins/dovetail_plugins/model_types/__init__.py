@@ -1,1 +1,1 @@
-"""What must be known of a model type before its code is imported: one file per family."""
+"""Facts of a model type that are needed before its code is imported: one file per family."""

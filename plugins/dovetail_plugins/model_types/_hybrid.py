@@ -1,4 +1,4 @@
-"""What the hybrid families share: kinds of layers, sizes of mixers, and what a row keeps."""
+"""Shared by the hybrid families: kinds of layers, sizes of mixers, and what a row caches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAMBA2_DEFAULTS = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
 }
-"""What a config.json may leave out of its Mamba 2 mixers."""
+"""config.json defaults of Mamba 2 mixers."""
 
 
 def inner_size(config: Config) -> int:
@@ -55,7 +55,7 @@ def mamba2_sizes(config: Config) -> Mamba2Sizes:
 
 
 def mamba2_cache(config: Config, layer_types: Sequence[str]) -> CacheFacts:
-    """Return what a row keeps in layers that attend, and in Mamba 2 mixers."""
+    """Return what a row caches in attention layers and in Mamba 2 mixers."""
     inner, state = inner_size(config), int(config["mamba_d_state"])
     channels = inner + 2 * int(config["mamba_n_groups"]) * state
     return cache_facts(config, layer_types, channels=channels, state_numbers=inner * state)
@@ -64,7 +64,7 @@ def mamba2_cache(config: Config, layer_types: Sequence[str]) -> CacheFacts:
 def cache_facts(
     config: Config, layer_types: Sequence[str], *, channels: int, state_numbers: int
 ) -> CacheFacts:
-    """Return what a row keeps where mixers' convolutions have so many channels."""
+    """Return what a row caches if mixers' convolutions have `channels` channels."""
     return CacheFacts(
         num_attention_layers=layer_types.count(FULL),
         num_state_layers=layer_types.count(MIXER),

@@ -146,7 +146,7 @@ _PAIRS: dict[tuple[str, str], str] = {
     ("vision_feature_layers", "vision_feature_layer"): "vipllava",
     ("vocab_size", "tgt_vocab_size"): "fsmt",
 }
-"""A name, and the one under which the config class of these types stores it."""
+"""A name, and the config class's name for the same field of these types."""
 
 
 OLDER_KINDS = {

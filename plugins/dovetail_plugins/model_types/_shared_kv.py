@@ -1,4 +1,4 @@
-"""Families whose last layers keep nothing: whose keys and values those read."""
+"""Families whose last layers have no cache: whose keys and values they read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def sources(config: Mapping[str, Any], layer_types: Sequence[str]) -> tuple[int, ...]:
     """Return for each layer the number of the one whose keys and values it reads: its own, or, in
-    the last `num_kv_shared_layers`, the last one before them that attends as it does.
+    the last `num_kv_shared_layers`, the last earlier one of the same kind.
 
-    Raises: ConfigError where there is no such layer.
+    Raises: ConfigError if there is no such layer.
     """
     count, num_shared = len(layer_types), int(config.get("num_kv_shared_layers") or 0)
     first = count - num_shared

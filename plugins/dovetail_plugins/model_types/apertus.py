@@ -1,4 +1,4 @@
-"""Facts of Apertus: what a config.json may leave out."""
+"""Facts of Apertus: config.json defaults."""
 
 from __future__ import annotations
 

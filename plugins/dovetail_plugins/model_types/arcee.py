@@ -1,4 +1,4 @@
-"""Facts of Arcee AFM: what a config.json may leave out."""
+"""Facts of Arcee AFM: config.json defaults."""
 
 from __future__ import annotations
 

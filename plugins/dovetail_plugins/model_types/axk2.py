@@ -1,4 +1,4 @@
-"""Facts of A.X K2: what a row keeps, and what a config.json may leave out."""
+"""Facts of A.X K2: what a row caches, and config.json defaults."""
 
 from __future__ import annotations
 

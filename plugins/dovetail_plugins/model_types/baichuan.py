@@ -1,4 +1,4 @@
-"""Facts of Baichuan 1 and 2: what is unusual, and what a config.json may leave out.
+"""Facts of Baichuan 1 and 2: unusual traits, and config.json defaults.
 
 The configs of the 7B state max_position_embeddings; the 13B has ALiBi and does not.
 """

@@ -1,5 +1,5 @@
 """Facts of Ling 3 (Bailing Hybrid): the kinds of layers, the sizes of delta layers, what a row
-keeps, and what a config.json may leave out."""
+caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = {
     "linear_num_heads": "num_attention_heads",
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
-"""Sizes of delta layers, and what the released config.json calls them."""
+"""Sizes of delta layers, and their names in the released config.json."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -33,8 +33,8 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def linear_size(config: Config, name: str) -> int:
-    """Return a size of the delta layers. A config.json that transformers has saved again has it
-    under a name of its own, and as `head_dim` the rotated part of the layers that attend."""
+    """Return a size of the delta layers. A config.json saved again by transformers has its own name
+    for it, and `head_dim` is then the rotated part of attention heads."""
     stated = config.get(name)
     return int(config[OWN[name]] if stated is None else stated)
 
@@ -57,7 +57,7 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a latent, or the last inputs of a convolution and a matrix for each
+    """Return what a row caches: a latent, or the last inputs of a convolution and a matrix for each
     head."""
     return delta_cache(
         config,

@@ -1,4 +1,4 @@
-"""Facts of Bamba: which layers attend, what a row keeps, what a config.json may leave out."""
+"""Facts of Bamba: which layers attend, what a row caches, config.json defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return mamba2_cache(config, layer_types(config))
 
 

@@ -1,4 +1,4 @@
-"""Facts of BART and its kin: sizes of encoder and decoder stand apart."""
+"""Facts of BART and related models: encoder and decoder have separate sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Value
 
 
 def kept(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: each layer its tokens and what the encoder read."""
+    """Return what a row caches: each layer its tokens and the encoder's output."""
     count = int(config["decoder_layers"])
     rows = int(config.get("max_source_positions") or config["max_position_embeddings"])
     return CacheFacts(num_attention_layers=count, num_cross_layers=count, cross_rows=rows)

@@ -1,4 +1,4 @@
-"""Facts of Bloom: what is unusual, and what a config.json may leave out."""
+"""Facts of Bloom: unusual traits, and config.json defaults."""
 
 from __future__ import annotations
 

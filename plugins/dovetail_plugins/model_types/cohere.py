@@ -1,4 +1,4 @@
-"""Facts of Cohere 1 and 2: what a config.json may leave out."""
+"""Facts of Cohere 1 and 2: config.json defaults."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dovetail.interfaces.plugin import Value
 
 
 def latents(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: a latent in every layer."""
+    """Return what a row caches: a latent in every layer."""
     return CacheFacts(
         num_attention_layers=int(config["num_hidden_layers"]),
         latent_size=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]),
@@ -21,8 +21,8 @@ def latents(config: Mapping[str, Any]) -> CacheFacts:
 
 
 def indexed_latents(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: a latent and an index key in every layer. (A layer that picks what
-    the one before it picked has no key, but its blocks take the same room.)"""
+    """Return what a row caches: a latent and an index key in every layer. (A layer that shares the
+    previous one's picks has no key, but its blocks take the same room.)"""
     kept = latents(config)
     return msgspec.structs.replace(kept, index_size=int(config["index_head_dim"]))
 
@@ -116,7 +116,7 @@ GLM_MOE_DSA_FACTS = ModelFacts(
 
 
 def latents_twice(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row of LongCat Flash keeps: two latents in every block."""
+    """Return what a row of LongCat Flash caches: two latents in every block."""
     once = latents(config)
     return msgspec.structs.replace(once, num_attention_layers=2 * once.num_attention_layers)
 

@@ -1,4 +1,4 @@
-"""Facts of DistilBERT: what config.json calls by other names, and what it may leave out."""
+"""Facts of DistilBERT: config.json's different names, and its defaults."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Facts of Nemotron Labs Dory: the kinds of its layers, which are passed several times, and what a
-row keeps."""
+"""Facts of Nemotron Labs Dory: the kinds of its layers, some of which run several times, and what a
+row caches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def recurrent(config: Config) -> range:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: keys and values for each time that a layer attends."""
+    """Return what a row caches: keys and values for each time that a layer attends."""
     kinds, again = layer_types(config), recurrent(config)
     attending = [layer for layer, kind in enumerate(kinds) if kind != MLP]
     more = sum(layer in again for layer in attending) * (int(config["n_recurrent_loops"]) - 1)

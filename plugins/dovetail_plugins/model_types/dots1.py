@@ -1,4 +1,4 @@
-"""Facts of dots.llm1: what a config.json may leave out."""
+"""Facts of dots.llm1: config.json defaults."""
 
 from __future__ import annotations
 

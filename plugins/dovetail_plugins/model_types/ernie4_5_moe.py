@@ -1,4 +1,4 @@
-"""Facts of ERNIE 4.5, mixture of experts: what a config.json may leave out."""
+"""Facts of ERNIE 4.5, mixture of experts: config.json defaults."""
 
 from __future__ import annotations
 

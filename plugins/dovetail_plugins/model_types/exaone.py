@@ -1,5 +1,5 @@
-"""Facts of EXAONE 3 and 4: what a config.json may leave out, as the code beside EXAONE 3's first
-checkpoints has it. transformers saves EXAONE 3 under Llama's class."""
+"""Facts of EXAONE 3 and 4: defaults for a config.json, as in the code of EXAONE 3's first
+checkpoints. transformers saves EXAONE 3 under Llama's class."""
 
 from __future__ import annotations
 

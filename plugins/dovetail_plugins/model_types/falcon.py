@@ -1,4 +1,4 @@
-"""Facts of Falcon: what a config.json may leave out."""
+"""Facts of Falcon: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: the sizes of its mixers, what a row keeps, what a config.json may leave out."""
+"""Falcon-H1: the sizes of its mixers, what a row caches, config.json defaults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mixer_sizes(config: Config) -> Mamba2Sizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: in each layer, keys and values and a state."""
+    """Return what a row caches: in each layer, keys and values and a state."""
     inner, state, layers = inner_size(config), config["mamba_d_state"], config["num_hidden_layers"]
     channels = inner + 2 * int(config["mamba_n_groups"]) * int(state)
     return CacheFacts(

@@ -1,4 +1,4 @@
-"""Facts of FlexOlmo: what a config.json may leave out."""
+"""Facts of FlexOlmo: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Gemma: what a config.json may leave out."""
+"""Facts of Gemma: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Gemma 2: what is unusual, and what a config.json may leave out."""
+"""Facts of Gemma 2: unusual traits, and config.json defaults."""
 
 from __future__ import annotations
 

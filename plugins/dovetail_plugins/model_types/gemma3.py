@@ -1,4 +1,4 @@
-"""Facts of Gemma 3: what is unusual, and what a config.json may leave out."""
+"""Facts of Gemma 3: unusual traits, and config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Gemma 3n's text model: what is unusual, and what a config.json may leave out."""
+"""Facts of Gemma 3n's text model: unusual traits, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._shared_kv import kinds, sources
 
 FULL_EVERY = 5
-"""Of so many layers the last one sees everything, where config.json does not list them."""
+"""Every N-th layer has full attention, if config.json does not list them."""
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cache(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: nothing in the last layers."""
+    """Return what a row caches: nothing in the last layers."""
     found = sources(config, layer_types(config))
     return CacheFacts(num_attention_layers=len(set(found)), sources=found)
 

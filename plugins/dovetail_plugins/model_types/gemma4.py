@@ -1,4 +1,4 @@
-"""Facts of Gemma 4's text model: the heads of its layers, and what a config.json may leave out."""
+"""Facts of Gemma 4's text model: the heads of its layers, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._shared_kv import FULL, kinds, sources
 
 FULL_EVERY = 6
-"""Of so many layers the last one sees everything, where config.json does not list them."""
+"""Every N-th layer has full attention, if config.json does not list them."""
 GLOBAL_HEAD_SIZE = 512
 ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -32,8 +32,8 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def heads(config: Mapping[str, Any], layer: int) -> tuple[int, int]:
-    """Return the KV heads of a layer, and their size: those of layers that see everything may
-    differ, which config.json says layer by layer or for all of them."""
+    """Return the KV heads of a layer, and their size: in full-attention layers they may differ,
+    which config.json says layer by layer or for all of them."""
     usual = int(config["num_key_value_heads"]), int(config["head_dim"])
     listed = config.get("per_layer_config")
     if listed is not None:
@@ -53,9 +53,9 @@ def keys_are_values(config: Mapping[str, Any]) -> bool:
 
 
 def cache(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: nothing in the last layers where these share what others keep.
+    """Return what a row caches: nothing in the last layers if they share other layers' caches.
 
-    Raises: ConfigError where heads are of more than two shapes.
+    Raises: ConfigError if heads have more than two shapes.
     """
     found = sources(config, layer_types(config))
     usual = int(config["num_key_value_heads"]), int(config["head_dim"])

@@ -1,4 +1,4 @@
-"""Facts of GLM-4 and GLM-4-0414: what a config.json may leave out."""
+"""Facts of GLM-4 and GLM-4-0414: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of GLM-4.5: what a config.json may leave out."""
+"""Facts of GLM-4.5: config.json defaults."""
 
 from __future__ import annotations
 

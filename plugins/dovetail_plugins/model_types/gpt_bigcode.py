@@ -1,4 +1,4 @@
-"""Facts of GPT-BigCode: what a config.json may leave out."""
+"""Facts of GPT-BigCode: config.json defaults."""
 
 from __future__ import annotations
 

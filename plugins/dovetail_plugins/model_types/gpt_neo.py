@@ -1,4 +1,4 @@
-"""Facts of GPT-Neo: which layers have windows, and what a config.json may leave out."""
+"""Facts of GPT-Neo: which layers have windows, and config.json defaults."""
 
 from __future__ import annotations
 

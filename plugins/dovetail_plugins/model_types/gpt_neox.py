@@ -1,4 +1,4 @@
-"""Facts of GPT-NeoX: what a config.json may leave out."""
+"""Facts of GPT-NeoX: config.json defaults."""
 
 from __future__ import annotations
 

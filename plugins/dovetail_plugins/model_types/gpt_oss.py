@@ -1,4 +1,4 @@
-"""Facts of gpt-oss: what is unusual, and what a config.json may leave out."""
+"""Facts of gpt-oss: unusual traits, and config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of GPT-J and CodeGen: what a config.json may leave out."""
+"""Facts of GPT-J and CodeGen: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Granite, and of HyperCLOVA X SEED: what a config.json may leave out."""
+"""Facts of Granite, and of HyperCLOVA X SEED: config.json defaults."""
 
 from __future__ import annotations
 

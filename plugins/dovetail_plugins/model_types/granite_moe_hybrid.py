@@ -1,4 +1,4 @@
-"""Facts of Granite 4: which layers attend, what a row keeps, what a config.json may leave out."""
+"""Facts of Granite 4: which layers attend, what a row caches, config.json defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail_plugins.model_types._hybrid import (
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind as config.json lists them; none attends where it does not."""
+    """Return each layer's kind as listed in config.json; without a list none attends."""
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if not kinds:
         return (MIXER,) * int(config["num_hidden_layers"])
@@ -23,7 +23,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return mamba2_cache(config, layer_types(config))
 
 

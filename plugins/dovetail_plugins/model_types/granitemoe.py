@@ -1,4 +1,4 @@
-"""Facts of Granite's mixtures, with shared experts or without: what a config.json may leave out."""
+"""Facts of Granite's mixtures, with shared experts or without: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Helium and dense ERNIE 4.5: what a config.json may leave out."""
+"""Facts of Helium and dense ERNIE 4.5: config.json defaults."""
 
 from __future__ import annotations
 

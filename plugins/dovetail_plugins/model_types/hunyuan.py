@@ -1,4 +1,4 @@
-"""Facts of dense Hunyuan: what a config.json may leave out."""
+"""Facts of dense Hunyuan: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Hunyuan, mixture of experts: what a config.json may leave out."""
+"""Facts of Hunyuan, mixture of experts: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of InternLM2 and 2.5: what a config.json may leave out."""
+"""Facts of InternLM2 and 2.5: config.json defaults."""
 
 from __future__ import annotations
 

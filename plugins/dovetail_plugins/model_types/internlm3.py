@@ -1,4 +1,4 @@
-"""Facts of InternLM3: what a config.json may leave out."""
+"""Facts of InternLM3: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Facts of Jamba: which layers attend and have experts, what a row keeps, what a config.json may
-leave out."""
+"""Facts of Jamba: which layers attend and have experts, what a row caches, config.json defaults."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def mixer_sizes(config: Config) -> MambaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     inner = inner_size(config)
     numbers = inner * int(config["mamba_d_state"])
     return cache_facts(config, layer_types(config), channels=inner, state_numbers=numbers)

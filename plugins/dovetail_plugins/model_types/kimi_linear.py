@@ -1,5 +1,5 @@
-"""Facts of Kimi Linear: the kinds of layers, the sizes of delta layers, what a row keeps, and what
-a config.json may leave out."""
+"""Facts of Kimi Linear: the kinds of layers, the sizes of delta layers, what a row caches, and
+config.json defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = {
     "linear_num_heads": "num_heads",
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
-"""Sizes of delta layers, and what the released config.json calls them in `linear_attn_config`."""
+"""Sizes of delta layers, and their names in `linear_attn_config` of the released config.json."""
 OWN_NAMES = {
     "max_position_embeddings": "model_max_length",
     "norm_topk_prob": "moe_renormalize",
@@ -33,8 +33,8 @@ OWN_NAMES = {
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind: as `linear_attn_config` counts those that attend, from one on, as
-    `layer_types` lists them, or every fourth behind the first attends."""
+    """Return each layer's kind: as listed in `layer_types`, or from the attention layers in
+    `linear_attn_config` (counted from one), or every fourth after the first attends."""
     count = int(config["num_hidden_layers"])
     if config.get("layer_types"):
         return tuple(config["layer_types"])
@@ -66,7 +66,7 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a latent, or the last inputs of a convolution and a matrix for each
+    """Return what a row caches: a latent, or the last inputs of a convolution and a matrix for each
     head."""
     return delta_cache(
         config,
@@ -80,7 +80,7 @@ def cache(config: Config) -> CacheFacts:
 def delta_cache(
     config: Config, kinds: Sequence[str], *, heads: int, size: int, conv: int
 ) -> CacheFacts:
-    """Return what a row keeps where delta layers have so many heads of one size."""
+    """Return what a row caches if delta layers have `heads` heads of one size."""
     return CacheFacts(
         num_attention_layers=len(kinds) - kinds.count(LINEAR),
         latent_size=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]),

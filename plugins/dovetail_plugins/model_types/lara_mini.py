@@ -1,5 +1,4 @@
-"""Facts of Lara Mini: the kinds of layers, what a row keeps, and what a config.json may leave
-out."""
+"""Facts of Lara Mini: the kinds of layers, what a row caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_cache
 
 Config = Mapping[str, Any]
 PERIOD = (LINEAR, "sliding_attention", LINEAR, "full_attention", "sliding_attention")
-"""The kinds of layers where config.json lists none, again and again."""
+"""The repeating layer kinds, if config.json lists none."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -23,7 +22,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return delta_cache(layer_types(config), config)
 
 

@@ -24,7 +24,7 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def inner_size(config: Mapping[str, Any]) -> int:
-    """Return the inner size of the MLPs, which a rule makes of the stated one where asked."""
+    """Return the inner size of the MLPs, adjusted by a rule if requested."""
     size = int(config.get("block_ff_dim") or config["intermediate_size"])
     if not config.get("block_auto_adjust_ff_dim", True):
         return size
@@ -37,12 +37,12 @@ def inner_size(config: Mapping[str, Any]) -> int:
 
 
 def cache(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return state_facts(config, layer_types(config))
 
 
 def state_facts(config: Mapping[str, Any], kinds: Sequence[str]) -> CacheFacts:
-    """Return what a row keeps: keys and values, or the last inputs of a convolution."""
+    """Return what a row caches: keys and values, or the last inputs of a convolution."""
     num_states = kinds.count(CONV)
     return CacheFacts(
         num_attention_layers=int(config["num_hidden_layers"]) - num_states,

@@ -1,5 +1,4 @@
-"""LFM3: which layers are convolutions and which have windows, and what a config.json may leave
-out."""
+"""LFM3: which layers are convolutions and which have windows, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ Config = Mapping[str, Any]
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind, as config.json lists them; else two of four attend, one of them
-    with a window, of which the first layer has none."""
+    """Return each layer's kind as listed in config.json; else two of four attend, one of them with
+    a window, but never the first layer."""
     kinds = config.get("layer_types")
     if kinds:
         return tuple(kinds)
@@ -25,7 +24,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: keys and values, or the last inputs of a convolution."""
+    """Return what a row caches: keys and values, or the last inputs of a convolution."""
     return state_facts(config, layer_types(config))
 
 

@@ -1,4 +1,4 @@
-"""Facts of Llama 1 to 3: what a config.json may leave out."""
+"""Facts of Llama 1 to 3: config.json defaults."""
 
 from __future__ import annotations
 

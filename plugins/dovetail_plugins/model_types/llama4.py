@@ -1,4 +1,4 @@
-"""Facts of Llama 4's text model: what a config.json may leave out."""
+"""Facts of Llama 4's text model: config.json defaults."""
 
 from __future__ import annotations
 

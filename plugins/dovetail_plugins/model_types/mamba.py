@@ -1,4 +1,4 @@
-"""Mamba 1 and 2: the sizes of their mixers, and what a row keeps."""
+"""Mamba 1 and 2: the sizes of their mixers, and what a row caches."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _mamba2_cache(config: Config) -> CacheFacts:
     )
 
 
-# Nothing attends: the number of heads stands for nothing.
+# No attention: the number of heads has no meaning.
 _MAMBA = ModelFacts(
     positions="none",
     defaults={

@@ -1,4 +1,4 @@
-"""Facts of MiMo: what a config.json may leave out is as in Qwen2."""
+"""Facts of MiMo: config.json defaults as in Qwen2."""
 
 from __future__ import annotations
 

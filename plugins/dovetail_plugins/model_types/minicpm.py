@@ -1,4 +1,4 @@
-"""Facts of MiniCPM 1, 2 and 4: what a config.json may leave out."""
+"""Facts of MiniCPM 1, 2 and 4: config.json defaults."""
 
 from __future__ import annotations
 

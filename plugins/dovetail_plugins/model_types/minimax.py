@@ -1,5 +1,5 @@
-"""Facts of MiniMax-Text-01 and MiniMax-M1: the kinds of layers, how branches are weighed, what a
-row keeps, and what a config.json may leave out."""
+"""Facts of MiniMax-Text-01 and MiniMax-M1: the kinds of layers, weights of branches, what a row
+caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def head_size(config: Config) -> int:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: keys and values, or a matrix for each head."""
+    """Return what a row caches: keys and values, or a matrix for each head."""
     kinds = layer_types(config)
     return CacheFacts(
         num_attention_layers=len(kinds) - kinds.count(LINEAR),
@@ -63,7 +63,7 @@ _WEIGHTS = {
     )
     for weight in ("alpha", "beta")
 }
-"""What the first checkpoints call the weights of branches."""
+"""The first checkpoints' names of the weights of branches."""
 
 MINIMAX = Value(
     summary="MiniMax-Text-01 and MiniMax-M1",

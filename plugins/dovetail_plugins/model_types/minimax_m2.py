@@ -1,4 +1,4 @@
-"""Facts of MiniMax M2: what a config.json may leave out."""
+"""Facts of MiniMax M2: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Mistral: what a config.json may leave out."""
+"""Facts of Mistral: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Mixtral: what a config.json may leave out."""
+"""Facts of Mixtral: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of MPNet: learned positions, and biases by relative position beside them."""
+"""Facts of MPNet: learned positions plus biases by relative position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Nemotron: what a config.json may leave out."""
+"""Facts of Nemotron: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nemotron-H: the kinds of its layers, the sizes of its mixers, and what a row keeps."""
+"""Nemotron-H: the kinds of its layers, the sizes of its mixers, and what a row caches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def mixer_sizes(config: Config) -> Mamba2Sizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a state, keys and values, or nothing."""
+    """Return what a row caches: a state, keys and values, or nothing."""
     kinds = layer_types(config)
     inner = int(config["mamba_num_heads"]) * int(config["mamba_head_dim"])
     state = int(config["ssm_state_size"])

@@ -1,4 +1,4 @@
-"""Facts of OLMo 1, 2 and 3: what a config.json may leave out."""
+"""Facts of OLMo 1, 2 and 3: config.json defaults."""
 
 from __future__ import annotations
 

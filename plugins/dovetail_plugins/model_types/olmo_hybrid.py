@@ -1,5 +1,5 @@
-"""Facts of OLMo Hybrid: the kinds of layers, the sizes of gated delta layers, what a row keeps, and
-what a config.json may leave out."""
+"""Facts of OLMo Hybrid: the kinds of layers, the sizes of gated delta layers, what a row caches,
+and config.json defaults."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 NORM_EPS = 1e-5
-"""Of the norms behind the delta rule; no config.json says it."""
+"""For the norms after the delta rule; no config.json states it."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
-    """Return each layer's kind, as config.json lists them; else every fourth attends, and the last
-    where there is no fourth."""
+    """Return each layer's kind as listed in config.json; else every fourth attends, or the last if
+    there is no fourth."""
     if config.get("layer_types"):
         return tuple(config["layer_types"])
     count = int(config["num_hidden_layers"])
@@ -46,8 +46,8 @@ def filled(config: Config) -> dict[str, Any]:
 
 
 def delta_sizes(config: Config) -> DeltaSizes:
-    """Return the sizes of a gated delta layer. Where eigenvalues may be negative, a token enters
-    with up to twice what is new in it, which turns what its key meant around."""
+    """Return the sizes of a gated delta layer. With negative eigenvalues, a token's update is
+    scaled by up to two, which can flip its key's value."""
     from dovetail_plugins.layers.delta import DeltaSizes
 
     own = filled(config)
@@ -64,7 +64,7 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return delta_cache(layer_types(config), filled(config))
 
 

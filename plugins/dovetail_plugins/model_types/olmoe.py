@@ -1,4 +1,4 @@
-"""Facts of OLMoE: what a config.json may leave out."""
+"""Facts of OLMoE: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of PaliGemma: a prompt with images sees itself both ways."""
+"""Facts of PaliGemma: a prompt with images is attended to in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Phi-1, 1.5 and 2: what a config.json may leave out."""
+"""Facts of Phi-1, 1.5 and 2: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Phi-3 and Phi-4: what a config.json may leave out."""
+"""Facts of Phi-3 and Phi-4: config.json defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MULTIMODAL = dataclasses.replace(
     },
     media=("image", "audio"),
     media_adapters={"image": "vision-lora", "audio": "speech-lora"},
-    media_apart=True,  # sound beside images goes through other layers
+    media_apart=True,  # sound combined with images goes through other layers
 )
 
 PHI3 = Value(summary="Phi-3 and Phi-4", value=FACTS)

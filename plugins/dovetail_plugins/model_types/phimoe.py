@@ -1,4 +1,4 @@
-"""Facts of Phi-3.5-MoE: what a config.json may leave out."""
+"""Facts of Phi-3.5-MoE: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of Qwen2-MoE: what a config.json may leave out."""
+"""Facts of Qwen2-MoE: config.json defaults."""
 
 from __future__ import annotations
 

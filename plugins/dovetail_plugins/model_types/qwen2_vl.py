@@ -33,13 +33,13 @@ _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 
 
 def _of_part(facts: ModelFacts, **defaults: Any) -> ModelFacts:
-    """Return the facts of a text part: those of the text model with other defaults."""
+    """Return the facts of a text part: the text model's with other defaults."""
     kept = {name: value for name, value in facts.defaults.items() if name not in _WINDOWS}
     changed = {**kept, "max_position_embeddings": 128000, **defaults}
     return dataclasses.replace(facts, defaults=changed)
 
 
-# Old checkpoints of Qwen2-VL keep the text model's settings beside those of the encoder.
+# Old checkpoints of Qwen2-VL store the text model's settings next to the encoder's.
 WHOLE = dataclasses.replace(TEXT, media=("image", "video"))
 WHOLE_3 = ModelFacts(media=("image", "video"))
 

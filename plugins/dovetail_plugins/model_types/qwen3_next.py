@@ -1,5 +1,5 @@
 """Facts of Qwen3-Next and Qwen3.5: the kinds of layers, the sizes of gated delta layers, what a row
-keeps, and what a config.json may leave out."""
+caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def delta_sizes(config: Config) -> DeltaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps."""
+    """Return what a row caches."""
     return delta_cache(layer_types(config), config)
 
 
 def delta_cache(kinds: Sequence[str], config: Config) -> CacheFacts:
-    """Return what a row keeps: keys and values, or the last inputs of a convolution and a matrix
+    """Return what a row caches: keys and values, or the last inputs of a convolution and a matrix
     for each value head."""
     key_size, value_heads = (
         int(config["linear_key_head_dim"]),

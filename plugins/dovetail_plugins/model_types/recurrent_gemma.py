@@ -1,4 +1,4 @@
-"""RecurrentGemma: which layers are recurrent, and what a row keeps."""
+"""RecurrentGemma: which layers are recurrent, and what a row caches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def width(config: Config) -> int:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a number a channel and a convolution's inputs, or a window of keys
+    """Return what a row caches: a number a channel and a convolution's inputs, or a window of keys
     and values."""
     kinds = layer_types(config)
     return CacheFacts(

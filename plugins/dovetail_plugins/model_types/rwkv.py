@@ -1,4 +1,4 @@
-"""RWKV-4: what config.json may leave out, and what a row keeps."""
+"""RWKV-4: config.json defaults, and what a row caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inner_size(config: Config) -> int:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: the last inputs of both parts of a layer, and its averages."""
+    """Return what a row caches: the last inputs of both parts of a layer, and its averages."""
     return CacheFacts(
         num_attention_layers=0,
         num_state_layers=int(config["num_hidden_layers"]),
@@ -40,7 +40,7 @@ RWKV = Value(
             "vocab_size": 50277,
             "hidden_size": 4096,
             "num_hidden_layers": 32,
-            "num_attention_heads": 1,  # nothing attends: it stands for nothing
+            "num_attention_heads": 1,  # no attention: it has no meaning
             "head_dim": 64,
             "context_length": 1024,
             "layer_norm_epsilon": 1e-5,

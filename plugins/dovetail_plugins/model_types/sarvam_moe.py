@@ -1,5 +1,5 @@
-"""Facts of Sarvam's mixtures: what a config.json may leave out. transformers saves them under the
-class of GLM-4.5."""
+"""Facts of Sarvam's mixtures: config.json defaults. transformers saves them under the class of
+GLM-4.5."""
 
 from __future__ import annotations
 

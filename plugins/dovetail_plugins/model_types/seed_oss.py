@@ -1,4 +1,4 @@
-"""Facts of Seed-OSS: what a config.json may leave out."""
+"""Facts of Seed-OSS: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of SmolLM3: what a config.json may leave out."""
+"""Facts of SmolLM3: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of StableLM: what a config.json may leave out."""
+"""Facts of StableLM: config.json defaults."""
 
 from __future__ import annotations
 

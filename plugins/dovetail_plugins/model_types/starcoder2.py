@@ -1,4 +1,4 @@
-"""Facts of StarCoder 2: what a config.json may leave out."""
+"""Facts of StarCoder 2: config.json defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of T5: positions are biases alone, and every size has its own name."""
+"""Facts of T5: positions are only biases, and every size has its own name."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ MANY_LANGUAGES = dataclasses.replace(
 
 
 def num_decoder_layers(config: Mapping[str, Any]) -> int:
-    """Return the layers of the decoder: as many as the encoder has, where no number is stated."""
+    """Return the layers of the decoder: by default as many as the encoder has."""
     return int(config.get("num_decoder_layers") or config["num_layers"])
 
 
 def kept(config: Mapping[str, Any]) -> CacheFacts:
-    """Return what a row keeps: each layer its tokens and what the encoder read."""
+    """Return what a row caches: each layer its tokens and the encoder's output."""
     count = num_decoder_layers(config)
     return CacheFacts(num_attention_layers=count, num_cross_layers=count)
 

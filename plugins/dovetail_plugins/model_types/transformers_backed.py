@@ -25,7 +25,7 @@ _OF_POSITIONS: dict[Positions, tuple[str, ...]] = {
 
 
 _DECODERS_OF_PAIRS = ("bigbird_pegasus", "blenderbot", "blenderbot-small", "mvp", "plbart", "trocr")
-"""Types of an encoder and a decoder of which the decoder alone is served."""
+"""Encoder-decoder types of which only the decoder is served."""
 
 
 def _types() -> dict[str, ModelFacts]:

@@ -1,4 +1,4 @@
-"""Facts of Whisper: sizes of encoder and decoder stand apart."""
+"""Facts of Whisper: encoder and decoder have separate sizes."""
 
 from __future__ import annotations
 

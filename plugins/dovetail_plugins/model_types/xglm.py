@@ -1,4 +1,4 @@
-"""Facts of XGLM: what a config.json may leave out."""
+"""Facts of XGLM: config.json defaults."""
 
 from __future__ import annotations
 

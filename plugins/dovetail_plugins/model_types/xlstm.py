@@ -1,5 +1,4 @@
-"""Facts of xLSTM: the sizes of its mixers and MLPs, what a row keeps, and what a config.json may
-leave out."""
+"""Facts of xLSTM: the sizes of its mixers and MLPs, what a row caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def inner_size(config: Config) -> int:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a matrix and a vector for each head."""
+    """Return what a row caches: a matrix and a vector for each head."""
     heads, key, value = head_sizes(config)
     return CacheFacts(
         num_attention_layers=0,

@@ -1,4 +1,4 @@
-"""Zamba: which layers call the shared block, the sizes of its mixers, and what a row keeps."""
+"""Zamba: which layers call the shared block, the sizes of its mixers, and what a row caches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mixer_sizes(config: Config) -> MambaSizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a state in each layer, keys and values where the block is called."""
+    """Return what a row caches: a state in each layer, keys and values if it calls the block."""
     kinds, inner = layer_types(config), inner_size(config)
     return CacheFacts(
         num_attention_layers=kinds.count(HYBRID),

@@ -1,4 +1,4 @@
-"""Zamba 2: which layers call a shared block, the sizes of its mixers, and what a row keeps."""
+"""Zamba 2: which layers call a shared block, the sizes of its mixers, and what a row caches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def named_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return kinds of layers by the names of today."""
+    """Return kinds of layers by their current names."""
     return tuple(_OLDER.get(kind, kind) for kind in kinds)
 
 
@@ -50,7 +50,7 @@ def mixer_sizes(config: Config) -> Mamba2Sizes:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: a state in each layer, keys and values where a block is called."""
+    """Return what a row caches: a state in each layer, keys and values if it calls a block."""
     kinds = layer_types(config)
     inner, state = inner_size(config), int(config["mamba_d_state"])
     channels = inner + 2 * int(config["mamba_ngroups"]) * state

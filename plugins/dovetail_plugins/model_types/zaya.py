@@ -1,4 +1,4 @@
-"""Facts of ZAYA1: the kinds of layers, what a row keeps, and what a config.json may leave out."""
+"""Facts of ZAYA1: the kinds of layers, what a row caches, and config.json defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail.interfaces.plugin import Value
 
 Config = Mapping[str, Any]
 HYBRID, HYBRID_SLIDING = "hybrid", "hybrid_sliding"
-"""The kinds of layers as config.json has them: both attend behind convolutions."""
+"""The kinds of layers in config.json: both attend after convolutions."""
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -20,8 +20,8 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 
 def cache(config: Config) -> CacheFacts:
-    """Return what a row keeps: keys and values, and the latest inputs of two convolutions and of
-    the values that are a token late."""
+    """Return what a row caches: keys and values, and the latest inputs of two convolutions and of
+    the delayed values."""
     size, late = int(config["head_dim"]), int(config["num_key_value_heads"])
     heads = int(config["num_attention_heads"]) + late
     before = int(config["cca_time0"]) + int(config["cca_time1"]) - 2

@@ -2,8 +2,8 @@
 
 transformers keeps attention and mask functions in two registries, and a missing mask function means
 no mask at all. The probe therefore registers both and learns from the model's own mask calls what
-each layer may see; the running layer registers attention alone, gets no mask, and applies what was
-learnt. Source: https://huggingface.co/docs/transformers/attention_interface
+each layer may see; the running layer registers only attention, gets no mask, and applies what was
+learned. Source: https://huggingface.co/docs/transformers/attention_interface
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indices")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """The keys that a mask lets queries see: everything before, or the last `window_tokens`.
-    `shape` is that of the mask in whose place it stands."""
+    `shape` is that of the mask it replaces."""
 
     window_tokens: int | None
     shape: tuple[int, ...] = ()
 
     def __getitem__(self, kept: tuple[slice, ...]) -> Seen:
-        """Return itself where all of a mask is taken. Raises: TypeError for a part of it."""
+        """Return itself if all of a mask is taken. Raises: TypeError for a part of it."""
         if all(part in (slice(None), slice(0, None)) for part in kept):
             return self
         raise TypeError(f"'{Seen.__name__}' object has no parts")
@@ -53,7 +53,7 @@ class Seen:
 
 
 class UnusableMask:
-    """A mask other than a causal window: one of encodings, which a decoder alone is not given."""
+    """A mask other than a causal window, such as one over encodings, which no lone decoder gets."""
 
 
 class _Probing(threading.local):
@@ -102,9 +102,9 @@ def register() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The findings of a trial pass: the attention layers, what the trunk returns, the number that
-    the trunk's own code gives the first token of a text, the linear layers whose weights other
-    code takes out of them, and the paths of layers that text does not pass through."""
+    """The findings of a trial pass: the attention layers, the trunk's output, the number that the
+    trunk's own code gives the first token of a text, the linear layers whose weights other code
+    reads directly, and the paths of layers that text does not pass through."""
 
     layers: list[Attention]
     output: Any
@@ -116,13 +116,13 @@ class Probed:
 def probe(
     trunk: nn.Module, call: TrunkCall, device: str, *, num_layers: int, max_tokens: int
 ) -> Probed:
-    """Run two tokens through a trunk whose implementation is PROBE; return what was learnt.
+    """Run two tokens through a trunk whose implementation is PROBE; return what was learned.
 
-    Every attention module has then a child of our Attention for each time that it attends in a
-    pass. Values computed mean nothing. Modules that attend by products of their own are found where
-    fewer than `num_layers` attend otherwise, and run by ours from now on; a mask of their own is
-    looked at as far as `max_tokens`.
-    Mutates: trunk. Raises: ConfigError when a layer asks for something no backend does.
+    Every attention module then has one child of our Attention for each time it attends in a pass.
+    The computed values are meaningless. If fewer than `num_layers` attend, modules that multiply
+    queries and keys themselves are found too, and run by ours from now on. Their own masks are
+    inspected up to `max_tokens`.
+    Mutates: trunk. Raises: ConfigError when a layer needs something no backend supports.
     """
     trunk.register_forward_pre_hook(restart)
     try:
@@ -144,7 +144,7 @@ def probe(
 
 
 def _probed(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
-    """Return what two passes of two tokens show. Mutates: trunk. Raises: ConfigError"""
+    """Return the findings of two passes of two tokens. Mutates: trunk. Raises: ConfigError"""
     ids = _plain_tokens(trunk, 2, device)
     with _pass(trunk) as told, opening(trunk) as opened, _running(trunk) as run:
         output = call(ids, _numbers(2, device))
@@ -183,7 +183,7 @@ def _running(trunk: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _idle(trunk: nn.Module, run: set[nn.Module]) -> Iterator[str]:
-    """Yield the paths of layers that did not run, beside others in the same list that did."""
+    """Yield the paths of layers that did not run although others in the same list did."""
     for path, layers in trunk.named_modules():
         if not isinstance(layers, nn.ModuleList) or not run.intersection(layers):
             continue
@@ -227,8 +227,8 @@ def opening(trunk: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 class Watch(TorchFunctionMode):
-    """Notes the functions that run and the rows of tables that are looked up. On the meta device,
-    where no number has a value, questions of numbers are answered with yes."""
+    """Records the functions that run and the table rows that are looked up. On the meta device,
+    where numbers have no values, questions about numbers are answered with yes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class Watch(TorchFunctionMode):
 
 @contextmanager
 def _pass(trunk: nn.Module) -> Iterator[Watch]:
-    """Let attention layers be learnt inside a with block, while experts compute nothing."""
+    """Learn attention layers inside a with block, while experts compute nothing."""
     experts = [module for module in trunk.modules() if is_experts(module)]
     for module in experts:
         vars(module)["forward"] = lambda x, *_: torch.zeros_like(x)
@@ -262,15 +262,15 @@ def _pass(trunk: nn.Module) -> Iterator[Watch]:
 
 
 def _plain_tokens(trunk: nn.Module, count: int, device: str) -> torch.Tensor:
-    """Return tokens that are no padding, which some trunks do not count."""
+    """Return non-padding tokens, because some trunks do not count padding."""
     config = vars(trunk).get("config")
     token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
     return torch.full((count,), token, dtype=torch.int64, device=device)
 
 
 def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
-    """Return what a trunk's own code numbers the first token, from the rows that it looked up
-    with and without positions 0, 1. Raises: ConfigError when it does not count one by one."""
+    """Return the number that a trunk's own code gives the first token, from the rows that it looked
+    up with and without positions 0, 1. Raises: ConfigError when it does not count one by one."""
     shifts = {b - a for x, y in zip(told, own, strict=False) for a, b in zip(x, y, strict=False)}
     shifts -= {0}
     if len(shifts) > 1 or [len(x) for x in told] != [len(y) for y in own]:
@@ -335,7 +335,7 @@ def _refuse(
     attention_mask: Any,
     others: dict[str, Any],
 ) -> None:
-    """Raises: ConfigError for what a paged backend cannot do."""
+    """Raises: ConfigError for calls that a paged backend does not support."""
     name = type(module).__name__
     if not _probing.is_on:
         raise ConfigError(f"{name} computes attention here, but did not in the trial pass at load.")
@@ -388,8 +388,8 @@ def _probe_scores(
     mask: Any,
     scale: float,
 ) -> torch.Tensor:
-    """Give a module that attends by products of its own its Attention. Shapes: query [1, H, T, D]
-    -> [1, T, H, D of value]"""
+    """Give a module with its own attention products an Attention. Shapes: query [1, H, T, D] ->
+    [1, T, H, D of value]"""
     return _probe_attention(module, query, key, value, mask, scaling=scale)[0]
 
 
@@ -406,9 +406,9 @@ def _run_scores(
 
 
 def _padded(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
-    """Return x with zeros behind its heads and behind each. Shapes: [1, H, T, D] -> [1, H', T, D']
+    """Return x zero-padded to more and longer heads. Shapes: [1, H, T, D] -> [1, H', T, D']
 
-    Zeros in keys and queries add nothing to scores; what zeros of values become is cut off.
+    Zeros in keys and queries add nothing to scores; the padding of values is cut off.
     """
     more = (0, size - x.shape[-1], 0, 0, 0, heads - x.shape[1])
     return F.pad(x, more) if any(more) else x
@@ -416,7 +416,7 @@ def _padded(x: torch.Tensor, heads: int, size: int) -> torch.Tensor:
 
 def share_shape(layers: Sequence[Attention]) -> bool:
     """Let all layers cache keys and values of one shape, the largest of theirs; return whether any
-    differed. Blocks of the cache are of one size. Mutates: layers
+    differed. All blocks of the cache have one size. Mutates: layers
     """
     kv_heads = max(layer.spec.num_kv_heads for layer in layers)
     size = max(layer.spec.head_size for layer in layers)

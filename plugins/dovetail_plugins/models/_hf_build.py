@@ -1,8 +1,8 @@
 """A causal model of transformers with dovetail's attention and linear layers in it, or why not.
 
-Refused with a reason: models that keep a recurrent state (mamba and its kin), encoder-decoders,
-ALiBi, models whose attention does not go through transformers' attention interface, and whatever
-transformers itself does not make of the config.
+Refused with a reason: models with a recurrent state (Mamba and similar), encoder-decoders, ALiBi,
+models whose attention does not go through transformers' attention interface, and configs that
+transformers itself cannot build.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ FIX = f"use a checkpoint of another architecture; {PAGE} lists what is served."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """transformers' causal model, the trunk inside it, what runs the trunk over tokens and their
-    positions, and the head: the causal model's own, or that of a whole of which it is a part.
+    """transformers' causal model, the trunk inside it, the call that runs the trunk over tokens and
+    positions, and the head: the causal model's own, or that of the whole model it is a part of.
 
-    `renamings` are what transformers renames of a checkpoint, as far as it is plain text, and
-    `conversion` makes tensors of those that it cuts or joins.
-    `inputs_first` are the ends of the names of matrices that are stored [.., I, O].
+    `renamings` are transformers' plain-text renamings of checkpoint names; `conversion` makes the
+    tensors that it cuts or joins.
+    `inputs_first` are the name endings of matrices stored as [.., I, O].
 
-    `first_position` is what the trunk's own code would number a text's first token.
+    `first_position` is the number that the trunk's own code gives a text's first token.
     """
 
     causal: Any
@@ -124,7 +124,7 @@ def build(context: BuildContext) -> Built:
 
 
 def probed(context: BuildContext, trunk: nn.Module, call: TrunkCall) -> hf_attention.Probed:
-    """Return what a trial pass shows of a trunk. Mutates: trunk. Raises: ConfigError"""
+    """Return the findings of a trial pass of a trunk. Mutates: trunk. Raises: ConfigError"""
     return hf_attention.probe(
         trunk,
         call,
@@ -167,14 +167,14 @@ def _causal(context: BuildContext) -> Any:
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Let a model attend by an implementation of ours, whether or not transformers guesses from the
-    text of its class that it can: the probe sees what it does. Mutates: model, its class"""
+    """Make a model use an attention implementation of ours, even if transformers guesses from its
+    class's source that it cannot: the probe sees what it does. Mutates: model, its class"""
     type(model)._can_set_attn_implementation_cached_value = True
     model.set_attn_implementation(name)
 
 
 def _maker(model: ModelSpec, config: Any) -> Any:
-    """Return what makes a causal model of a config: the checkpoint's own class, that of the
+    """Return the factory of a causal model from a config: the checkpoint's own class, that of the
     config's model type, or that of the whole checkpoint's type."""
     if model.code is not None:
         return load_class(model.code, CAUSAL)._from_config
@@ -190,7 +190,7 @@ def _maker(model: ModelSpec, config: Any) -> Any:
 
 @contextmanager
 def refusing(model: ModelSpec, reason: str) -> Iterator[None]:
-    """Make a refusal of whatever transformers' code raises inside a with block."""
+    """Turn whatever transformers' code raises inside a with block into a refusal."""
     try:
         yield
     except ConfigError as error:
@@ -202,7 +202,7 @@ def refusing(model: ModelSpec, reason: str) -> Iterator[None]:
 
 
 def _known_reason(error: Exception) -> str | None:
-    """Return an error's meaning in words, where it names a way of computing."""
+    """Return what an error means, if it points to an unsupported way of computing."""
     text = str(error)
     if isinstance(error, KeyError) and hf_attention.PROBE in error.args:
         return "its attention does not go through transformers' attention interface"
@@ -218,13 +218,13 @@ def _known_reason(error: Exception) -> str | None:
 
 
 def _told(error: Exception) -> str:
-    """Return an error in one line: its class and the first line of what it says."""
+    """Return an error in one line: its class and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}".rstrip(".")
 
 
 def _config(context: BuildContext) -> Any:
-    """Return transformers' config, of the checkpoint's own class where its code has one."""
+    """Return transformers' config, of the checkpoint's own class if its code has one."""
     code, fields = context.model.code, _config_fields(context)
     if code is not None and CONFIG in code.classes:
         return load_class(code, CONFIG)(**fields)
@@ -260,8 +260,8 @@ def _trunk(model: ModelSpec, causal: Any) -> tuple[str, nn.Module]:
 
 
 def learn_attention(context: BuildContext, layers: list[Any], num_idle: int = 0) -> None:
-    """Check that every layer of the trunk attends (some do twice, by separate modules), but for
-    those that text does not pass through; windows beyond what is served are none.
+    """Check that every layer of the trunk attends (some do twice, by separate modules), except
+    those that text does not pass through; windows beyond the served length are dropped.
 
     Mutates: layers. Raises: ConfigError
     """
@@ -286,7 +286,7 @@ def learn_attention(context: BuildContext, layers: list[Any], num_idle: int = 0)
 
 
 def check_config(model: ModelSpec) -> None:
-    """Raises: ConfigError for what the config alone rules out."""
+    """Raises: ConfigError for models that the config alone rules out."""
     config = model.hf_config
     if "model_type" not in config:
         raise refusal(model, 'its config has no "model_type"')

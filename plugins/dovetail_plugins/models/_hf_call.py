@@ -28,8 +28,8 @@ class TrunkCall:
         self.is_possible = self._takes_positions or bool(tables)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor | None) -> Any:
-        """Return what the trunk returns for one text; None: it counts positions itself. Shapes:
-        token_ids, positions [T]"""
+        """Return the trunk's output for one text; None: it counts positions itself.
+        Shapes: token_ids, positions [T]"""
         if self._takes_positions:
             more = {} if positions is None else {POSITIONS: positions.unsqueeze(0)}
             return self._trunk(input_ids=token_ids.unsqueeze(0), use_cache=False, **more)
@@ -42,7 +42,7 @@ class TrunkCall:
 
 
 def unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """Return a trunk's path and the trunk, without one around it that hands everything on."""
+    """Return a trunk's path and the trunk, without a wrapper that passes everything on."""
     kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
     children = list(module.named_children())
     if len(children) == 1 and kinds == {inspect.Parameter.VAR_POSITIONAL,
@@ -56,6 +56,6 @@ def _takes_positions(module: nn.Module) -> bool:
 
 
 def _is_table(module: nn.Module) -> bool:
-    """Return whether a module looks up positions, by themselves and not by what is padding."""
+    """Return whether a module looks up positions, independent of padding."""
     is_embedding = isinstance(module, nn.Embedding) and module.padding_idx is None
     return is_embedding and _takes_positions(module)

@@ -24,7 +24,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.models._hf_swap import SwappedExperts
 
 OPERATIONS = (Chunk, Concatenate, PermuteForRope)
-"""What needs nothing but the tensors and the config."""
+"""Operations that only need the tensors and the config."""
 
 
 class Conversion:
@@ -37,8 +37,8 @@ class Conversion:
     def __call__(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors as transformers' model has them. Raises: ConfigError where a part of
-        one is missing"""
+        """Yield the tensors as transformers' model has them. Raises: ConfigError if a part of a
+        tensor is missing"""
         waiting: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
             rule, target, pattern = self._matched(name)
@@ -57,8 +57,8 @@ class Conversion:
             )
 
     def _matched(self, name: str) -> tuple[WeightConverter | None, str, str]:
-        """Return the rule for a tensor, the name that it makes of the first result, and which of
-        its sources the tensor is."""
+        """Return the rule for a tensor, the new name of its first result, and which of its sources
+        the tensor is."""
         for rule in self._rules:
             target, pattern = rule.rename_source_key(name)
             if pattern is not None:
@@ -68,7 +68,7 @@ class Conversion:
     def _made(
         self, rule: WeightConverter, target: str, parts: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what a rule makes of all its sources."""
+        """Yield a rule's results from all its sources."""
         made: dict[str, Any] = {p: [parts[p]] for p in rule.source_patterns}
         for operation in rule.operations:
             made = operation.convert(
@@ -86,8 +86,8 @@ class Conversion:
 
 
 def conversion_of(model: Any, trunk: nn.Module) -> Conversion | None:
-    """Return what makes a model's tensors, with `trunk` as the part of it that is loaded, None
-    where a checkpoint has them. Raises: ConfigError for rules that are not known here"""
+    """Return what converts a model's tensors, of which `trunk` is loaded; None if the checkpoint
+    already has them. Raises: ConfigError for rules that are not known here"""
     rules = []
     parameters = [path for path, _ in trunk.named_parameters() if not _is_of_experts(trunk, path)]
     for rule in get_model_conversion_mapping(model, add_legacy=False):

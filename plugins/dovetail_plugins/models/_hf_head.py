@@ -1,6 +1,6 @@
-"""The head of a model of transformers: tried over hidden states that it is given, and, where a
-checkpoint's text part alone is served, taken from the whole model, which may scale logits otherwise
-than the text part's own class.
+"""The head of a transformers model, tried on given hidden states. If only a checkpoint's text part
+is served, the head comes from the whole model, which may scale logits differently from the text
+part's own class.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dovetail_plugins.models import _hf_attention as hf_attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A model whose head is run: `below` is the path in it of what the head reads, `output` the
-    class of what that returns."""
+    """A model whose head is run: `below` is the path of the head's input in it, `output` the class
+    of that part's output."""
 
     module: Any
     below: str
@@ -32,7 +32,7 @@ class Head:
 
 
 class Returns(nn.Module):
-    """A module that returns one thing, whatever it is called with."""
+    """A module that always returns the same output."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Returns(nn.Module):
 
 
 def try_head(causal: Any, below: str, output: Any) -> None:
-    """Run the head over what is below it. Mutates: causal, for as long as it runs. Raises:
-    ConfigError where it gives no logits of every token"""
+    """Run the head on its input. Mutates: causal, for as long as it runs.
+    Raises: ConfigError if it does not give logits of every token"""
     trunk = causal.get_submodule(below)
     given = type(output)(last_hidden_state=output.last_hidden_state)
     causal.set_submodule(below, Returns(given))
@@ -59,7 +59,7 @@ def try_head(causal: Any, below: str, output: Any) -> None:
 
 
 def below_head(model: Any) -> str:
-    """Return the name of the part below a model's head, "" where it is not apart."""
+    """Return the name of the part below a model's head, "" if it is not separate."""
     named = str(model.base_model_prefix)
     if named in model._modules:
         return named
@@ -81,16 +81,16 @@ def make_whole(model: ModelSpec, device: str) -> Any:
 
 
 def is_text_part(causal: str, architecture: str) -> bool:
-    """Return whether a checkpoint's class is of a whole of which a causal class is the text part,
-    and not of the same text model with another head."""
+    """Return whether a checkpoint's class is a whole model with this causal class as its text part,
+    rather than the same text model with another head."""
     family, head = stem(architecture)
     generates_too = head in (LOGITS, None)
     return causal != architecture if generates_too else stem(causal)[0] != family
 
 
 def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> Head:
-    """Return the head of a model without memory of which `causal` is the text part, over that
-    part's table of logits. Mutates: whole. Raises: ConfigError"""
+    """Return the head of a model without memory whose text part is `causal`, over that part's
+    logits table. Mutates: whole. Raises: ConfigError"""
     below = below_head(whole)
     base = whole._modules.get(below)
     table = whole.get_output_embeddings()
@@ -106,8 +106,8 @@ def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> Head:
 
 
 def _output(base: Any, decoder: nn.Module, given: Any) -> Any:
-    """Return what the part below a whole model's head returns of its text model's output. Mutates:
-    decoder"""
+    """Return the output of the part below a whole model's head, given its text model's output.
+    Mutates: decoder"""
     hidden = given.last_hidden_state.to("meta")
     returned = type(given)(last_hidden_state=hidden)
     vars(decoder)["forward"] = lambda *args, **kwargs: returned

@@ -1,7 +1,7 @@
-"""Names of tensors in checkpoints of models with an encoder of media, older ones among them.
+"""Names of tensors in checkpoints of models with a media encoder, including older names.
 
-transformers keeps what it renames by model and by part; the rules that stand at the start of a
-part's names are read here. Source: transformers.conversion_mapping.
+transformers has renaming rules by model and by part; this module reads those for the start of a
+part's names. Source: transformers.conversion_mapping.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ GROUP = re.compile(r"([^()]*)\((\w+(?:\|\w+)*)\)([^()]*)")
 def encoder_names(
     encoder: nn.Module, *, to: str, start: str = "model"
 ) -> tuple[tuple[str, str], ...]:
-    """Return (start of a name in a checkpoint, start of a name behind `to`) of all parts of an
-    encoder. A checkpoint may have the name of the part below the head, `start`, before them."""
+    """Return (name prefix in a checkpoint, prefix after `to`) for all parts of an encoder. In a
+    checkpoint the name of the part below the head, `start`, may precede them."""
     own = [name for name, _ in encoder.named_children()]
     own += [name for name, _ in encoder.named_parameters(recurse=False)]
     pairs = [*_longer(encoder), *((name, name) for name in own)]
@@ -68,7 +68,7 @@ def _apart(one: str, other: str) -> tuple[str, str]:
 def plain_renamings(causal: Any) -> list[tuple[str, str]]:
     """Return transformers' own (old, new) renamings of checkpoint names that are plain text.
 
-    An old name that starts with "^" stands at the start. Names under other rules stay as they
+    An old name that begins with "^" matches only at the start. Names under other rules stay as they
     are; loading then lists them.
     """
     renamings = []

@@ -1,10 +1,10 @@
-"""Scores: what stands for the products of queries and keys where a model's own code attends.
+"""Scores: a placeholder for the product of queries and keys in a model's own attention code.
 
 Older models of transformers compute softmax(q kᵀ * scale + mask) v themselves. While such a module
-runs, its product of queries and keys is not computed: it is a `Scores`, which keeps what is done to
-it, and the product with the values attends. Whatever else is done to it is an error, so a model is
-served only if its code means what an attention backend does. In a trial pass that is found out; in
-every later pass the layer that it made attends.
+runs, its product of queries and keys is not computed but replaced by a `Scores`, which records the
+operations on it; the product with the values then attends. Any other operation on it is an error,
+so a model is served only if its code means what an attention backend does. A trial pass finds this
+out; in every later pass the layer that it made attends.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch.overrides import TorchFunctionMode
 from dovetail.errors import ConfigError
 
 Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, Any, float], torch.Tensor]
-"""From a module, its queries, keys and values [1, H, T, D], the mask that it was given (None: none)
-and the scale to what is attended to [1, T, H, D]."""
+"""Maps a module, its queries, keys and values [1, H, T, D], its mask (None: none) and the scale to
+the attended values [1, T, H, D]."""
 
 PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
 FAR = -1e3
-"""What is added to scores no more than this hides a key."""
+"""A score bias of this or less hides a key."""
 
 
 class Scores:
-    """Products of queries and keys of one module, or chances made of them (`is_softmax`).
+    """Products of queries and keys of one module, or their softmax (`is_softmax`).
 
     `keeps` is a table of zeros and ones by which they were multiplied, if they were.
     """
@@ -102,7 +102,7 @@ class Scores:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return what a function of torch does to scores. Raises: ConfigError for others"""
+        """Return the result of a torch function on scores. Raises: ConfigError for others"""
         kwargs = kwargs or {}
         scores = next((one for one in args if isinstance(one, Scores)), None)
         if scores is None:
@@ -188,7 +188,7 @@ class Scoring(TorchFunctionMode):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scale: float
     ) -> torch.Tensor:
-        """Return what the running module attends to. Mutates: self"""
+        """Return the running module's attended values. Mutates: self"""
         module = self.modules[-1]
         self.found[module] = None
         return self._attend(module, query, key, value, mask, scale)

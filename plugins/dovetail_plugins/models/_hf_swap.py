@@ -32,8 +32,8 @@ EXPERT_MATRICES = ("gate_up_proj", "down_proj")
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """Return what transformers' code hands over as rows whose numbers lie side by side, as kernels
-    read them. Shapes: x [..., I] -> [T, I]"""
+    """Return the values of transformers' code as rows contiguous in memory, as kernels read them.
+    Shapes: x [..., I] -> [T, I]"""
     rows = x.flatten(0, -2)
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
@@ -72,7 +72,7 @@ class SwappedExperts(Experts):
         return super().forward(rows_of(x), weights, experts)
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where "N.gate_proj.weight" and its like go."""
+        """Return where tensors such as "N.gate_proj.weight" go."""
         words = leaf.split(".")
         if len(words) > 1 and words[1] in EXPERT_NAMES:
             words[1], part = EXPERT_NAMES[words[1]]
@@ -82,7 +82,7 @@ class SwappedExperts(Experts):
 def swap_layers(
     context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
 ) -> None:
-    """Swap every plain linear layer and every experts layer under `trunk` that is not `kept`.
+    """Swap every plain linear layer and every experts layer under `trunk`, except those in `kept`.
 
     `prefix` is the trunk's path in the checkpoint. Mutates: trunk
     Raises: ConfigError for experts of another shape than gate, up, down.

@@ -1,8 +1,8 @@
-"""Trial: a call of transformers' model with two media, which says what its text model is given.
+"""Trial: a call of transformers' model with two media, to see what its text model receives.
 
-`generate` is called as a user would, with what the checkpoint's own processor makes of blank media,
-and ended where the text model begins. Products are not computed, and what the encoder and the table
-of tokens return is replaced by random numbers, so that what arrives can be told apart.
+`generate` is called as a user would, with the checkpoint's own processor on blank media, and
+stopped at the text model. Products are not computed, and the outputs of encoder and token table
+become random numbers, so that what arrives can be told apart.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PLAIN = (
     *("inputs_embeds", "attention_mask", "position_ids", "use_cache", "cache", "input_ids"),
     *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"),
 )
-"""What a text model may be given."""
+"""Possible arguments of a text model."""
 TYPES = "mm_token_type_ids"
-"""The argument of models that must be told which tokens stand for media."""
+"""The argument of models that need to know which tokens are media placeholders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What the method that encodes a kind of media is given: features by name, and constants."""
+    """The arguments of the method that encodes a kind of media: features by name, and constants."""
 
     names: tuple[str, ...]
     constants: dict[str, Any]
@@ -47,7 +47,7 @@ class Feature:
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What a trial call has shown."""
+    """The records of a trial call."""
 
     arguments: list[dict[str, Any]] = field(default_factory=list)
     vectors: list[torch.Tensor] = field(default_factory=list)
@@ -74,8 +74,8 @@ class Trial:
         self.is_spatial = False
 
     def run(self, kind: str) -> Feature:
-        """Return what the encoder of a kind is given. Raises: ConfigError for a model that gives
-        its text model more than vectors in place of tokens. Mutates: self"""
+        """Return the arguments of the encoder of a kind. Raises: ConfigError for a model that
+        passes its text model more than vectors for placeholders. Mutates: self"""
         made = self._inputs(kind)
         heard = self._heard(kind, made)
         if not heard.vectors:
@@ -89,8 +89,8 @@ class Trial:
         return feature
 
     def _inputs(self, kind: str) -> dict[str, Any]:
-        """Return what the processor makes of a text with two media, or with one where it takes one
-        for each text."""
+        """Return the processor's output for a text with two media, or with one if it takes only one
+        per text."""
         media, options = blank_media(self._processor, kind)
         if TYPES in inspect.signature(self._whole.forward).parameters:
             options["return_mm_token_type_ids"] = True
@@ -101,7 +101,7 @@ class Trial:
         }
 
     def _heard(self, kind: str, made: Mapping[str, Any]) -> _Heard:
-        """Return what is called with what until the text model begins."""
+        """Return the recorded calls and arguments up to the text model."""
         heard = _Heard()
         floats = {
             name: value.to(self._dtype)
@@ -117,8 +117,8 @@ class Trial:
         raise ConfigError("its text model is not called.")
 
     def _check_vectors(self, kind: str, heard: _Heard, places: torch.Tensor) -> None:
-        """Raises: ConfigError where a text model is given others than vectors of the encoder at the
-        places of media and of the table of tokens elsewhere."""
+        """Raises: ConfigError if the text model receives vectors other than the encoder's at media
+        positions and the token table's elsewhere."""
         given = heard.given.get("inputs_embeds")
         rows = torch.cat([one.flatten(0, -2) for one in heard.vectors])
         if given is None or given.shape[1] != len(places):
@@ -150,7 +150,7 @@ class Trial:
     def _check_positions(
         self, kind: str, told: Any, places: torch.Tensor, made: Mapping[str, Any]
     ) -> None:
-        """Raises: ConfigError for positions other than those of places, or of a grid in three
+        """Raises: ConfigError for positions other than plain token positions or a grid in three
         directions. Mutates: self"""
         count = len(places)
         plain = torch.arange(count, device=self._device)
@@ -170,7 +170,7 @@ class Trial:
 
 
 def _feature(kind: str, calls: Sequence[dict[str, Any]], made: Mapping[str, Any]) -> Feature:
-    """Return what the encoder was given in its one call. Raises: ConfigError"""
+    """Return the arguments of the encoder's one call. Raises: ConfigError"""
     if len(calls) != 1:
         raise ConfigError(f"it encodes two {kind}s in {len(calls)} calls.")
     (call,) = calls
@@ -220,8 +220,8 @@ class _NoProducts(TorchFunctionMode):
 
 @contextmanager
 def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard) -> Iterator[None]:
-    """Note what the encoder, the table of tokens and the text model are given and return inside a
-    with block. Mutates: heard"""
+    """Record the arguments and outputs of encoder, token table and text model inside a with block.
+    Mutates: heard"""
     name = f"get_{kind}_features"
     method = getattr(base, name, None)
     if method is None:

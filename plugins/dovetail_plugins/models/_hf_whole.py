@@ -1,9 +1,9 @@
-"""A model of transformers that takes media, taken apart: its encoder, and its text model with
-dovetail's attention in it.
+"""A transformers model that takes media, split into its encoder and its text model with dovetail's
+attention.
 
-Refused with a reason, beside what `_hf_build` refuses: a model whose text model is given more than
-vectors at the places of media (other masks, states of an encoder, vectors for later layers). Which
-that is, a trial call with two media says: see `_hf_trial`.
+Refused with a reason, in addition to what `_hf_build` refuses: a model whose text model receives
+more than vectors at media positions (other masks, states of an encoder, vectors for later layers).
+A trial call with two media finds that out: see `_hf_trial`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from dovetail_plugins.models._towers import exchange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A model taken apart. `built` has its text model as the trunk; `encoder` is what is around
-    that, `takes` the arguments of the encoder by kind of media, `starts` how names in checkpoints
-    begin (-> how transformers' begin), and `is_spatial` whether positions have three directions."""
+    """A model split into parts. `built` has its text model as the trunk; `encoder` is the rest,
+    `takes` the encoder's arguments by kind of media, `starts` the prefixes of names in checkpoints
+    (-> transformers' prefixes), and `is_spatial` whether positions have three directions."""
 
     built: Built
     encoder: nn.Module

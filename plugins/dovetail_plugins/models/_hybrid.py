@@ -1,4 +1,4 @@
-"""What the families share that have layers of a Mamba mixer between layers that attend."""
+"""Shared by families with Mamba mixers between attention layers."""
 
 from __future__ import annotations
 

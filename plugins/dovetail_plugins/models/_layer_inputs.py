@@ -1,5 +1,5 @@
-"""Inputs of single layers: beside the hidden states each layer reads a small vector of every token,
-a part looked up, a part made of the token's vector.
+"""Per-layer inputs: each layer also reads a small vector per token, partly looked up, partly
+computed from the token's embedding.
 
 Source: Gemma Team, Gemma 3n, 2025.
 """
@@ -25,7 +25,7 @@ NAMES = (
     ("per_layer_input_gate.", "layer_input.gate."),
     ("per_layer_projection.", "layer_input.project."),
 )
-"""What checkpoints call the parts, and what they are here."""
+"""The checkpoints' names of the parts -> the names here."""
 
 
 class LayerInputs(nn.Module):
@@ -51,7 +51,7 @@ class LayerInputs(nn.Module):
         self.norm = RMSNorm(context, size, eps=config.norm_eps)
 
     def forward(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Return every layer's input; an id behind the table's end counts as 0.
+        """Return every layer's input; an id beyond the end of the table counts as 0.
 
         Shapes: token_ids [T], embedded [T, E] -> [T, L, P]
         """
@@ -63,7 +63,7 @@ class LayerInputs(nn.Module):
 
 
 class LayerInput(nn.Module):
-    """What one layer makes of its input: norm(project(act(gate(x)) * input))."""
+    """A layer's transformation of its input: norm(project(act(gate(x)) * input))."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""MediaModel: a text model of ours behind an encoder of images or sound.
+"""MediaModel: a text model of ours with an encoder of images or sound in front.
 
-The encoder and what fits its vectors to the text model are transformers' modules, with dovetail's
-linear layers in them; the text model is the plugin of its own family. A family derives from
-MediaModel and says which plugin that is where transformers' tables do not.
+The encoder and its projection to the text model are transformers' modules with dovetail's linear
+layers; the text model is the plugin of its own family. A family derives from MediaModel and names
+that plugin if transformers' tables do not.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ TEXT_NAMES = (
     ("model.text_model.", "text.model."),
     *(("language_model.lm_head.", "text.lm_head."), ("lm_head.", "text.lm_head.")),
 )
-"""Where checkpoints keep the text model."""
+"""Name prefixes of the text model in checkpoints."""
 TEXT_PARTS = ("layers", "embed_tokens", "norm")
-"""What a text model consists of, in checkpoints that name it "model"."""
+"""The parts of a text model, in checkpoints that name it "model"."""
 
 
 class MediaModel(OneByOne, nn.Module, Model):
     """An encoder and a text model. `text_class` is the class under which the text model's plugin is
-    registered ("" asks transformers' table of causal models), `text_names` the names of its parts
-    in transformers' model, `opened` those of the encoder's linear layers whose weights its own code
-    takes out of them. In a pipeline the stages have it whose layers take vectors: the first,
-    and those of deep ones."""
+    registered ("": from transformers' table of causal models), `text_names` the names of its parts
+    in transformers' model, `opened` the encoder's linear layers whose weights its own code reads
+    directly. In a pipeline the encoder is on the stages whose layers take vectors: the first, and
+    later ones for deep vectors."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"tensor_parallel", "pipeline_parallel", "media", "vectors"}
@@ -75,8 +75,8 @@ class MediaModel(OneByOne, nn.Module, Model):
         return cast(type[Model], registry.load("model", name))
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of the encoder are transformers', those of the text model are its
-        plugin's behind "text."."""
+        """Return the names: transformers' for the encoder, and the plugin's own after "text." for
+        the text model."""
         text = [(f"model.{name}.", f"text.model.{name}.") for name in TEXT_PARTS]
         return WeightMap(
             prefixes=(*TEXT_NAMES, *self._encoder_names, *text),
@@ -107,7 +107,7 @@ class MediaModel(OneByOne, nn.Module, Model):
         return joined(self.outputs(kind, features))
 
     def outputs(self, kind: str, features: Mapping[str, torch.Tensor]) -> Any:
-        """Return what transformers' encoder gives for a content."""
+        """Return the output of transformers' encoder for a media item."""
         method = getattr(self.encoder, f"get_{kind}_features")
         return method(**self.given(features), return_dict=True)
 
@@ -120,7 +120,7 @@ class MediaModel(OneByOne, nn.Module, Model):
 
 
 def _check_stages(context: BuildContext, text: type[Model]) -> None:
-    """Raise ConfigError where the layers of a text model cannot be divided as they are to be."""
+    """Raise ConfigError if the text model cannot be divided into the configured stages."""
     if context.rank.num_stages > 1 and "pipeline_parallel" not in text.capabilities:
         raise ConfigError(
             f"the text model {text.__name__} cannot be divided into stages: {text.whole_because}.",
@@ -130,8 +130,8 @@ def _check_stages(context: BuildContext, text: type[Model]) -> None:
 
 
 def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = True) -> nn.Module:
-    """Return transformers' model of a checkpoint without its text model, with empty weights; not
-    `is_here`: one without memory, of which the names count."""
+    """Return transformers' model without its text model, with empty weights; if not `is_here`,
+    without memory, for its names only."""
     whole = dict(context.model.whole_config)
     config = transformers.AutoConfig.for_model(whole.pop("model_type"), **whole)
     _shrink(config.get_text_config())
@@ -153,8 +153,8 @@ def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = 
 
 
 def _below_head(model: ModelSpec, config: Any) -> Any:
-    """Return transformers' model of a config without its head; one whose type is another class's
-    beside its own is made as the checkpoint's class."""
+    """Return transformers' headless model of a config; if the config's type is shared with another
+    class, it is made as the checkpoint's class."""
     dtype = dtype_of(model.dtype)
     if type(config) in transformers.AutoModel._model_mapping:
         return transformers.AutoModel.from_config(config, dtype=dtype)
@@ -163,7 +163,7 @@ def _below_head(model: ModelSpec, config: Any) -> Any:
 
 
 def _shrink(text: Any) -> None:
-    """Make a text model small, of which nothing is kept. Mutates: text"""
+    """Shrink a text model whose weights are not used. Mutates: text"""
     text.num_hidden_layers = 1
     text.vocab_size, text.pad_token_id = 8, None
     if getattr(text, "layer_types", None):

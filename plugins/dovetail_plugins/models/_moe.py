@@ -1,5 +1,5 @@
-"""What the mixture-of-experts families share: which layers are sparse, how they route, and experts
-that compute every token."""
+"""Shared by the mixture-of-experts families: which layers are sparse, routing, and experts that
+compute every token."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.routing import RoutingRule
 
 SPARSE_BLOCK = ".block_sparse_moe."
-"""What Mixtral's checkpoints, and those of families after it, call a mixture."""
+"""The name of a mixture in checkpoints of Mixtral and of later families."""
 CORRECTION_BIAS = (".gate.e_score_correction_bias", ".e_score_correction_bias")
-"""Checkpoints hold a correction bias beside the router's matrix."""
+"""Checkpoints store a correction bias next to the router's matrix."""
 
 
 def num_experts(config: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ from dovetail.layers.linear import GROUPS
 
 
 def prefixes(*pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return prefixes of names that stand behind "transformer.", or alone where the checkpoint was
+    """Return prefixes of names that follow "transformer.", or of bare names if the checkpoint was
     saved without a head."""
     return tuple((f"{start}{old}", new) for start in ("transformer.", "") for old, new in pairs)
 
@@ -28,4 +28,4 @@ MEGATRON = leaves(
 )
 """Names of models that come from Megatron."""
 FUSED_BY_GROUP = {"query_key_value": ("qkv_proj", GROUPS)}
-"""Each kv head's queries, key and value lie behind each other."""
+"""Each kv head's queries, key and value are stored consecutively."""

@@ -1,4 +1,4 @@
-"""What models share whose media are encoded one content at a time and lie in place in a prompt."""
+"""Shared base of models whose media are encoded one item at a time and inserted into the prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OneByOne:
     def encode(
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
-        """Return the vectors of contents, each encoded alone: so they are the same beside others.
+        """Return the vectors of media items, each encoded alone, so independent of other items.
 
         Shapes: each [rows, E]
         """
@@ -39,7 +39,7 @@ class OneByOne:
     def prompt_positions(
         self, num_tokens: int, parts: Sequence[PartPlace]
     ) -> tuple[torch.Tensor, int] | None:
-        """Return the positions of a prompt in three directions, where the text model has such.
+        """Return the positions of a prompt in three directions, if the text model uses them.
 
         Shapes: [3, num_tokens]
         """

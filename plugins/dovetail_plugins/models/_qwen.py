@@ -1,4 +1,4 @@
-"""What the Qwen families share: the switch that lets the upper layers slide."""
+"""Shared by the Qwen families: the switch that lets the upper layers slide."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dovetail.layers.decoder import FULL, SLIDING
 
 
 def qwen_window_layers(model: ModelSpec, *, alternates: bool = False) -> dict[str, Any]:
-    """Return the config fields: a switch, and a number of full layers first; or, where kinds
-    alternate, of layers of which each other one slides.
+    """Return the config fields: a switch and a number of initial full layers, or, with
+    `alternates`, every other layer slides.
 
-    Raises: ConfigError where layers of the list slide and the switch is off.
+    Raises: ConfigError if layers of the list slide and the switch is off.
     """
     config = model.hf_config
     window, kinds = config.get("sliding_window"), config.get("layer_types")

@@ -1,5 +1,5 @@
-"""What the families share whose last layers read the keys and values of earlier ones: attention of
-normed heads, those of the values without weights, and a decoder that leaves out tokens there."""
+"""Shared by families whose last layers read the keys and values of earlier ones: attention with
+normed heads (values without weights), and a decoder that skips tokens there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Heads:
 
 
 class SharingAttention(nn.Module):
-    """Rotary attention over keys and values that it makes, or over those of an earlier layer."""
+    """Rotary attention over its own keys and values, or over those of an earlier layer."""
 
     def __init__(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int, heads: Heads
@@ -87,7 +87,7 @@ class SharingAttention(nn.Module):
     def _attention(
         self, name: str, config: DecoderConfig, layer: int, heads: Heads
     ) -> Attention | SharedAttention:
-        """Return what attends to this layer's keys and values, or to another's."""
+        """Return the attention over this layer's keys and values, or over another's."""
         spec = AttentionSpec(
             num_heads=self.qkv_proj.num_heads,
             num_kv_heads=self.qkv_proj.num_kv_heads,
@@ -116,8 +116,7 @@ class SharingAttention(nn.Module):
 
 
 def sharing_config(model: ModelSpec, layer_types: tuple[str, ...]) -> DecoderConfig:
-    """Return the config of Gemma 3n and 4: norms store their weights as they are, queries are not
-    scaled."""
+    """Return the config of Gemma 3n and 4: norms store plain weights, queries are not scaled."""
     config = model.hf_config
     return gemma_config(
         model,
@@ -130,8 +129,8 @@ def sharing_config(model: ModelSpec, layer_types: tuple[str, ...]) -> DecoderCon
 
 
 def text_names(usual: WeightMap, sources: tuple[int, ...], senses: tuple[str, ...]) -> WeightMap:
-    """Return the names of a text model, without its keys and values that nothing reads and without
-    `senses`, what a checkpoint that sees and hears has beside it."""
+    """Return the names of a text model, without unread keys and values and without `senses`, the
+    media parts of a multimodal checkpoint."""
     return replace(
         usual,
         prefixes=(("model.language_model.", "model."), *usual.prefixes),
@@ -153,14 +152,14 @@ class SharingLayer(SandwichLayer):
     def forward(
         self, x: torch.Tensor, ropes: Mapping[str, Rope], own: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the hidden states behind the layer, `own` being its input of each token (None in
+        """Return the hidden states after the layer; `own` is its input for each token (None in
         families without). Shapes: x [.., T, E], own [T, P] -> [.., T, E]"""
 
 
 class SharingModel(Gemma3Model):
-    """A decoder whose last layers read other layers' keys and values: of a step's tokens they need
-    compute those alone that are drawn after. Every stage has the token table where layers have
-    inputs, which are made of it."""
+    """A decoder whose last layers read other layers' keys and values: they only compute the tokens
+    of a step that are sampled from. If layers have inputs, every stage has the token table, because
+    the inputs are made from it."""
 
     def __init__(
         self,
@@ -186,15 +185,15 @@ class SharingModel(Gemma3Model):
         return embedded
 
     def handed_on(self, x: torch.Tensor) -> torch.Tensor:
-        """Return states of the tokens as a stage hands them on. Shapes: [.., T, E] -> [T, width]"""
+        """Return states of the tokens as a stage sends them. Shapes: [.., T, E] -> [T, width]"""
         return x
 
     def taken_up(self, received: torch.Tensor) -> torch.Tensor:
-        """Return the states that a stage handed on. Shapes: [T, width] -> [.., T, E]"""
+        """Return the states that a stage received. Shapes: [T, width] -> [.., T, E]"""
         return received
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what goes into the last norm. Shapes: x [.., T, E] -> [T, E]"""
+        """Return the input of the last norm. Shapes: x [.., T, E] -> [T, E]"""
         return x
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -227,7 +226,7 @@ class SharingModel(Gemma3Model):
         inputs: torch.Tensor | None,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the states behind some layers. Shapes: x [.., T, E], inputs [T, L, P], positions
+        """Return the states after some layers. Shapes: x [.., T, E], inputs [T, L, P], positions
         [T] -> [.., T, E]"""
         ropes = {name: rotary(positions) for name, rotary in self.rotaries.items()}
         for number in numbers:

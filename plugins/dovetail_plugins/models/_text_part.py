@@ -1,4 +1,4 @@
-"""The text part of checkpoints that also take media, run alone: its names, and those beside it."""
+"""The text part of checkpoints that also take media, run alone: its names, and ignored ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-"""Where such checkpoints keep the text part."""
+"""Name prefixes of the text part in such checkpoints."""
 BESIDE = (
     *("vision", "visual.", "projector.", "merger.", "aligner.", "image_newline"),
     *("generation_", "vqmodel."),
 )
-"""Parts of names of what sees, of what fits its vectors to the text part, and of what draws."""
+"""Parts of names of vision encoders, of projections to the text part, and of image generators."""
 
 
 def text_part(usual: WeightMap) -> WeightMap:

@@ -1,6 +1,6 @@
 """The layers of encoders of images and sound: dovetail's own, called as transformers calls them.
 
-transformers' code hands over [1, T, I] where dovetail's layers take the rows alone.
+transformers' code passes [1, T, I] to dovetail layers, which take only the rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TowerGatedMLP(AnyShape, GatedLinear):
         return found
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where "gate_proj.weight" and its like go."""
+        """Return where tensors such as "gate_proj.weight" go."""
         words = leaf.split(".")
         if len(words) == 2 and words[0] in ("gate_proj", "up_proj"):
             return super().place(words[1], words[0].removesuffix("_proj"))
@@ -71,7 +71,7 @@ class TowerGatedMLP(AnyShape, GatedLinear):
 
 
 class TowerNorm(AnyShape, LayerNorm):  # type: ignore[misc]  # takes no delta
-    """A norm of rows, however they lie."""
+    """A norm over rows, whatever their layout."""
 
 
 class TowerRMSNorm(AnyShape, RMSNorm):  # type: ignore[misc]  # takes no delta
@@ -79,7 +79,7 @@ class TowerRMSNorm(AnyShape, RMSNorm):  # type: ignore[misc]  # takes no delta
 
 
 def tower_norm(context: BuildContext, module: nn.Module) -> nn.Module | None:
-    """Return a norm of ours that computes what a module does, None where none does."""
+    """Return a norm of ours that computes what a module does, None if there is none."""
     if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1:
         (size,) = module.normalized_shape
         has_weight, has_bias = module.weight is not None, module.bias is not None

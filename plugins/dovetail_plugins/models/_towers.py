@@ -1,8 +1,8 @@
 """The blocks of transformers' encoders of images and sound, built of dovetail's layers.
 
-A block keeps transformers' own way through it; its matrices, norms and patches become dovetail's,
-so that quantization, native kernels and ranks apply: activations and gates end the product before
-them, and where an encoder is divided each rank has some heads and a part of the feed-forward layer.
+A block keeps transformers' own control flow; its matrices, norms and patches become dovetail's, so
+that quantization, native kernels and ranks apply. Activations and gates are fused into the product
+before them. In a divided encoder, each rank has some heads and a part of the MLP.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def exchange(
     config: Any,
     kept: Container[nn.Module] = (),
 ) -> None:
-    """Put dovetail's linear layers into an encoder, but for those that are `kept`. `prefix` is its
+    """Replace an encoder's linear layers with dovetail's, except those in `kept`. `prefix` is its
     path in the checkpoint. Mutates: encoder"""
     swap_blocks(context, encoder, prefix, kept)
     swap_layers(context, encoder, prefix, kept)
@@ -66,8 +66,8 @@ def exchange(
 def swap_blocks(
     context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
 ) -> None:
-    """Swap the matrices of all attention and feed-forward blocks under `trunk`, but for blocks with
-    one that is `kept`.
+    """Swap the matrices of all attention and feed-forward blocks under `trunk`, except blocks with
+    a module in `kept`.
 
     `prefix` is the trunk's path in the checkpoint. Mutates: trunk
     """
@@ -86,7 +86,7 @@ def swap_blocks(
 def swap_rest(
     context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
 ) -> None:
-    """Swap norms, and convolutions of patches, but for those that are `kept`. Mutates: trunk"""
+    """Swap norms and patch convolutions, except those in `kept`. Mutates: trunk"""
     for path, module in list(trunk.named_modules()):
         if module in kept:
             continue
@@ -98,8 +98,7 @@ def swap_rest(
 
 
 def skip_unseen(encoder: nn.Module, config: Any) -> None:
-    """Let the blocks of an encoder of images compute nothing that lie behind the last one whose
-    output is taken. Mutates: encoder"""
+    """Turn an image encoder's blocks after the last used output into no-ops. Mutates: encoder"""
     taken = getattr(config, "vision_feature_layer", None)
     count = getattr(getattr(config, "vision_config", None), "num_hidden_layers", None)
     if taken is None or count is None:
@@ -118,8 +117,8 @@ def _as_it_came(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor
 
 
 def _gated_mlp(context: BuildContext, module: nn.Module, name: str) -> TowerGatedMLP | None:
-    """Return a gated feed-forward block as one of ours, None where it is another block, or its
-    activation or biases differ from those that ours has."""
+    """Return a gated feed-forward block as one of ours, None if it is another kind of block, or its
+    activation or biases are unsupported."""
     act = _act_of(module)
     if act is None or set(module._modules) != {*GATED, act} or not _are_linear(module, GATED):
         return None
@@ -186,15 +185,15 @@ def _swap_attention(context: BuildContext, module: nn.Module, name: str) -> None
 
 
 def _is_in_thirds(module: nn.Module, out: str) -> bool:
-    """Return whether queries, keys and values are of one size in their common matrix."""
+    """Return whether queries, keys and values have the same size in their common matrix."""
     whole: Any = module.get_submodule("qkv")
     ends: Any = module.get_submodule(out)
     return bool(whole.out_features == 3 * ends.in_features)
 
 
 def _where(context: BuildContext, count: int) -> BuildContext:
-    """Return the context of a block of so many equal things: on each rank whole where the encoder
-    is not divided, or they cannot be."""
+    """Return the context of a block with `count` equal parts: whole on each rank if the encoder is
+    not divided or the parts cannot be."""
     is_divided = context.divides_encoders and count % context.rank.tensor_size == 0
     return context if is_divided else replace(context, rank=RankSpec())
 
@@ -207,7 +206,7 @@ def _outputs(module: nn.Module, name: str) -> int:
 
 
 def _act_of(module: nn.Module) -> str | None:
-    """Return what a block calls its activation, None where it has none."""
+    """Return the name of a block's activation, None if it has none."""
     return next((name for name in ACT_NAMES if name in module._modules), None)
 
 

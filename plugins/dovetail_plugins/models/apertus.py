@@ -30,8 +30,8 @@ RENAMES = (
 
 
 class XIELU(nn.Module):
-    """b x + a x^2 above 0, b x + c (e^min(x, eps) - 1 - x) below. What is learned is the a and the
-    c - b before softplus."""
+    """b x + a x^2 above 0, b x + c (e^min(x, eps) - 1 - x) below. The learned numbers are a and c -
+    b before softplus."""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ApertusMLP(nn.Module):
 
 
 class ApertusLayer(DecoderLayer):
-    """A layer of the decoder with the learned activation, where the config names it."""
+    """A decoder layer with the learned activation, if the config names it."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -1,4 +1,4 @@
-"""A.X K2: DeepSeek V3.2 whose heads and norms are gated by what they read.
+"""A.X K2: DeepSeek V3.2 with gates for heads and norms, computed from their inputs.
 
 For the T tokens of a step, with c their queries' latents before the norm (H heads):
 
@@ -37,7 +37,7 @@ RENAMES = (
 
 
 class NormGate(nn.Module):
-    """What opens the channels of a norm, whose name `name` is: two small matrices, whole on every
+    """The gate of a norm's channels (`name` is the norm's): two small matrices, whole on every
     rank."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
@@ -53,7 +53,7 @@ class NormGate(nn.Module):
 
 
 class GatedNorm(nn.Module):
-    """A norm whose channels a sigmoid of what it returns opens."""
+    """A norm whose output channels are gated by a sigmoid of the output."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class GatedNorm(nn.Module):
 
 
 class GatedQueries(LatentAttention):
-    """Latent attention with gates, which one matrix makes with the queries of their latents, normed
-    and as they are. Its rows stay in turns by head, as quantized checkpoints store them."""
+    """Latent attention with gates; one matrix makes them and the queries, from the normed and the
+    raw latents. Its rows stay interleaved by head, as quantized checkpoints store them."""
 
     def build_queries(self, context: BuildContext, name: str) -> None:
         """Make the matrices of queries and gates. Mutates: self. Raises: ConfigError"""
@@ -108,11 +108,11 @@ def _apart(sizes: tuple[int, int], both: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 class GatedIndexedAttention(GatedQueries, IndexedAttention):
-    """The same where an indexer picks what is attended to."""
+    """The same with an indexer that picks the tokens to attend to."""
 
 
 class AXK2Layer(IndexedLayer):
-    """A layer with a gate behind the norm before attention, and behind the one before experts."""
+    """A layer with a gate after the norm before attention, and after the one before experts."""
 
     attention_class = GatedQueries
     indexed_class = GatedIndexedAttention
@@ -135,6 +135,6 @@ class AXK2ForCausalLM(DeepseekV32ForCausalLM):
     layer_class = AXK2Layer
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of released checkpoints are not transformers'."""
+        """Return the names: released checkpoints do not use transformers'."""
         usual = super().weight_map()
         return replace(usual, renames=(*usual.renames, *RENAMES))

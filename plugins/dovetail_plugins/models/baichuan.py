@@ -1,9 +1,9 @@
 """Baichuan 1 and 2: Llama whose queries, keys and values are one matrix; the 7B rotates, the 13B
 has ALiBi; Baichuan 2 divides the rows of its head by their lengths.
 
-What tells them apart in config.json: the 13B states no max_position_embeddings, and Baichuan 1 no
+config.json tells them apart: the 13B states no max_position_embeddings, and Baichuan 1 no
 z_loss_weight.
-Source: Yang et al. 2023; the names are those of its checkpoints.
+Source: Yang et al. 2023; the names are from its checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LinearOfDirections(Linear):
     def finish(self) -> None:
         """Divide the rows, then let the quantization method repack them. Mutates: self
 
-        Raises: ConfigError where the checkpoint stores the head quantized
+        Raises: ConfigError if the checkpoint stores the head quantized
         """
         weight = self._parameters.get("weight")
         if weight is None or not weight.is_floating_point() or weight.dim() != 2:
@@ -63,7 +63,7 @@ class BaichuanForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config, with slopes where the model has ALiBi."""
+        """Return the usual config, with slopes if the model has ALiBi."""
         slopes = alibi_slopes(model.num_heads) if uses_alibi(model.hf_config) else None
         return usual_config(model, alibi_slopes=slopes, is_tied=False)
 

@@ -1,5 +1,5 @@
-"""Ling 3 (Bailing Hybrid): five of six layers learn by the delta rule with a bounded decay for each
-channel, the others attend to latents with a gate for each head; DeepSeek-V3's experts behind both.
+"""Ling 3 (Bailing Hybrid): five of six layers use the delta rule with a bounded per-channel decay,
+the others latent attention with a gate per head; DeepSeek-V3's experts follow both.
 
 Source: Ling Team, Ling 3, 2026, as transformers has it; Kimi Team, Kimi Linear, 2025 (arXiv
 2510.26692).

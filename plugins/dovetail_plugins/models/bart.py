@@ -1,7 +1,7 @@
-"""BART and its kin: an encoder of texts like BERT's, and the decoder beside it.
+"""BART and related models: a text encoder like BERT's, and a decoder.
 
-BART has learned positions and norms behind sums; mBART norms before what they serve. Pegasus and
-Marian have positions of sines and cosines, Pegasus with norms before.
+BART has learned positions and post-norm layers; mBART is pre-norm. Pegasus and Marian have
+sinusoidal positions; Pegasus is pre-norm.
 Sources: Lewis et al. 2019; Liu et al. 2020; Zhang et al. 2019; Junczys-Dowmunt et al. 2018
 """
 
@@ -82,7 +82,7 @@ class WordsAndPositions(nn.Module):
 
 
 class BartEncoder(EncoderModel):
-    """The encoder beside BART's decoder; its first states are given to it."""
+    """BART's encoder; it receives its first states."""
 
     info = Info(summary="BART's encoder", source="https://arxiv.org/abs/1910.13461")
     has_norms_before: ClassVar[bool] = False
@@ -101,28 +101,28 @@ class BartEncoder(EncoderModel):
         )
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
-        """Return nothing yet: the decoder's table of words is put there."""
+        """Return a placeholder: the decoder's word table is put there."""
         return nn.Identity()
 
     def weight_map(self) -> WeightMap:
-        """Return nothing: the whole model names what is here."""
+        """Return no names: the whole model has them."""
         return WeightMap()
 
 
 class PreNormEncoder(BartEncoder):
-    """An encoder with norms before what they serve."""
+    """A pre-norm encoder."""
 
     has_norms_before = True
 
 
 class BartForConditionalGeneration(EncoderDecoder):
-    """BART: learned positions, norms behind sums."""
+    """BART: learned positions, post-norm."""
 
     info = Info(summary="BART", source="https://arxiv.org/abs/1910.13461")
     encoder_class: ClassVar[type[BartEncoder]] = BartEncoder
     has_waves: ClassVar[bool] = False
     norms_input: ClassVar[bool] = True
-    """Whether a norm stands behind words and positions."""
+    """Whether a norm follows the sum of words and positions."""
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__(options, context)
@@ -208,14 +208,14 @@ class BartForConditionalGeneration(EncoderDecoder):
 
 
 class MBartForConditionalGeneration(BartForConditionalGeneration):
-    """mBART: norms before what they serve."""
+    """mBART: pre-norm."""
 
     info = Info(summary="mBART", source="https://arxiv.org/abs/2001.08210")
     encoder_class = PreNormEncoder
 
 
 class PegasusForConditionalGeneration(BartForConditionalGeneration):
-    """Pegasus: positions of waves, norms before what they serve."""
+    """Pegasus: sinusoidal positions, pre-norm."""
 
     info = Info(summary="Pegasus", source="https://arxiv.org/abs/1912.08777")
     encoder_class = PreNormEncoder
@@ -223,7 +223,7 @@ class PegasusForConditionalGeneration(BartForConditionalGeneration):
 
 
 class MarianMTModel(BartForConditionalGeneration):
-    """Marian: positions of waves, norms behind sums."""
+    """Marian: sinusoidal positions, post-norm."""
 
     info = Info(summary="Marian (OPUS-MT)", source="https://arxiv.org/abs/1804.00344")
     has_waves, norms_input = True, False

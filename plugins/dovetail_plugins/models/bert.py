@@ -1,4 +1,4 @@
-"""BERT: learned positions and types, norms behind sums, classes read from the first token.
+"""BERT: learned positions and types, post-norm, classes read from the first token.
 
 Source: Devlin et al. 2018.
 """
@@ -44,7 +44,7 @@ OWN_HEAD: Renames = (("classifier.out_proj.", "head.out."), ("classifier.dense."
 """Names of a head of prompts that has both of its matrices to itself."""
 POOLER = "pooler."
 UNUSED = ("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq")
-"""What masked language models have beside, and tables that are computed."""
+"""Extra tensors of masked language models, and tables that are computed."""
 
 
 class BertModel(EncoderModel):
@@ -72,12 +72,12 @@ class BertModel(EncoderModel):
         return usual_encoder(model)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
+        """Return the classifier: of a prompt through the pooler's matrix, of tokens without."""
         is_of_prompt = context.model.head == CLASSES
         return DenseClasses(context) if is_of_prompt else super().build_head(context)
 
     def weight_map(self) -> WeightMap:
-        """Return the names; those of whole models begin with one of the family's prefixes."""
+        """Return the names; in whole models they begin with one of the family's prefixes."""
         to_head = TOKEN_HEAD
         if isinstance(self.head, DenseClasses):
             to_head = self.prompt_head

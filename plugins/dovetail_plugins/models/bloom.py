@@ -1,4 +1,4 @@
-"""Bloom: ALiBi, a norm behind the embedding, layer norms and biases everywhere, tied head.
+"""Bloom: ALiBi, a norm after the embedding, layer norms and biases everywhere, tied head.
 
 Source: BigScience 2022.
 """
@@ -37,7 +37,7 @@ PREFIXES = prefixes(
 
 
 class BloomLayer(DecoderLayer):
-    """A layer whose inner size is four times the hidden one; what is added to may be normed."""
+    """A layer whose inner size is four times the hidden one; its residual may be normed."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
@@ -62,7 +62,7 @@ class BloomLayer(DecoderLayer):
 
 
 class BloomModel(DecoderModel):
-    """The decoder with a norm behind its embedding."""
+    """The decoder with a norm after its embedding."""
 
     def __init__(self, context: BuildContext, *args: Any) -> None:
         super().__init__(context, *args)

@@ -1,6 +1,5 @@
-"""Command R and Command R7B/A (Cohere 1 and 2): attention and MLP beside each other behind one
-layer norm without bias, rotated pairs that are neighbours; then windows, and no positions in full
-layers.
+"""Command R and Command R7B/A (Cohere 1 and 2): parallel attention and MLP after one layer norm
+without bias, adjacent rotary pairs; Cohere 2 adds windows, and has no positions in full layers.
 
 Source: the model cards of c4ai-command-r-v01 and c4ai-command-r7b-12-2024.
 """
@@ -24,7 +23,7 @@ from dovetail_plugins.layers.head_norm import LayerNormPerHead
 
 
 def cohere_config(model: ModelSpec, **changes: Any) -> DecoderConfig:
-    """Return what both have in common, with `changes` applied."""
+    """Return the common config of both, with `changes` applied."""
     config = model.hf_config
     return usual_config(
         model,

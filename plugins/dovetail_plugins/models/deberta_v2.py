@@ -1,12 +1,12 @@
 """DeBERTa, version 2 and 3: BERT whose scores add products of states with positions.
 
-For a query i and a key j of a row, with c(i - j) the bucket of their distance, and q', k' what the
-same matrices make of a bucket's vector:
+For a query i and a key j of a row, with c(i - j) the bucket of their distance, and q', k' the same
+matrices' products with a bucket's vector:
 
     score = (q_i . k_j  +  q_i . k'_c(i - j)  +  k_j . q'_c(i - j)) / sqrt(3 D)
 
-A number for each pair of states is no bias of a relative position alone, so no attention backend is
-asked: each row is computed by itself in torch's operators, without a cache.
+A bias for each pair of states is not one of relative position only, so no attention backend
+supports it: each row is computed by itself with torch operators, without a cache.
 Source: He et al. 2020 and 2021.
 """
 
@@ -45,13 +45,13 @@ FUSED = {
     "value_proj": ("qkv_proj", "v"),
 }
 CHUNK_TOKENS = 512
-"""Queries of a row whose scores are held at once."""
+"""How many queries of a row have their scores in memory."""
 Products = tuple[torch.Tensor, torch.Tensor]
 """q' and k' of all buckets in one layer. Shapes: [H, D, buckets] each"""
 
 
 class RelativeStates(WeightHolder):
-    """A vector for each bucket of distances; what layers make of them is computed once.
+    """A vector for each bucket of distances; the layers' products with them are computed once.
 
     Shapes: weight [2 * span, E]
     """
@@ -69,7 +69,7 @@ class RelativeStates(WeightHolder):
         self._products: dict[str, Products] = {}
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes: whole on every rank (see WeightHolder)."""
+        """Return the target of a checkpoint tensor: whole on every rank (see WeightHolder)."""
         parameter = self._parameters.get(leaf)
         return None if parameter is None else [Placement(name=leaf, piece="", target=parameter)]
 
@@ -78,11 +78,11 @@ class RelativeStates(WeightHolder):
         return {""}
 
     def finish(self) -> None:
-        """Forget what was made of other weights. Mutates: self"""
+        """Forget products of earlier weights. Mutates: self"""
         self._products.clear()
 
     def products(self, name: str, project: QKVParallelLinear, norm: nn.Module | None) -> Products:
-        """Return what a layer's matrices make of the buckets. Mutates: self, at the first call"""
+        """Return a layer's products with the buckets. Mutates: self, at the first call"""
         if name not in self._products:
             states = self.weight if norm is None else norm(self.weight)
             q, k, _ = project.forward_split(states)
@@ -113,8 +113,8 @@ def log_buckets(distances: torch.Tensor, count: int, reach: int) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundRows(Around):
-    """What a layer takes: vectors of distances and their norm, and of each row the first token,
-    the one behind the last, and the buckets of queries and keys."""
+    """A layer's extra inputs: vectors of distances and their norm, and for each row (first token,
+    end, buckets of queries and keys)."""
 
     relative: RelativeStates
     norm: nn.Module | None
@@ -134,7 +134,7 @@ class DebertaAttention(nn.Module):
         self.scale = 1 / math.sqrt(model.head_size * (1 + len(terms)))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: AroundRows) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         q, k, v = self.qkv_proj.forward_split(x)
         products = around.relative.products(self.name, self.qkv_proj, around.norm)
         out = torch.empty_like(q)
@@ -213,7 +213,7 @@ class DebertaV2Model(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT. Raises: ConfigError for what is not supported"""
+        """Return how it differs from BERT. Raises: ConfigError for unsupported settings"""
         facts = model.hf_config
         unusual = {
             "absolute attention": not facts["relative_attention"] or not _terms(facts),
@@ -230,13 +230,13 @@ class DebertaV2Model(BertModel):
         return usual_encoder(model)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes: of a prompt through the pooler's matrix, of tokens without."""
+        """Return the classifier: of a prompt through the pooler's matrix, of tokens without."""
         if context.model.head != CLASSES:
             return super().build_head(context)
         return DenseClasses(context, act=context.model.hf_config["pooler_hidden_act"])
 
     def around(self, positions: torch.Tensor) -> Mapping[str, Around]:
-        """Return what the layers take; a row begins at each position 0."""
+        """Return the layers' extra inputs; a row begins at each position 0."""
         starts = (positions == 0).nonzero().flatten().tolist()
         bounds = pairwise([*starts, len(positions)])
         rows = [(first, end, self.relative.buckets(end - first)) for first, end in bounds]

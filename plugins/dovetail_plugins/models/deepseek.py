@@ -1,8 +1,8 @@
-"""DeepSeek V2, V3 and what has their layout (R1, V3.1, Kimi K2, Moonlight): latent attention, and
-experts that are picked within groups beside shared ones.
+"""DeepSeek V2, V3 and models with their layout (R1, V3.1, Kimi K2, Moonlight): latent attention,
+and experts picked within groups, plus shared ones.
 
-V3.2 and GLM-5 attend to the `index_topk` tokens that an indexer picks. Where no row can be longer,
-it would pick all, and what they compute is V3.
+V3.2 and GLM-5 attend to the `index_topk` tokens that an indexer picks. If no row can be longer than
+that, it would pick all tokens, and the model computes the same as V3.
 Sources: DeepSeek-AI, DeepSeek-V2, 2024, arXiv 2405.04434; DeepSeek-V3, 2024, arXiv 2412.19437.
 """
 
@@ -50,8 +50,8 @@ METHODS = ("greedy", GROUPED, CORRECTED)
 
 
 def routing_rule(config: Mapping[str, Any], scoring: str) -> RoutingRule:
-    """Return how a config picks experts; `scoring` and what picks by it are the family's own where
-    the config does not say. Raises: ConfigError for a way that is not known."""
+    """Return how a config picks experts; `scoring` and its method are the family's defaults.
+    Raises: ConfigError for a way that is not known."""
     scoring = config.get("scoring_func") or scoring
     method = config.get("topk_method") or (CORRECTED if scoring == "sigmoid" else "greedy")
     for value, known in ((scoring, SCORINGS), (method, METHODS)):
@@ -93,7 +93,7 @@ class DeepseekMoE(SharedMoE):
 
 
 def is_sparse(config: Mapping[str, Any], layer: int) -> bool:
-    """Return whether a layer has experts: as listed, where a config lists it."""
+    """Return whether a layer has experts: as listed, if the config lists it."""
     listed = config.get("mlp_layer_types")
     if listed is not None:
         return bool(listed[layer] == "sparse")
@@ -192,8 +192,8 @@ class DeepseekV3ForCausalLM(DecoderForCausalLM):
         return usual_config(model)
 
     def weight_map(self) -> WeightMap:
-        """Return the usual names, q_proj not fused, without the layers behind the last, which are a
-        drafter's."""
+        """Return the usual names, q_proj not fused, without the layers after the last, which belong
+        to a drafter."""
         usual = super().weight_map()
         fused = {name: FUSED[name] for name in ("gate_proj", "up_proj")}
         ignored = (*usual.ignored, *self._drafting, *self.unused)
@@ -211,7 +211,7 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
 
 
 class IndexedLayer(DeepseekLayer):
-    """A layer whose indexer picks what is attended to, where a row may be longer than all that it
+    """A layer whose indexer picks the tokens to attend to, if a row may be longer than what it
     picks."""
 
     is_interleaved: ClassVar[bool] = False
@@ -266,7 +266,7 @@ def uses_indexer(context: BuildContext) -> bool:
 
 
 def has_indexer(config: Mapping[str, Any], layer: int) -> bool:
-    """Return whether a layer picks for itself: listed, or every so many layers, or all."""
+    """Return whether a layer has its own indexer: as listed, every few layers, or all."""
     listed = config.get("indexer_types")
     if listed is not None:
         return bool(listed[layer] == "full")
@@ -279,8 +279,8 @@ def has_indexer(config: Mapping[str, Any], layer: int) -> bool:
 
 
 class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
-    """DeepSeek V3.2 with a head. As long as no row can be longer than what its indexer picks there
-    is no indexer: all is attended to."""
+    """DeepSeek V3.2 with a head. If no row can be longer than the indexer's picks there is no
+    indexer: all tokens are attended to."""
 
     info = Info(
         summary="DeepSeek V3.2 (sparse latent attention, mixture of experts)",
@@ -303,7 +303,7 @@ class GlmMoeDsaLayer(IndexedLayer):
 
 
 class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
-    """GLM-5 with a head: V3.2's layout, but that layers may share what an indexer picks."""
+    """GLM-5 with a head: V3.2's layout, except that layers may share an indexer's picks."""
 
     info = Info(
         summary="GLM-5 (sparse latent attention, mixture of experts)",

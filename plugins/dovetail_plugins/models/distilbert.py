@@ -1,4 +1,4 @@
-"""DistilBERT: BERT with half the layers and no types; classes of prompts behind a ReLU.
+"""DistilBERT: BERT with half the layers and no types; a ReLU before the prompt classifier.
 
 Source: Sanh et al. 2019.
 """
@@ -39,10 +39,10 @@ class DistilBertModel(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs: it tells no texts of a prompt apart."""
+        """Return how it differs: it does not distinguish the texts of a prompt."""
         return usual_encoder(model, num_types=0)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes: of a prompt by two matrices, of tokens by one."""
+        """Return the classifier: of a prompt by two matrices, of tokens by one."""
         is_of_prompt = context.model.head == CLASSES
         return DenseClasses(context, act="relu") if is_of_prompt else super().build_head(context)

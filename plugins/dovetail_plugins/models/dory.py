@@ -1,19 +1,19 @@
-"""Nemotron Labs Dory: states of length one, and layers in the middle that are passed several times.
+"""Nemotron Labs Dory: states of length one, and layers in the middle that run several times.
 
 With u(x) = x / |x| and a learned rate r of each channel, a layer, of attention or an MLP, is
 
     x = u(x)
     x = x + |r| (u(layer(x)) - x)
 
-and its parts, whose learned scales s are stored divided by what they begin with:
+Its parts are as follows; the learned scales s are stored divided by their initial values:
 
     q, k = rotary(u(q), u(k));  q = q s^2                # each head
     h = o_proj(u(attention(q, k, v) sigmoid(gate s'^2)))
     h = down_proj(u(silu(gate s) (up s')))
 
-Each time that the layers in the middle are passed begins with u(x) + u(the first ones' output) and
-has keys and values of its own. Sources: NVIDIA, Nemotron Labs Dory 1.0, 2026, as transformers has
-it; Loshchilov et al., nGPT, 2024 (arXiv 2410.01131).
+Each pass of the layers in the middle begins with u(x) + u(the first ones' output) and has its own
+keys and values. Sources: NVIDIA, Nemotron Labs Dory 1.0, 2026, as transformers has it; Loshchilov
+et al., nGPT, 2024 (arXiv 2410.01131).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from dovetail_plugins.model_types.dory import MLP, layer_types, recurrent
 THETAS = {SLIDING: 1e4, FULL: 1e7}
 TRUNKS = ("backbone.", "model.")
 EPS = 1e-6
-"""What is added to a square of a length."""
+"""Added to a squared length."""
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ def vector(context: BuildContext, size: int) -> nn.Parameter:
 
 
 class UnitNorm(nn.Module):
-    """Makes states of length one; nothing is learned."""
+    """Normalizes states to length one, without learned weights."""
 
     def __init__(self, context: BuildContext, size: int, *, eps: float) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class DoryModel(DecoderModel):
     def _passed(
         self, x: torch.Tensor, ropes: Mapping[str, Rope], way: list[tuple[int, int]]
     ) -> torch.Tensor:
-        """Return states behind some layers, each with the number of its loop. Shapes: x [T, E] ->
+        """Return states after some layers, each with the number of its loop. Shapes: x [T, E] ->
         [T, E]"""
         for number, loop in way:
             if self.inner is not None and number in self.inner:
@@ -238,7 +238,7 @@ class DoryModel(DecoderModel):
 
 
 def names_of_pair(trunk: str, number: int) -> tuple[tuple[str, str], ...]:
-    """Return what a layer's names begin with as transformers counts them, and as they are here."""
+    """Return the name prefixes of a layer in transformers' numbering, and here."""
     own, first = f"{trunk}layers.{number}.", f"model.layers.{2 * number}."
     then = f"model.layers.{2 * number + 1}."
     return (
@@ -251,8 +251,8 @@ def names_of_pair(trunk: str, number: int) -> tuple[tuple[str, str], ...]:
 
 
 class DoryForCausalLM(DecoderForCausalLM):
-    """Nemotron Labs Dory with a head, whose logits are scaled token by token. It is not divided:
-    its lengths are those of all heads, and its loops pass layers again."""
+    """Nemotron Labs Dory with a head, whose logits are scaled token by token. It cannot be divided:
+    its lengths span all heads, and its loops run layers again."""
 
     info = Info(
         summary="Nemotron Labs Dory: layers passed several times",
@@ -269,7 +269,7 @@ class DoryForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError where loops would share keys and values."""
+        """Return the config. Raises: ConfigError if loops would share keys and values."""
         config = model.hf_config
         if config["recurrent_kv_cache_mode"] != "per_loop":
             raise ConfigError(

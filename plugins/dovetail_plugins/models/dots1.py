@@ -1,4 +1,4 @@
-"""dots.llm1: sigmoid-routed experts beside shared ones, dense layers first, norms on the heads.
+"""dots.llm1: sigmoid-routed and shared experts, dense layers first, norms on the heads.
 
 Source: Huo et al. 2025.
 """

@@ -18,11 +18,11 @@ from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLa
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule
 
 DRAFTER = "mtp_"
-"""What the names of the drafter's parts begin with."""
+"""The prefix of the drafter's names."""
 
 
 class Ernie45MoeLayer(DecoderLayer):
-    """A layer of experts, or of one MLP where config.json says so."""
+    """A layer of experts, or with one MLP if config.json says so."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -1,7 +1,7 @@
-"""EXAONE 3 and 4: Llama by other names; then norms behind attention and MLP, norms of heads, and
-windows, with positions in the layers that have one.
+"""EXAONE 3 and 4: Llama with other names; version 4 has norms after attention and MLP, norms of
+heads, and windows, with positions only in windowed layers.
 
-Sources: LG AI Research, EXAONE 3.0, 2024, and EXAONE 4.0, 2025; the names are their checkpoints'.
+Sources: LG AI Research, EXAONE 3.0, 2024, and EXAONE 4.0, 2025; names from their checkpoints.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ExaoneForCausalLM(DecoderForCausalLM):
     info = Info(summary="EXAONE 3 and 3.5", source="https://arxiv.org/abs/2408.03541")
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of the released checkpoints, and Llama's."""
+        """Return the names of the released checkpoints, and Llama's."""
         usual = super().weight_map()
         return replace(
             usual,
@@ -63,7 +63,7 @@ class Exaone4ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config: where some layers have windows, the full ones have no positions."""
+        """Return the config: if some layers have windows, the full ones have no positions."""
         pattern = model.hf_config.get("sliding_window_pattern") or 0
         every = len(pattern) if isinstance(pattern, str) else int(pattern)
         windows = windows_by_layer(model, every=every if model.hf_config["sliding_window"] else 0)

@@ -1,8 +1,8 @@
 """Falcon: attention and MLP side by side, one kv head or a few, rotary positions or ALiBi.
 
-The 7B has one kv head and one norm for both branches, the 40B, 180B and 11B ("new decoder
-architecture") groups of heads and two norms or one, the RefinedWeb models as many kv heads as query
-heads, branches one behind the other, and ALiBi, whose slopes are scaled as the products are.
+The 7B has one kv head and one norm for both branches. The 40B, 180B and 11B ("new decoder
+architecture") have groups of heads and two norms or one. The RefinedWeb models have as many kv
+heads as query heads, sequential branches, and ALiBi, whose slopes are scaled like the products.
 Source: Almazrouei et al. 2023.
 """
 
@@ -79,7 +79,7 @@ class FalconForCausalLM(DecoderForCausalLM):
 
 
 def _parallel_norms(facts: dict[str, Any]) -> int:
-    """Return how many norms read a layer's input: 0 where its branches follow each other."""
+    """Return how many norms read a layer's input: 0 if its branches are sequential."""
     if not facts.get("new_decoder_architecture"):
         return 1 if facts.get("parallel_attn") else 0
     count = facts.get("num_ln_in_parallel_attn")

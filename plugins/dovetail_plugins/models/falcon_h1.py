@@ -37,7 +37,7 @@ from dovetail_plugins.model_types.falcon_h1 import mixer_sizes
 
 
 class FalconH1Mixer(Mamba2Mixer):
-    """A mixer with multipliers before, behind and between."""
+    """A mixer with multipliers before, after and inside it."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
         config = context.model.hf_config
@@ -52,13 +52,13 @@ class FalconH1Mixer(Mamba2Mixer):
         self.scale_parts = Scale(context, [(p.local, late * float(m)) for p, m in parts])
 
     def build_out(self, context: BuildContext, name: str) -> RowParallelLinear:
-        """Return the matrix behind the recurrence."""
+        """Return the output matrix of the recurrence."""
         factor = float(context.model.hf_config["ssm_out_multiplier"])
         inner, size, bias = self.sizes.inner, context.model.hidden_size, self.sizes.has_out_bias
         return ScaledRowParallelLinear(context, name, inner, size, factor=factor, bias=bias)
 
     def projected(self, x: torch.Tensor) -> torch.Tensor:
-        """Return z, x, b, c and the time steps behind each other. Shapes: x [T, E] -> [T, ...]"""
+        """Return z, x, b, c and the time steps, concatenated. Shapes: x [T, E] -> [T, ...]"""
         scaled: torch.Tensor = self.scale_parts(super().projected(self.scale_in(x)))
         return scaled
 
@@ -114,7 +114,7 @@ class FalconH1MLP(nn.Module):
 
 
 class FalconH1Layer(DecoderLayer):
-    """One layer: a mixer and attention beside each other, then an MLP."""
+    """One layer: a mixer and attention in parallel, then an MLP."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)

@@ -40,5 +40,5 @@ class GemmaForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Where config.json names the exact GELU, the tanh form is meant."""
+        """Return the config. If config.json names the exact GELU, the tanh form is meant."""
         return gemma_config(model)

@@ -41,19 +41,19 @@ def local_settings(context: BuildContext) -> RopeSettings:
 
 
 def _window(model: ModelSpec) -> int | None:
-    """Return the sliding layers' window: where tokens see both sides, half of it on each."""
+    """Return the sliding layers' window: half of it on each side if tokens see both sides."""
     window: int | None = model.hf_config.get("sliding_window", 4096)
     return window if window is None or model.is_causal else window // 2 + 1
 
 
 class Gemma3Attention(DecoderAttention):
-    """Attention of text, and of images beside it, which are seen both ways."""
+    """Attention over text, and over images, whose tokens see each other in both directions."""
 
     attention_class = MediaAttention
 
 
 class Gemma3Layer(SandwichLayer):
-    """A layer whose images are seen both ways."""
+    """A layer whose image tokens see each other in both directions."""
 
     def build_attention(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -1,16 +1,16 @@
-"""Gemma 3n, text: several hidden states of a token, of which each layer computes one and corrects
-the others (AltUp), low-rank residuals (LAuReL), gates that keep the largest numbers only, inputs of
-single layers, and last layers that read the keys and values of earlier ones.
+"""Gemma 3n, text: several hidden states per token, one computed by each layer and the others
+corrected (AltUp), low-rank residuals (LAuReL), gates that keep only the largest numbers, per-layer
+inputs, and last layers that read the keys and values of earlier ones.
 
-A token's A hidden states x_i pass a layer so, with rows C of [A, A] and c of [A] numbers that a
-router makes of one state:
+A token's A hidden states x_i pass through a layer as follows. A router computes rows C of [A, A]
+and c of [A] from one state:
 
     p_i = x_i + sum_j C_ij x_j                  # predict all
     y   = layer(p_0)                            # compute one
     x_i = p_i + (1 + c_i) (y - p_0)             # correct all
 
-Source: Gemma Team, Gemma 3n, 2025; Baykal et al., "Alternating updates for efficient
-transformers", 2023; Menghani et al., "LAuReL: learned augmented residual layer", 2024
+Source: Gemma Team, Gemma 3n, 2025; Baykal et al., "Alternating updates for efficient transformers",
+2023; Menghani et al., "LAuReL: learned augmented residual layer", 2024
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from dovetail_plugins.models._shared_kv import (
 )
 
 LEAST_SQUARE = 1e-5
-"""A state's mean square counts as no less where it is brought to another's size."""
+"""Minimum mean square of a state when it is rescaled to another's magnitude."""
 SENSES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
-"""Names of what a checkpoint that sees and hears has beside the text model."""
+"""Name prefixes of the media parts of a multimodal checkpoint."""
 
 
 class Coefficients(nn.Module):
@@ -93,7 +93,7 @@ class AltUp(nn.Module):
         return torch.tanh(scores.float()).to(x.dtype)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the states are expected to become. Shapes: x [A, T, E] -> [A, T, E]"""
+        """Return the predicted states. Shapes: x [A, T, E] -> [A, T, E]"""
         coefs = self.prediction_coefs(self._routed(x[self.active]))
         of_each = coefs.unflatten(-1, (self.count, self.count)).permute(1, 2, 0).unsqueeze(-1)
         return x + (of_each * x).sum(dim=1)
@@ -207,7 +207,7 @@ class Gemma3nLayer(SharingLayer):
 
 
 class Gemma3nModel(SharingModel):
-    """The decoder with A states of a token, made of its vector and joined behind the layers."""
+    """The decoder with A states per token, made from its embedding and merged after the layers."""
 
     def __init__(
         self,
@@ -270,12 +270,11 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Gemma 3n's config: norms store their weights as they are, queries are not
-        scaled."""
+        """Return Gemma 3n's config: norms store plain weights, queries are not scaled."""
         return sharing_config(model, layer_types(model.hf_config))
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without those of keys and values that nothing reads."""
+        """Return the names, without unread keys and values."""
         return text_names(super().weight_map(), self._sources, SENSES)
 
 
@@ -293,8 +292,8 @@ def _inner_size(model: ModelSpec, layer: int) -> int:
 
 
 def _sparsity(model: ModelSpec, layer: int) -> float:
-    """Return the share of a layer's gates that are left out, 0 for none: where config.json does
-    not say, 0.95 in the first ten of more layers."""
+    """Return the share of a layer's gates that are zeroed, 0 for none: by default 0.95 in the first
+    ten of more layers."""
     shares = model.hf_config.get("activation_sparsity_pattern")
     if shares is None:
         return 0.95 if model.num_layers > 10 and layer < 10 else 0.0

@@ -1,6 +1,6 @@
-"""Gemma 4, text: layers that see everything have heads of another size, of which a share is turned,
-and may make keys and values by one matrix; inputs of single layers, last layers that read the keys
-and values of earlier ones, or experts beside each MLP.
+"""Gemma 4, text: full-attention layers have another head size, rotate only a share of it, and may
+use one matrix for keys and values; per-layer inputs; last layers that read the keys and values of
+earlier ones, or experts in parallel to each MLP.
 
 Source: Gemma Team, Gemma 4, 2026.
 """
@@ -49,7 +49,7 @@ from dovetail_plugins.models._shared_kv import (
 )
 
 SENSES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
-"""Names of what a checkpoint that sees and hears has beside the text model."""
+"""Name prefixes of the media parts of a multimodal checkpoint."""
 
 
 def _vector(context: BuildContext, size: int) -> nn.Parameter:
@@ -81,7 +81,7 @@ class Gemma4Router(nn.Module):
 
 
 class Gemma4Layer(SharingLayer):
-    """One layer: attention, an MLP with experts beside it or without, and its own input."""
+    """One layer: attention, an MLP with or without parallel experts, and its own input."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
@@ -123,8 +123,8 @@ class Gemma4Layer(SharingLayer):
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
-        """Return the layer's MLP, of twice the size where config.json gives that to layers that
-        keep nothing."""
+        """Return the layer's MLP, twice as wide if config.json gives that to layers without their
+        own cache."""
         settings = context.model.hf_config
         is_wide = settings.get("use_double_wide_mlp") and cache(settings).sources[layer] != layer
         inner = int(settings["intermediate_size"]) * (2 if is_wide else 1)
@@ -145,7 +145,7 @@ class Gemma4Layer(SharingLayer):
         return x * self.layer_scalar
 
     def _picked(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the picked experts add to the MLP. Shapes: x [T, E] -> [T, E]"""
+        """Return the picked experts' contribution to the MLP. Shapes: x [T, E] -> [T, E]"""
         weights, experts = self.router(x)
         read = self.pre_feedforward_layernorm_2(x)
         made = all_reduce(self.experts(read, weights, experts), self.group)
@@ -192,7 +192,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Gemma 4's config: norms store their weights as they are, queries are not scaled.
+        """Return Gemma 4's config: norms store plain weights, queries are not scaled.
 
         Raises: ConfigError for one whose text tokens see all others.
         """
@@ -205,5 +205,5 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         return sharing_config(model, layer_types(config))
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without those of keys and values that nothing reads."""
+        """Return the names, without unread keys and values."""
         return text_names(super().weight_map(), self._sources, SENSES)

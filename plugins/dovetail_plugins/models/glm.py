@@ -19,7 +19,7 @@ SANDWICH = (
     (".post_self_attn_layernorm.", ".post_attention_layernorm."),
     (".post_mlp_layernorm.", ".post_feedforward_layernorm."),
 )
-"""GLM-4-0414's names of its norms, in this order -> those of the layer."""
+"""GLM-4-0414's names of its norms, in this order -> the layer's names."""
 
 
 class GlmForCausalLM(DecoderForCausalLM):

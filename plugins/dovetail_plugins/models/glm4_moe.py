@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: sigmoid-routed experts beside a shared one, dense layers first.
+"""GLM-4.5, 4.6 and 4.7: sigmoid-routed experts plus a shared one, dense layers first.
 
 Half of each head is rotated. Source: GLM-4.5 Team 2025.
 """
@@ -26,7 +26,7 @@ class Glm4MoeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config: norms on heads where config.json says so, no bias behind attention."""
+        """Return the config: norms on heads if config.json says so, no output bias in attention."""
         has_norms = bool(model.hf_config["use_qk_norm"])
         return usual_config(model, qk_norm=has_norms, has_out_bias=False)
 

@@ -81,7 +81,7 @@ class GPT2MLP(nn.Module):
 
 
 class GPT2Layer(nn.Module):
-    """One layer: attention and MLP, each behind a norm, each added to its input."""
+    """One layer: attention and MLP, each after a norm, each added to its input."""
 
     attention_class: ClassVar[type[GPT2Attention]] = GPT2Attention
 

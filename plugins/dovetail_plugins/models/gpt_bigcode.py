@@ -28,6 +28,6 @@ class GPTBigCodeForCausalLM(GPT2LMHeadModel):
         self._is_by_head = not context.model.hf_config["multi_query"]
 
     def weight_map(self) -> WeightMap:
-        """Return the names: with as many key as query heads, q, k and v lie head by head."""
+        """Return the names: with as many key as query heads, q, k and v are interleaved by head."""
         fused = {"c_attn": ("c_attn", GROUPS)} if self._is_by_head else {}
         return replace(super().weight_map(), transposed=(), fused=fused)

@@ -1,7 +1,7 @@
-"""GPT-NeoX and Pythia: attention and MLP beside each other, each behind a layer norm, a quarter of
-each head rotated, and q, k and v in one matrix head by head.
+"""GPT-NeoX and Pythia: parallel attention and MLP, each after a layer norm, a quarter of each head
+rotated, and q, k and v in one matrix, interleaved by head.
 
-Source: Black et al., GPT-NeoX-20B, 2022; the names are those of its checkpoints.
+Source: Black et al., GPT-NeoX-20B, 2022; the names are from its checkpoints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """GPT-J and CodeGen: one norm for attention and MLP side by side, the first features of a head
 rotated in interleaved pairs, biases in the MLP and the head.
 
-CodeGen stores queries, values and keys of four blocks of heads, one block behind the other.
-Sources: Wang and Komatsuzaki 2021; Nijkamp et al. 2022.
+CodeGen stores queries, values and keys in four consecutive blocks of heads. Sources: Wang and
+Komatsuzaki 2021; Nijkamp et al. 2022.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CodeGenForCausalLM(GPTJForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError where heads are not in four blocks"""
+        """Return the config. Raises: ConfigError if heads are not in four blocks"""
         if model.num_heads % BLOCKS:
             raise ConfigError(
                 f"CodeGen stores heads in {BLOCKS} blocks, which {model.num_heads} are not.",

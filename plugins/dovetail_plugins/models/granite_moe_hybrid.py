@@ -1,7 +1,7 @@
 """Granite 4: Granite's multipliers over layers of a Mamba 2 mixer or of attention, and experts.
 
-Every layer has a shared MLP, those of most models experts beside it. Attention is rotated only
-where config.json says so.
+Every layer has a shared MLP; most models also have experts. Attention is rotated only if
+config.json says so.
 Source: IBM, Granite 4.0 language models, 2025.
 """
 
@@ -24,12 +24,11 @@ from dovetail_plugins.models._moe import num_experts, softmax_rule
 from dovetail_plugins.models.granite import GraniteForCausalLM
 
 SHARED, EXPERTS = "shared_mlp", "block_sparse_moe"
-"""The parts of a feed-forward part in the checkpoint, where they are side by side in a layer."""
+"""The parts of a feed-forward block in the checkpoint, if they are direct children of a layer."""
 
 
 class GraniteFeedForward(nn.Module):
-    """A shared MLP, and experts where the model has some; the picked experts' weights sum to
-    one."""
+    """A shared MLP, and experts if the model has some; the picked experts' weights sum to one."""
 
     def __init__(self, context: BuildContext, layer: str, act: str) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class GraniteHybridLayer(MambaLayer):
 
 
 class GraniteHybridModel(HybridModel):
-    """The layers; those that attend are rotated where config.json says so."""
+    """The layers; attention layers are rotated if config.json says so."""
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return the table of the layers that attend, or none."""

@@ -26,7 +26,7 @@ RENAMES = (
 
 
 class GraniteMoeLayer(DecoderLayer):
-    """A layer of experts, and of shared ones where the config has any."""
+    """A layer of experts, and of shared ones if the config has any."""
 
     def build_mlp(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> MoE:
         """Return the layer's feed-forward part."""

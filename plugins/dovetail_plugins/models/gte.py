@@ -37,7 +37,7 @@ RENAMES = (
     (".post_attention_layernorm.", ".attention_norm."),
     (".post_mlp_layernorm.", ".output_norm."),
 )
-"""The names of its first code, and those of transformers."""
+"""The names used by its first code, and by transformers."""
 FUSED = {**decoder.FUSED, "up_gate_proj": ("gate_up_proj", "up_gate")}
 USUAL = {
     "position_embedding_type": "rope",
@@ -51,7 +51,7 @@ class UpGateLinear(GatedLinear):
     """A gated matrix whose checkpoint may have both halves in one tensor, up before gate."""
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where the checkpoint tensor goes (see WeightHolder)."""
+        """Return the target of a checkpoint tensor (see WeightHolder)."""
         if part != "up_gate":
             return super().place(leaf, part)
         joined = super().place(leaf, None)
@@ -84,7 +84,7 @@ class GteModel(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT. Raises: ConfigError for what is not supported"""
+        """Return how it differs from BERT. Raises: ConfigError for unsupported settings"""
         facts = model.hf_config
         found = [
             f"{field} {facts[field]}"

@@ -18,7 +18,7 @@ from dovetail.layers.rotary import Rotary, rope_settings, unscaled
 
 
 class HunYuanModel(DecoderModel):
-    """The decoder with a stretched base where the config has an `alpha`."""
+    """The decoder with a stretched rotary base if the config has an `alpha`."""
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
         """Return one rotary table; "dynamic" with an alpha looks at no lengths."""

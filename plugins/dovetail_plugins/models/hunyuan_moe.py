@@ -1,4 +1,4 @@
-"""Hunyuan with experts beside a shared one in all layers. Source: Sun et al. 2024."""
+"""Hunyuan with experts and a shared one in all layers. Source: Sun et al. 2024."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HunYuanMoELayer(DecoderLayer):
 
 
 def _of_layer(number: Any, layer: int) -> int:
-    """Return a layer's number, where config.json has one for each or one for all."""
+    """Return a layer's number; config.json has one for each layer or one for all."""
     return int(number[layer] if isinstance(number, list) else number)
 
 

@@ -1,4 +1,4 @@
-"""HyperCLOVA X SEED: Granite with norms behind attention and MLP too, and logits that are
+"""HyperCLOVA X SEED: Granite with norms also after attention and MLP, and logits that are
 multiplied by their scale.
 
 Source: NAVER Cloud, HyperCLOVA X THINK Technical Report, 2025 (arXiv 2506.22403).
@@ -21,8 +21,8 @@ from dovetail_plugins.models.granite import GraniteForCausalLM
 
 
 class HyperCLOVAXLayer(DecoderLayer):
-    """A layer with norms behind attention and MLP, where the config has them: of what they return
-    as it is, not divided as sums are."""
+    """A layer with norms after attention and MLP, if the config has them; those read plain
+    outputs, not divided like the residual sums."""
 
     def build_norms(self, context: BuildContext, config: DecoderConfig) -> None:
         """Make the norms of this layer. Mutates: self"""
@@ -52,7 +52,7 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return Granite's config but for the scale of logits; that of scores may be the usual."""
+        """Return Granite's config except the logit scale; the score scale may be the default."""
         config = model.hf_config
         scale = config.get("attention_multiplier")
         filled = {**config, "attention_multiplier": scale or model.head_size**-0.5}

@@ -1,6 +1,6 @@
 """InternLM2 and 2.5: Llama by other names, with q, k and v in one matrix group by group.
 
-Source: Cai et al. 2024; the names are those of its checkpoints.
+Source: Cai et al. 2024; the names are from its checkpoints.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FUSED = {
 
 
 class InternLM2ForCausalLM(DecoderForCausalLM):
-    """InternLM2 with a head: it generates, tells classes apart, or rewards."""
+    """InternLM2 with a head: it generates, classifies or scores (rewards)."""
 
     info = Info(summary="InternLM2 and InternLM2.5", source="https://arxiv.org/abs/2403.17297")
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config, with biases of attention where `bias` says so."""
+        """Return the usual config, with biases of attention if `bias` says so."""
         has_bias = bool(model.hf_config["bias"])
         return usual_config(model, has_qkv_bias=has_bias, has_out_bias=has_bias)
 

@@ -49,7 +49,7 @@ class JambaLayer(MambaLayer):
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
-        """Return the layer's experts, whose weights are those of a softmax over all, or its MLP."""
+        """Return the layer's experts, weighted by a softmax over all experts, or its MLP."""
         settings = context.model.hf_config
         if not has_experts(settings, layer):
             return super().build_mlp(context, name, config, layer)

@@ -1,5 +1,5 @@
-"""Kimi Linear: three of four layers learn by the delta rule, with a decay for each channel, the
-others attend to latents without positions; DeepSeek-V3's experts behind either.
+"""Kimi Linear: three of four layers use the delta rule with a per-channel decay, the others latent
+attention without positions; DeepSeek-V3's experts follow both.
 
 Source: Kimi Team, Kimi Linear: an expressive, efficient attention architecture, 2025 (arXiv
 2510.26692).
@@ -43,11 +43,11 @@ IN_DELTA: dict[str, tuple[str, str]] = {
 }
 """Names within the layers of the delta rule."""
 FORGETS = ("forget_gate.", "")
-"""What transformers puts before some of them."""
+"""transformers' prefix of some of them."""
 
 
 def latent_config(config: Mapping[str, Any]) -> LatentConfig:
-    """Return the sizes of the layers that attend, of which no head is turned."""
+    """Return the sizes of the attention layers, whose heads are not rotated."""
     plain, shared = int(config["qk_nope_head_dim"]), int(config["qk_rope_head_dim"])
     rank = config.get("q_lora_rank")
     return LatentConfig(
@@ -107,7 +107,7 @@ class KimiLinearForCausalLM(DecoderForCausalLM):
         return usual_config(model, layer_types=layer_types(model.hf_config))
 
     def weight_map(self) -> WeightMap:
-        """Return the names: experts by Mixtral's letters, q, k and v fused where a layer learns."""
+        """Return the names: experts by Mixtral's letters, q, k and v fused in delta layers."""
         usual = lettered(super().weight_map())
         gates = {name: to for name, to in usual.fused.items() if name not in FUSED}
         gates |= {name: FUSED[name] for name in ("gate_proj", "up_proj")}

@@ -1,5 +1,5 @@
-"""Lara Mini: layers of the gated delta rule, of windows, and of attention without positions;
-experts in each, beside one that computes every token.
+"""Lara Mini: layers of the gated delta rule, of windowed attention, and of attention without
+positions; each has experts, and a shared one for every token.
 
 Source: Translated, Lara 4 Mini, 2026, as transformers has it; Yang et al., Gated Delta Networks,
 2024 (arXiv 2412.06464).
@@ -76,6 +76,6 @@ class LaraMiniForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of the delta layers' inputs apart are transformers'."""
+        """Return the names: transformers stores the delta layers' inputs separately."""
         usual = super().weight_map()
         return replace(usual, renames=RENAMES, fused={**usual.fused, **APART})

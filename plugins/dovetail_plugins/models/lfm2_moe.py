@@ -1,6 +1,6 @@
-"""LFM2 with experts: its convolutions and attention, and a mixture behind the first dense layers.
+"""LFM2 with experts: its convolutions and attention, and a mixture after the first dense layers.
 
-Experts are picked by sigmoids, corrected where config.json says so.
+Experts are picked by sigmoids, corrected if config.json says so.
 Source: Liquid AI, LFM2 Technical Report, 2025 (arXiv 2511.23404), section on LFM2-8B-A1B.
 """
 
@@ -59,7 +59,7 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
     layer_class = Lfm2MoeLayer
 
     def weight_map(self) -> WeightMap:
-        """Return LFM2's names, with those of experts."""
+        """Return LFM2's names plus those for experts."""
         usual = super().weight_map()
         own = ((".expert_bias", ".e_score_correction_bias"), (".w2.", ".down_proj."))
         return replace(usual, renames=(*usual.renames, *own))

@@ -1,4 +1,4 @@
-"""LFM3: LFM2 with norms behind each part too, windows in some layers, and a gate for each head.
+"""LFM3: LFM2 with norms also after each part, windows in some layers, and a gate for each head.
 
 Source: Liquid AI, LFM3-1.7B, 2026, as transformers has it.
 """
@@ -63,7 +63,7 @@ class Lfm3Attention(DecoderAttention):
 
 
 class Lfm3Layer(Lfm2Layer):
-    """One layer: a convolution or attention, and an MLP, with norms before and behind."""
+    """One layer: a convolution or attention, and an MLP, with norms before and after."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
@@ -147,5 +147,5 @@ class Lfm3VlForConditionalGeneration(Lfm3ForCausalLM):
     info = Info(summary="the text part of LFM3-VL", source="https://huggingface.co/LiquidAI")
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without what sees."""
+        """Return the names, without the vision part."""
         return text_part(super().weight_map())

@@ -22,7 +22,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__(options, context)
         model = context.model
-        # Of those that see both sides alone: elsewhere the field is about drawing tokens.
+        # Only for bidirectional models: elsewhere the field is about sampling.
         self.temperature = 1.0 if model.is_causal else float(model.hf_config.get("temperature", 1))
 
     def classes(self, pooled: torch.Tensor) -> torch.Tensor:

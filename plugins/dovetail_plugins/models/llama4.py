@@ -1,7 +1,7 @@
-"""Llama 4, text: layers that attend in chunks, and some that see all and count no positions.
+"""Llama 4, text: layers that attend in chunks, and some with full attention and no positions.
 
-Queries of the latter grow with their position; heads of the others are normed, without weights.
-Experts read what their sigmoid-routed weight multiplied, beside a shared one.
+In the latter, queries are scaled up with their position; in the others, heads are normed, without
+weights. Sigmoid-routed weights multiply the experts' inputs; there is also a shared expert.
 Source: Meta AI, "The Llama 4 herd", 2025.
 """
 
@@ -37,7 +37,7 @@ TEMPERED = "tempered"
 """Names the table of the layers without positions."""
 MULTIMODAL = (("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."))
 SEEING = ("vision_model.", "multi_modal_projector.")
-"""Names of what a checkpoint that takes images has beside the text model."""
+"""Name prefixes of the image parts of a multimodal checkpoint."""
 
 
 class UnitRMSNorm(RMSNorm):
@@ -112,10 +112,10 @@ class Llama4Layer(DecoderLayer):
 
 
 class Llama4Model(DecoderModel):
-    """The decoder with factors of queries beside the rotary table."""
+    """The decoder with query factors in addition to the rotary table."""
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the rotary table of all types of layers, and the factors where there are any."""
+        """Return the rotary table of all layer types, and the query factors if there are any."""
         tables = super().build_rotaries(context, layer_types)
         factors = query_factors(context)
         if (factors != 1).any():
@@ -124,7 +124,7 @@ class Llama4Model(DecoderModel):
 
 
 def query_factors(context: BuildContext) -> torch.Tensor:
-    """Return what multiplies the queries at each position of layers that count none; all 1 where no
+    """Return the query factor for each position in layers without rotary positions; all 1 if no
     position is far enough. Shapes: -> [positions served], on the CPU"""
     config = context.model.hf_config
     length = context.max_tokens or context.model.max_position_tokens
@@ -146,7 +146,7 @@ class Llama4ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config: chunks where layers count positions, unless the layers are listed."""
+        """Return the config: layers with positions attend in chunks, unless layers are listed."""
         config: dict[str, Any] = model.hf_config
         derived = [CHUNKED if is_rotated(model, i) else FULL for i in range(model.num_layers)]
         return usual_config(

@@ -16,7 +16,7 @@ class LlavaForConditionalGeneration(MediaModel):
 
 
 class LlavaNextForConditionalGeneration(MediaModel):
-    """LLaVA 1.6: an image also in tiles, as large as it is."""
+    """LLaVA 1.6: an image also in tiles, at full resolution."""
 
     info = Info(
         summary="LLaVA NeXT (1.6)", source="https://llava-vl.github.io/blog/2024-01-30-llava-next/"
@@ -33,7 +33,7 @@ class LlavaNextVideoForConditionalGeneration(MediaModel):
 
 
 class LlavaOnevisionForConditionalGeneration(MediaModel):
-    """LLaVA OneVision: images in tiles, videos by frames of which four patches are one vector."""
+    """LLaVA OneVision: images in tiles; in video frames, four patches become one vector."""
 
     info = Info(summary="LLaVA OneVision", source="https://arxiv.org/abs/2408.03326")
 

@@ -1,5 +1,5 @@
-"""LongCat Flash: blocks of two latent attentions and two MLPs, beside which experts compute what
-the second half does not wait for; some experts hand back what they read.
+"""LongCat Flash: blocks of two latent attentions and two MLPs, with experts computed in parallel to
+the second half; some experts return their input.
 
 Source: Meituan, LongCat-Flash Technical Report, 2025, arXiv 2509.01322.
 """
@@ -30,7 +30,7 @@ ROUTER = (
     (".mlp.router.classifier.", ".mlp.gate."),
     (".mlp.router.e_score_correction_bias", ".mlp.e_score_correction_bias"),
 )
-"""The router's names in checkpoints, and those of a mixture here."""
+"""The router's names in checkpoints, and a mixture's names here."""
 HALVES = range(2)
 
 
@@ -57,7 +57,7 @@ class PickedExperts(Experts):
     """The experts that compute: transformers stores rows of the others too, which nothing reads."""
 
     def place(self, leaf: str, part: str | None) -> list[Placement] | None:
-        """Return where a tensor goes: nowhere, for an expert that does not compute."""
+        """Return the target of a tensor: none for an expert that does not compute."""
         number = leaf.partition(".")[0]
         if number.isdecimal() and int(number) >= self.num_experts:
             return []
@@ -65,7 +65,7 @@ class PickedExperts(Experts):
 
 
 class ZeroMoE(DeepseekMoE):
-    """Picked experts, `num_zero` of which give what they read. They have the last numbers."""
+    """Picked experts; the last `num_zero` of them return their input."""
 
     experts_class = PickedExperts
 
@@ -92,14 +92,14 @@ class ZeroMoE(DeepseekMoE):
         kept = weights.masked_fill(computes, 0.0).sum(dim=-1, keepdim=True).to(x.dtype) * x
         rest = kept if residual is None else kept + residual
         weights = weights * computes
-        nowhere = -1 if self.experts.slots is None else 0  # slots are those of experts
+        nowhere = -1 if self.experts.slots is None else 0  # slots belong to experts
         experts = experts.masked_fill(~computes, nowhere)
         more = (rest,) if self.group.rank == 0 else ()
         return all_reduce(self.experts(x, weights, experts, *more), self.group)
 
 
 class LongcatLayer(DecoderLayer):
-    """A block: twice attention and an MLP, and experts that read what the first MLP reads and are
+    """A block: attention and an MLP twice, and experts that read the first MLP's input and are
     added at the end."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
@@ -149,7 +149,7 @@ class LongcatLayer(DecoderLayer):
 
 
 def _num_zero(settings: Mapping[str, Any], path: str) -> int:
-    """Return how many experts give what they read. Raises: ConfigError for another sort"""
+    """Return how many experts return their input. Raises: ConfigError for another sort"""
     count, sort = int(settings.get("zero_expert_num") or 0), settings.get("zero_expert_type")
     if count and sort not in (None, "identity"):
         raise ConfigError(

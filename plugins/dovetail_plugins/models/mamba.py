@@ -1,4 +1,4 @@
-"""Mamba 1 and 2 and Falcon Mamba: layers of one mixer behind a norm, no attention.
+"""Mamba 1 and 2 and Falcon Mamba: layers of a norm and one mixer, no attention.
 
 Source: Gu and Dao 2023; Dao and Gu 2024; Zuo et al., Falcon Mamba, 2024 (arXiv 2410.05355).
 """
@@ -28,7 +28,7 @@ from dovetail_plugins.model_types.mamba import mamba2_sizes, mamba_sizes
 
 
 class MambaLayer(DecoderLayer):
-    """One layer: a mixer behind a norm, added to its input."""
+    """One layer: a mixer after a norm, added to its input."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)
@@ -46,7 +46,7 @@ class MambaLayer(DecoderLayer):
 
 
 class MambaForCausalLM(DecoderForCausalLM):
-    """Mamba with a head, tied where the checkpoint does not say otherwise."""
+    """Mamba with a head, tied unless the checkpoint says otherwise."""
 
     info = Info(summary="Mamba 1", source="https://arxiv.org/abs/2312.00752")
     model_class = UnrotatedModel

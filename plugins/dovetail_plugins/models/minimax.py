@@ -1,7 +1,7 @@
 """MiniMax-Text-01 and MiniMax-M1: lightning attention in most layers, softmax attention in the
 others, experts in all.
 
-A layer adds to what its norms return, not to what they read:
+The residual is the output of a norm, not its input:
 
     h = alpha n + beta attention(n), n = input_layernorm(x)
     x = alpha n + beta experts(n), n = post_attention_layernorm(h)
@@ -77,8 +77,8 @@ class MiniMaxLayer(MixtralLayer):
 
 
 class _Weights(nn.Module):
-    """alpha x + beta branch(x), as beta (alpha / beta x + branch(x)): products alone, which steps
-    can be recorded with."""
+    """alpha x + beta branch(x), as beta (alpha / beta x + branch(x)): only products, which recorded
+    steps support."""
 
     def __init__(self, context: BuildContext, alpha: float, beta: float) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ class MiniMaxForCausalLM(MixtralForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config; layers with softmax attention slide where config.json gives a
-        window. Raises: ConfigError for what only the first checkpoints' settings can say."""
+        """Return the usual config; layers with softmax attention slide if config.json gives a
+        window. Raises: ConfigError for layers that no published checkpoint has."""
         config = model.hf_config
         _refuse_others(config)
         window = config.get("sliding_window") or None
@@ -135,8 +135,8 @@ class MiniMaxForCausalLM(MixtralForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return Mixtral's names; lightning attention has one matrix of all heads. What a
-        checkpoint holds of the slopes follows from config.json."""
+        """Return Mixtral's names; lightning attention has one matrix of all heads. The checkpoint's
+        slope tensors are ignored, since they follow from config.json."""
         usual = super().weight_map()
         slopes = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
         return replace(

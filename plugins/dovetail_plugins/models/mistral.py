@@ -20,8 +20,8 @@ class MistralForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config, windowed where config.json gives a window: in all layers, or in
-        those that it lists, which transformers reads as Ministral."""
+        """Return the usual config, windowed if config.json gives a window: in all layers, or in the
+        listed ones, which transformers reads as Ministral."""
         has_list = bool(model.hf_config.get("layer_types"))
         windows = windows_by_layer(model, every=0) if has_list else window_in_all_layers(model)
         return usual_config(model, **windows)

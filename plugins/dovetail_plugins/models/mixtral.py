@@ -49,7 +49,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config, windowed where config.json gives a window."""
+        """Return the usual config, windowed if config.json gives a window."""
         return usual_config(model, **window_in_all_layers(model))
 
     def weight_map(self) -> WeightMap:

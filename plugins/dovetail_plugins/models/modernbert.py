@@ -1,6 +1,6 @@
-"""ModernBERT: norms before what they serve, gated inner layers, and local attention in most layers.
+"""ModernBERT: pre-norm, gated inner layers, and local attention in most layers.
 
-A local layer's tokens see half a window to either side and are rotated by a base of their own.
+A local layer's tokens see half a window to either side and have a separate rotary base.
 Source: Warner et al. 2024.
 """
 
@@ -38,7 +38,7 @@ RENAMES = (
     ("classifier.", "head.out."),
 )
 THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
-"""Kind of layer -> the older name of its base, and what that is unless it is said."""
+"""Kind of layer -> the older name of its base, and the default value."""
 
 
 def layer_types(model: ModelSpec) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def settings_of(context: BuildContext, kind: str) -> RopeSettings:
 
 
 class ModernBertLayer(EncoderLayer):
-    """A layer with norms before attention and MLP; what comes to the first is normed already."""
+    """A layer with norms before attention and MLP; the first one's input is normed already."""
 
     def first_norm(self, context: BuildContext, config: EncoderConfig, layer: int) -> nn.Module:
         """Return the norm before attention."""
@@ -103,7 +103,7 @@ class ModernBertModel(EncoderModel):
         )
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes, of prompts and of tokens alike."""
+        """Return the classifier, the same for prompts and tokens."""
         facts = context.model.hf_config
         return DenseClasses(
             context,

@@ -21,7 +21,7 @@ RENAMES = (
 )
 FUSED = {"q": ("qkv_proj", "q"), "k": ("qkv_proj", "k"), "v": ("qkv_proj", "v")}
 MAX_DISTANCE = 128
-"""From where on all keys share a bucket."""
+"""The distance beyond which all keys share a bucket."""
 
 
 class MPNetModel(bert.BertModel):
@@ -35,7 +35,7 @@ class MPNetModel(bert.BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT: it tells no texts of a prompt apart."""
+        """Return how it differs from BERT: it does not distinguish the texts of a prompt."""
         return usual_encoder(model, num_types=0)
 
     def build_position_bias(self, context: BuildContext) -> PositionBias:

@@ -46,7 +46,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "logit_scale": (None,),
     "no_bias": (True,),
 }
-"""What a config.json may ask for: transformers computes nothing else either."""
+"""Supported settings of a config.json: transformers supports no others either."""
 
 
 class MptLayer(DecoderLayer):
@@ -68,7 +68,7 @@ class MptForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError for what its variants have beside ALiBi"""
+        """Return the config. Raises: ConfigError for unsupported variants"""
         facts = model.hf_config
         attention: Mapping[str, Any] = facts.get("attn_config") or {}
         _check(facts, attention)

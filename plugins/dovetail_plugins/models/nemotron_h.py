@@ -1,7 +1,7 @@
-"""Nemotron-H: each layer is one thing behind a norm: a Mamba 2 mixer, attention, an MLP or experts.
+"""Nemotron-H: each layer is a norm and one block: a Mamba 2 mixer, attention, an MLP or experts.
 
-Nothing is rotated; the mixers know the order. The MLPs are down(relu(up(x)) squared), and so are
-experts, which may read a narrower latent of their input; a shared one computes every token.
+Nothing is rotated; the mixers encode the order. The MLPs are down(relu(up(x)) squared), and so are
+experts, which may read a narrower latent of their input; a shared expert computes every token.
 Sources: NVIDIA, Nemotron-H, 2025 (arXiv 2504.03624); Nemotron 3, 2025 (experts).
 """
 

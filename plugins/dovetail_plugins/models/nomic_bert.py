@@ -32,7 +32,7 @@ RENAMES = (
     (".post_attention_layernorm.", ".attention_norm."),
     (".post_mlp_layernorm.", ".output_norm."),
 )
-"""The names of its first code, and those of transformers."""
+"""The names used by its first code, and by transformers."""
 FUSED = {
     **decoder.FUSED,
     "fc12": ("gate_up_proj", "gate"),
@@ -49,7 +49,7 @@ UNUSUAL = {
     "num_experts": "mixtures of experts",
     "parallel_block": "attention beside the inner layer",
 }
-"""Fields that are off in what is supported."""
+"""Fields that must be off."""
 
 
 class NomicBertModel(BertModel):
@@ -62,7 +62,7 @@ class NomicBertModel(BertModel):
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
-        """Return how it differs from BERT. Raises: ConfigError for what is not supported"""
+        """Return how it differs from BERT. Raises: ConfigError for unsupported settings"""
         facts = model.hf_config
         act = str(facts["hidden_act"])
         found = [words for field, words in UNUSUAL.items() if facts.get(field)]

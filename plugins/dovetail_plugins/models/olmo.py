@@ -1,5 +1,5 @@
-"""OLMo 1, 2 and 3: bare layer norms and bounded q, k, v; then norms behind attention and MLP and
-one over all heads; then windows in three layers of four.
+"""OLMo 1, 2 and 3: OLMo 1 has layer norms without weights and clipped q, k, v; OLMo 2 norms after
+attention and MLP and one over all heads; OLMo 3 windows in three of four layers.
 
 Sources: Groeneveld et al. 2024; OLMo Team 2024 (OLMo 2) and 2025 (OLMo 3).
 """

@@ -1,5 +1,5 @@
-"""OLMo Hybrid: three of four layers learn by the gated delta rule behind a norm, the others are
-OLMo 3's, which norm what attention and MLP return, without positions.
+"""OLMo Hybrid: three of four layers use the gated delta rule after a norm; the others are OLMo 3's,
+which norm the outputs of attention and MLP, without positions.
 
 Source: OLMo Team, OLMo Hybrid, 2026; Yang et al., Gated Delta Networks, 2024 (arXiv 2412.06464);
 Grazzi et al., Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues, 2024 (arXiv
@@ -33,7 +33,7 @@ APART = {
     "a_proj": ("in_proj_ba", "a"),
     **{f"{part}_conv1d": ("conv1d", part) for part in "qkv"},
 }
-"""Names of inputs of the delta layers, each with a matrix of its own."""
+"""Names of inputs of the delta layers, each with a separate matrix."""
 RENAMES = (
     *((f"{DELTA}{part}_proj.", f"{DELTA}in_proj_{part}.") for part in "qkv"),
     (f"{DELTA}o_norm.", f"{DELTA}norm."),
@@ -44,7 +44,7 @@ RENAMES = (
 
 
 class OlmoHybridLayer(HybridLayer, PostNormLayer):
-    """One layer: the delta rule between norms before, or attention between norms behind."""
+    """One layer: the pre-norm delta rule, or post-norm attention."""
 
     def build_mixer(self, context: BuildContext, name: str) -> nn.Module:
         """Return the delta rule."""
@@ -52,7 +52,7 @@ class OlmoHybridLayer(HybridLayer, PostNormLayer):
 
 
 def has_positions(model: ModelSpec) -> bool:
-    """Return whether the layers that attend are rotated: those of released checkpoints are not."""
+    """Return whether the attention layers are rotated: in released checkpoints they are not."""
     return rope_of(model.hf_config).get("rope_theta") is not None
 
 

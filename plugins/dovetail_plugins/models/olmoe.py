@@ -1,4 +1,4 @@
-"""OLMoE and FlexOlmo: OLMo with experts in all layers; FlexOlmo's norms are behind them.
+"""OLMoE and FlexOlmo: OLMo with experts in all layers; FlexOlmo is post-norm.
 
 Sources: Muennighoff et al. 2024 (OLMoE); Shi et al. 2025 (FlexOlmo).
 """
@@ -38,7 +38,7 @@ class OlmoeLayer(DecoderLayer):
 
 
 class FlexOlmoLayer(PostNormLayer):
-    """A layer of experts with norms behind attention and experts."""
+    """A layer of experts with norms after attention and experts."""
 
     def build_mlp(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> MoE:
         """Return the layer's router and experts."""
@@ -53,7 +53,7 @@ class OlmoeForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config: norms over all heads. Raises: ConfigError for bounds behind them."""
+        """Return the config: norms over all heads. Raises: ConfigError for clipping after them."""
         if model.hf_config.get("clip_qkv") is not None:
             raise ConfigError(
                 "queries and keys that are bounded behind their norms are not supported.",

@@ -1,6 +1,6 @@
 """OPT: learned positions that start at 2, plain ReLU MLP, biases everywhere, tied head.
 
-Norms stand before each part, or after it in the 350M checkpoint. Source: Zhang et al. 2022.
+Norms precede each block, or follow it in the 350M checkpoint. Source: Zhang et al. 2022.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OPTMLP(nn.Module):
 
 
 class OPTLayer(nn.Module):
-    """One layer; `norms_first` says on which side of each part its norm stands."""
+    """One layer; `norms_first` says whether the norm precedes or follows each block."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class OPTLayer(nn.Module):
 
 
 class OPTModel(nn.Module):
-    """Embeddings (projected where they are narrower than the blocks), blocks, last norm."""
+    """Embeddings (projected if they are narrower than the blocks), blocks, last norm."""
 
     def __init__(self, context: BuildContext, name: str) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class OPTModel(nn.Module):
 
     @property
     def embedding_scale(self) -> float:
-        """Return what the token vectors are multiplied with."""
+        """Return the factor of the token vectors."""
         return 1.0
 
     def build_positions(self, context: BuildContext, size: int) -> PositionEmbedding:

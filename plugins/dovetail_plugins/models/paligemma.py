@@ -1,8 +1,8 @@
-"""PaliGemma and PaliGemma 2: SigLIP's patches before a text, all of a prompt that see each other,
-and an answer whose tokens see what is before them. The text model is Gemma's or Gemma 2's.
+"""PaliGemma and PaliGemma 2: SigLIP's patches before a text. All tokens of a prompt see each other;
+those of an answer see only earlier ones. The text model is Gemma's or Gemma 2's.
 
-Positions count from 1 in transformers; rotations tell distances alone, so here they count from 0.
-Source: Beyer et al., PaliGemma, 2024, arXiv 2407.07726.
+Positions count from 1 in transformers; rotations depend only on distances, so here they count from
+0. Source: Beyer et al., PaliGemma, 2024, arXiv 2407.07726.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class PrefixLayer(DecoderLayer):
 
 
 class PrefixGemma(GemmaForCausalLM):
-    """Gemma behind images."""
+    """Gemma after images."""
 
     layer_class = PrefixLayer
 
 
 class PrefixGemma2(Gemma2ForCausalLM):
-    """Gemma 2 behind images."""
+    """Gemma 2 after images."""
 
     layer_class = Gemma3Layer
 

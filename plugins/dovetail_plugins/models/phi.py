@@ -1,5 +1,5 @@
-"""Phi-1, 1.5 and 2: attention and MLP beside each other behind one layer norm, a part of each head
-rotated, biases everywhere, also in the head.
+"""Phi-1, 1.5 and 2: parallel attention and MLP after one layer norm, a part of each head rotated,
+biases everywhere, also in the head.
 
 Source: Gunasekar et al., Textbooks Are All You Need, 2023.
 """

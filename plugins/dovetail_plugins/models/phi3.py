@@ -22,7 +22,7 @@ class Phi3ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the usual config without biases, windowed where config.json gives a window."""
+        """Return the usual config without biases, windowed if config.json gives a window."""
         return usual_config(
             model, has_qkv_bias=False, has_out_bias=False, **window_in_all_layers(model)
         )

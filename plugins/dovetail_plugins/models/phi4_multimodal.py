@@ -1,7 +1,7 @@
 """Phi-4-multimodal: images and sound before Phi-3's layers.
 
-Its adapters for images and for sound are checkpoints of their own (`vision-lora`, `speech-lora`),
-which rows with such media use: --default-mm-loras names them.
+Its adapters for images and for sound are separate checkpoints (`vision-lora`, `speech-lora`), which
+rows with such media use: --default-mm-loras names them.
 Source: Microsoft 2025, https://arxiv.org/abs/2503.01743
 """
 
@@ -20,7 +20,7 @@ from dovetail_plugins.models._media import MediaModel
 
 
 class Phi4MultimodalForCausalLM(MediaModel):
-    """Phi-4-multimodal: its encoders lie beside the layers of its text model."""
+    """Phi-4-multimodal: its encoders are siblings of its text model's layers."""
 
     info = Info(summary="Phi-4-multimodal", source="https://arxiv.org/abs/2503.01743")
     text_class: ClassVar[str] = "Phi3ForCausalLM"
@@ -62,8 +62,8 @@ def _see_all(encoder: torch.nn.Module) -> None:
 
 
 def image_rows(features: Mapping[str, torch.Tensor], crop: int, crop_rows: int) -> int:
-    """Return how many vectors an image has: those of its crops where they show something, with one
-    at the end of each line, those of the whole, and one between. Units: crop in pixels"""
+    """Return how many vectors an image has: those of its crops that show something, one at the end
+    of each line, those of the whole image, and a separator. Units: crop in pixels"""
     height, width = (int(size) // crop for size in features["image_sizes"].flatten().tolist())
     side = int(crop_rows**0.5)
     seen = features["image_attention_mask"][0, 1 : height * width + 1, ::2, ::2]

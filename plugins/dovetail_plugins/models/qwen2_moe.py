@@ -60,7 +60,7 @@ class GatedSharedMoE(MoE):
 
 
 class Qwen2MoeLayer(DecoderLayer):
-    """A layer of experts, or of one MLP where config.json says so."""
+    """A layer of experts, or with one MLP if config.json says so."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -31,7 +31,7 @@ class Qwen2_5_VLForConditionalGeneration(Qwen2VLForConditionalGeneration):
 
 
 class Qwen3VLForConditionalGeneration(MediaModel):
-    """Qwen3-VL: the text model's first layers get vectors of their own from the encoder."""
+    """Qwen3-VL: the text model's first layers get separate vectors from the encoder."""
 
     info = Info(summary="Qwen3-VL", source="https://github.com/QwenLM/Qwen3-VL")
     text_class: ClassVar[str] = "Qwen3ForCausalLM"

@@ -38,7 +38,7 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
     layer_class: ClassVar[type[Qwen3NextLayer]] = Qwen3_5Layer
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without what sees."""
+        """Return the names, without the vision part."""
         return text_part(super().weight_map())
 
 

@@ -19,7 +19,7 @@ from dovetail_plugins.models._moe import is_sparse, num_experts, softmax_rule
 
 
 class Qwen3MoeLayer(DecoderLayer):
-    """A layer of experts, or of one MLP where config.json says so."""
+    """A layer of experts, or with one MLP if config.json says so."""
 
     def build_mlp(
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int

@@ -1,5 +1,5 @@
-"""Qwen3-Next: three of four layers learn by the gated delta rule, the others attend with a gate;
-experts in each, one of them shared.
+"""Qwen3-Next: three of four layers use the gated delta rule, the others gated attention; experts in
+each, one of them shared.
 
 Source: Qwen team, Qwen3-Next-80B-A3B, 2025; Yang et al., Gated Delta Networks, 2024 (arXiv
 2412.06464).
@@ -28,7 +28,7 @@ APART = {
     "in_proj_b": ("in_proj_ba", "b"),
     "in_proj_a": ("in_proj_ba", "a"),
 }
-"""Names of inputs of the delta layers that have matrices of their own."""
+"""Names of inputs of the delta layers with separate matrices."""
 
 
 class Qwen3NextLayer(HybridLayer, Qwen2MoeLayer):

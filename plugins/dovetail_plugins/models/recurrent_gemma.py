@@ -78,7 +78,7 @@ class RgLru(DividedVectors):
         self._scan = OverRows(selective_scan.OP, context, SelectiveScan, self._bound)
 
     def state_part(self) -> Part:
-        """Return what a row keeps."""
+        """Return a row's state."""
         return Part(name=SUM, shape=(self._local, 1))
 
     def finish(self) -> None:
@@ -100,7 +100,7 @@ class RgLru(DividedVectors):
         step = r * self.get_buffer("factor")
         share = torch.where(is_first.unsqueeze(1), 1.0, (-torch.expm1(-2 * step)).sqrt())
         driven = (share * i * x.float() / step).to(x.dtype)
-        raw = (step + torch.log(-torch.expm1(-step))).to(x.dtype)  # of which softplus is the step
+        raw = (step + torch.log(-torch.expm1(-step))).to(x.dtype)  # the step is softplus of this
         one = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
         return self._scan(state, rows, x=driven, dt=raw, b=one, c=one, z=None)
 
@@ -113,7 +113,7 @@ class RgLru(DividedVectors):
 
 
 class RecurrentBlock(nn.Module):
-    """The recurrence behind a convolution, times a gate."""
+    """A convolution and a recurrence, times a gate."""
 
     def __init__(self, context: BuildContext, name: str, act: str) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the usual names, but for the last norm."""
+        """Return the usual names, except for the last norm."""
         usual = super().weight_map()
         last = tuple((f"{trunk}final_norm.", "model.norm.") for trunk in ("model.", ""))
         return replace(usual, prefixes=(*usual.prefixes, *last))

@@ -1,4 +1,4 @@
-"""RoBERTa: BERT whose positions begin behind the padding's, with classes of its own head.
+"""RoBERTa: BERT with positions that begin after the padding's, and its own classification head.
 
 XLM-RoBERTa and CamemBERT are the same with other vocabularies.
 Source: Liu et al. 2019.

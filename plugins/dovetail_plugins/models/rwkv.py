@@ -7,8 +7,8 @@ of a step (C channels):
     h = h + output(wkv(k, v, r))                                      # dovetail_kernels.wkv
     h = h + sigmoid(receptance(mix_r(h))) value(relu(key(mix_k(h)))^2)
 
-where both parts read their own layer norm of h. So that 16 bits do not overflow, h is halved after
-every `rescale_every` layers, and what is added to it is likewise.
+Each block reads its own layer norm of h. To avoid overflow in 16 bits, h is halved after every
+`rescale_every` layers, and so are the terms added to it.
 Source: Peng et al., RWKV: reinventing RNNs for the transformer era, 2023 (arXiv 2305.13048).
 """
 
@@ -71,7 +71,7 @@ class TokenMix(nn.Module):
         self._shift.finish()
 
     def state_part(self, context: BuildContext) -> Part:
-        """Return what a row keeps: its last input."""
+        """Return a row's state: its last input."""
         return Part(name=self.part, shape=(context.model.hidden_size, 1), holds=CONV)
 
     def forward(
@@ -106,7 +106,7 @@ class RwkvAttention(DividedVectors):
         self._average = OverRows(wkv.OP, context, Wkv, self._bound)
 
     def state_part(self) -> Part:
-        """Return what a row keeps of its averages."""
+        """Return a row's state of averages."""
         return Part(name=AVERAGE, shape=(3, self.local))
 
     def finish(self) -> None:

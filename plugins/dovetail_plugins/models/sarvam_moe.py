@@ -29,7 +29,7 @@ class SarvamMoEForCausalLM(Glm4MoeForCausalLM):
     )
 
     def weight_map(self) -> WeightMap:
-        """Return the names: queries, keys and values come in one matrix, one behind the other."""
+        """Return the names: one matrix has queries, then keys, then values."""
         usual = super().weight_map()
         tables = ("model.word_embeddings.", "model.embed_tokens.")
         return replace(

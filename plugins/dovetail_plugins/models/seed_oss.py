@@ -16,5 +16,5 @@ class SeedOssForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config, where a separate field says whether o_proj has a bias."""
+        """Return the config; a separate field says whether o_proj has a bias."""
         return usual_config(model, has_out_bias=bool(model.hf_config["attention_out_bias"]))

@@ -1,5 +1,5 @@
 """StableLM 3B and StableLM 2: Llama with layer norms and a quarter of each head rotated; 12B has a
-layer norm for each head, and attention and MLP beside each other.
+layer norm for each head, and parallel attention and MLP.
 
 Source: Bellagente et al., Stable LM 2 1.6B, 2024.
 """

@@ -1,7 +1,7 @@
-"""T5: RMS norms before what they serve, no biases, positions by attention's biases alone.
+"""T5: pre-norm with RMS norms, no biases, positions only by attention's biases.
 
-The encoder alone makes vectors; beside its decoder it reads what is sent. mT5 is the same; UMT5 has
-biases by position in each layer.
+The encoder alone computes embeddings; with its decoder it reads the prompt. mT5 is the same; UMT5
+has biases by position in each layer.
 Sources: Raffel et al. 2019, Xue et al. 2020, Chung et al. 2023.
 """
 
@@ -39,7 +39,7 @@ from dovetail_plugins.model_types.t5 import num_decoder_layers
 SHARED_BIAS = (
     ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.", "position_bias."),
 )
-"""Where the biases of all layers are stored: in the first."""
+"""The layer that stores the biases of all layers: the first."""
 RENAMES = (
     ("shared.", "embeddings.words."),
     ("encoder.block.", "layers."),
@@ -63,7 +63,7 @@ FUSED = {
 
 
 class Words(nn.Module):
-    """The vectors of token ids, and nothing else."""
+    """Only the vectors of token ids."""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class T5EncoderModel(EncoderModel):
         )
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
-        """Return what makes the first states: words alone."""
+        """Return the module of the first states: only words."""
         return Words(context)
 
     def build_position_bias(self, context: BuildContext) -> PositionBias | None:
@@ -126,7 +126,7 @@ class T5EncoderModel(EncoderModel):
         return _bias(context)
 
     def build_head(self, context: BuildContext) -> nn.Module:
-        """Return what makes classes of tokens. Raises: ConfigError where a decoder makes them"""
+        """Return the token classifier. Raises: ConfigError if a decoder computes the classes"""
         if context.model.head == CLASSES:
             raise ConfigError(
                 "T5 tells classes of texts by the last state of its decoder, which is supported "
@@ -156,7 +156,7 @@ class UMT5Attention(EncoderAttention):
         self.relative_attention_bias = _bias(context)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, around: Around) -> torch.Tensor:
-        """Return residual and what attention adds to it. Shapes: x, residual [T, E] -> [T, E]"""
+        """Return residual plus attention's output. Shapes: x, residual [T, E] -> [T, E]"""
         own = replace(around, bias=self.relative_attention_bias.table)
         return super().forward(x, residual, own)
 
@@ -223,7 +223,7 @@ class SharedWords(nn.Module):
 
 
 class T5ForConditionalGeneration(EncoderDecoder):
-    """T5: an encoder of texts and the decoder beside it."""
+    """T5: a text encoder and a decoder."""
 
     info = Info(summary="T5 and FLAN-T5", source="https://arxiv.org/abs/1910.10683")
     encoder_class: ClassVar[type[T5EncoderModel]] = T5EncoderModel
@@ -295,7 +295,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
 
 
 class MT5ForConditionalGeneration(T5ForConditionalGeneration):
-    """mT5: hidden states go to the head as they are."""
+    """mT5: hidden states go to the head unscaled."""
 
     info = Info(summary="mT5", source="https://arxiv.org/abs/2010.11934")
     scales_logits = False

@@ -1,7 +1,7 @@
 """TransformersBacked: a causal model of transformers over dovetail's attention, cache and linears.
 
-What the model's own code does between its attention calls is left as it is. What cannot be run so
-is refused with the reason, whatever transformers raises: see `_hf_build`.
+The model's own code between its attention calls is unchanged. Unsupported models are refused with
+the reason, whatever transformers raises: see `_hf_build`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXT_PARTS = (
     *("model.language_model.", "language_model.model.", "language_model."),
     *("model.text_model.", "text_model."),
 )
-"""Where models that take images or sound keep the trunk of their text part."""
+"""Paths of the text part's trunk in models that take images or sound."""
 TEXT_HEAD = "language_model.lm_head."
 OTHER_PARTS = (
     *("vision_tower.", "vision_model.", "vision_embedder.", "vision_embed_tokens.", "visual."),
@@ -43,7 +43,7 @@ OTHER_PARTS = (
 
 
 class Given(nn.Module):
-    """Stands in for the trunk inside transformers' causal model: hands back hidden states.
+    """Replaces the trunk inside transformers' causal model and returns given hidden states.
 
     `kind` is the class that the trunk itself returns, so that the head finds all its fields.
     """
@@ -84,7 +84,7 @@ class TransformersBacked(nn.Module, Model):
             )
         self.trunk: nn.Module = built.trunk
         self.call = built.call
-        # The head's own code (scales, soft caps) runs as it is, over hidden states it is given.
+        # The head's own code (scales, soft caps) runs unchanged, on given hidden states.
         self.given = Given(built.head.output)
         self.head: Any = built.head.module
         self.head.set_submodule(built.head.below, self.given)
@@ -142,13 +142,13 @@ class TransformersBacked(nn.Module, Model):
 
 
 def _without_weights(causal: nn.Module) -> nn.Module:
-    """Return what stands for a head that is not needed: its parts without their weights."""
+    """Return a placeholder for an unneeded head: its parts without weights."""
     return nn.ModuleDict({name: Elsewhere() for name, _ in causal.named_children()})
 
 
 def _widen(module: nn.Module, built: Built) -> None:
-    """Keep in float32 what transformers keeps in it whatever the model's type, but for layers that
-    are dovetail's. Mutates: module"""
+    """Store in float32 what transformers stores in it whatever the model's type, except dovetail's
+    layers. Mutates: module"""
     words = tuple(built.causal._keep_in_fp32_modules_strict or ())
     for path, owner in module.named_modules():
         if isinstance(owner, WeightHolder):

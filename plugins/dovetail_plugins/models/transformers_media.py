@@ -1,7 +1,7 @@
 """TransformersMedia: a model of transformers that takes images or sound, over dovetail's attention.
 
 Its encoder is transformers' way from features to vectors, its text model what TransformersBacked
-runs. What cannot be run so is refused with the reason: see `_hf_whole`.
+runs. Unsupported models are refused with the reason: see `_hf_whole`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TransformersMedia(OneByOne, TransformersBacked):
         return whole.built
 
     def weight_map(self) -> WeightMap:
-        """Return the names: those of the text model, of the head, and of the encoder."""
+        """Return the names of the text model, the head and the encoder."""
         base, _, text = self.trunk_name.partition(".")
         names = [name for name, _ in self.head.named_children() if name != base]
         head = [

@@ -1,10 +1,10 @@
-"""Whisper: an encoder of log-mel spectrograms of 30 s, and the decoder that writes what is said.
+"""Whisper: an encoder of log-mel spectrograms of 30 s, and a decoder that writes the transcript.
 
 For a spectrogram of M bands and 2 N frames:
 
     x = gelu(conv1(spectrogram))            # [E, 2 N]
     x = gelu(conv2(x)).T + positions        # every other frame: [N, E]
-    x = layers(x), then a norm              # as BERT's with norms before what they serve
+    x = layers(x), then a norm              # as BERT's, but pre-norm
 
 Keys have no bias. Source: Radford et al., 2022
 """
@@ -166,7 +166,7 @@ class WhisperForConditionalGeneration(EncoderDecoder):
     def encode(
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
-        """Return what the encoder makes of spectrograms. Shapes: each [N, E]"""
+        """Return the encoder's output for spectrograms. Shapes: each [N, E]"""
         made: torch.Tensor = self.encoder([one[SPECTROGRAM] for one in features])
         return made.split([one[SPECTROGRAM].shape[1] // 2 for one in features])
 

@@ -27,7 +27,7 @@ class XGLMModel(OPTModel):
 
     @property
     def embedding_scale(self) -> float:
-        """Return what the token vectors are multiplied with."""
+        """Return the factor of the token vectors."""
         return math.sqrt(float(self.config["d_model"])) if self.config["scale_embedding"] else 1.0
 
     def build_positions(self, context: BuildContext, size: int) -> PositionEmbedding:

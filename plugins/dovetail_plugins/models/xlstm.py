@@ -7,10 +7,10 @@ For the T tokens of a step (H heads, keys of S numbers, values of P; all sums ar
     h = norm(C q / max(|n q|, 1)) * sigmoid(o)           # each head is normed; q over sqrt(S)
     x = x + out_proj(h)
 
-C and n are the state of Mamba 2's recurrence, of which n is one line more: its time step
-softplus(-f) decays by sigmoid(f), and its input is e^i [v, 1] over the time step. Others divide all
-that by the largest e^i so far, as 16 bits could not hold it, and add 1e-6 to the divisor, which the
-norm behind takes out again; here sums are float32.
+C and n are the state of Mamba 2's recurrence, with n as one more row: its time step softplus(-f)
+decays by sigmoid(f), and its input is e^i [v, 1] divided by the time step. Other implementations
+divide all that by the largest e^i so far, because 16 bits could not hold it, and add 1e-6 to the
+divisor, which the norm cancels; here sums are float32.
 Source: Beck et al., xLSTM 7B: A Recurrent LLM for Fast and Efficient Inference, 2025 (arXiv
 2503.13427).
 """
@@ -123,7 +123,7 @@ class MatrixMemory(DividedVectors):
         return driven, -forgets, k.contiguous(), q * self.key_size**-0.5
 
     def _read(self, y: torch.Tensor) -> tuple[torch.Tensor]:
-        """Return what each head reads. Shapes: y [T, H, P + 1] -> [T H, P]"""
+        """Return each head's output. Shapes: y [T, H, P + 1] -> [T H, P]"""
         above, below = y.split((self.value_size, 1), dim=-1)
         return ((above / below.abs().clamp_min(1.0)).flatten(0, 1),)
 

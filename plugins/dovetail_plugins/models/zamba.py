@@ -145,7 +145,7 @@ class ZambaBlock(SharedBlock):
 
 
 class ZambaLayer(Zamba2Layer):
-    """A mixer; in a layer that calls the block, behind what the block makes."""
+    """A mixer; in a layer that calls the block, it follows the block's output."""
 
     block_class = ZambaBlock
     block_name = "shared_transf"

@@ -7,9 +7,9 @@ A layer that calls block B for the n-th time computes, of the T tokens of a step
     s = B.mlp(B.pre_ff_layernorm(s)), gate and up with adapter_n too
     x = x + mixer(norm(x + linear(s)))                   # other layers: s = 0
 
-A block's matrices are the same in all its calls; what is its own in each are low-rank adapters and
-the keys and values. A stage of a pipeline holds the blocks that its layers call, and is handed the
-embeddings beside the hidden states.
+A block's matrices are the same in all its calls; each call has its own low-rank adapters, keys and
+values. A pipeline stage holds the blocks that its layers call, and receives the embeddings along
+with the hidden states.
 Source: Glorioso et al., The Zamba2 Suite, 2024 (arXiv 2411.15242).
 """
 
@@ -60,11 +60,11 @@ stage."""
 
 
 class Calls(nn.ModuleDict):
-    """What a block has of its own for each call, by the call's number, as checkpoints list it. What
-    is called on other stages is Elsewhere."""
+    """A block's per-call modules, by the call's number, as checkpoints list them. Calls on other
+    stages are Elsewhere."""
 
     def add(self, call: int, is_here: bool, make: Callable[[], nn.Module]) -> None:
-        """Take up what a call has. Mutates: self"""
+        """Add a call's module. Mutates: self"""
         self[str(call)] = made_if(is_here, make)
 
     def of(self, call: int) -> nn.Module:
@@ -73,7 +73,7 @@ class Calls(nn.ModuleDict):
 
 
 def adapter(context: BuildContext, name: str, size: int, behind: nn.Module) -> nn.Sequential:
-    """Return a low-rank matrix: down on every rank, then `behind`, up."""
+    """Return a low-rank matrix: down on every rank, then `behind` (up)."""
     rank = int(context.model.hf_config["adapter_rank"])
     return nn.Sequential(ReplicatedLinear(context, f"{name}.0", size, rank), behind)
 
@@ -212,8 +212,8 @@ class SharedBlock(nn.Module):
 
 
 class Zamba2Layer(DecoderLayer):
-    """A mixer; in a layer that calls a block, behind what the block makes. On each stage the
-    first layers that do hold the blocks."""
+    """A mixer; in a layer that calls a block, it follows the block's output. On each stage the
+    first layers that call the blocks hold them."""
 
     block_class: ClassVar[type[SharedBlock]] = SharedBlock
     block_name: ClassVar[str] = BLOCK
@@ -295,8 +295,8 @@ class Zamba2Model(DecoderModel):
         self._blocks = {m.number: m for m in modules if isinstance(m, SharedBlock)}
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return hidden states, on all stages but the last with the embeddings behind them. Shapes:
-        token_ids, positions [T] -> [T, E] or [T, 2 E]"""
+        """Return hidden states, followed by the embeddings on all stages except the last.
+        Shapes: token_ids, positions [T] -> [T, E] or [T, 2 E]"""
         if self.stage.is_first:
             x = self.embed(token_ids, positions)
             embedded = unchanged(x)
@@ -312,7 +312,7 @@ class Zamba2Model(DecoderModel):
         return of_tensors(side_by_side, x, embedded)[0]
 
     def build_rotaries(self, context: BuildContext, layer_types: set[str]) -> nn.ModuleDict:
-        """Return the table of the blocks, where they are rotated."""
+        """Return the table of the blocks, if they are rotated."""
         rotated = {HYBRID} if context.model.hf_config["use_mem_rope"] else set()
         return super().build_rotaries(context, layer_types & rotated)
 
@@ -366,8 +366,8 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         return usual_config(model, layer_types=layer_types(config))
 
     def weight_map(self) -> WeightMap:
-        """Return the names, without copies of the blocks in layers that call them later; on a stage
-        behind the first callers those hold them."""
+        """Return the names, without copies of the blocks in layers that call them later; on a later
+        stage its own first callers hold them."""
         usual = super().weight_map()
         return replace(
             usual,
@@ -382,5 +382,5 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
 
 
 def _name_of_block(layer: int, block: str) -> str:
-    """Return the part of names that those of a layer's block have."""
+    """Return the name part that identifies a layer's block."""
     return f".layers.{layer}.{block}."

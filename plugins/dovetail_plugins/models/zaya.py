@@ -1,5 +1,5 @@
-"""ZAYA1: attention behind convolutions of queries and keys, and one expert a token, which a router
-picks that remembers what the layer before made of the token.
+"""ZAYA1: attention after convolutions of queries and keys, and one expert per token, picked by a
+router that also reads the previous layer's router state.
 
 For the T tokens of a step (H query heads, K kv heads, D head size, G = H / K; t the token):
 
@@ -8,7 +8,7 @@ For the T tokens of a step (H query heads, K kv heads, D head size, G = H / K; t
     q, k = grouped(depthwise(q, k)) + (m, n)             # over a few tokens; grouped: within a head
     q, k = q / rms(q), k / rms(k) * temp
     h = o_proj(attention(q, k, [v of t, w of t - 1]))
-    x = (x + a) b + (h + c) d                            # behind the experts with others
+    x = (x + a) b + (h + c) d                            # after the experts, with others
 
     r = down(x) + scale * r of the layer before          # [T, R]
     p = softmax(mlp(norm(r)));  e = argmax(p + biases)   # the last of X + 1 experts gives nothing
@@ -118,8 +118,8 @@ class ConvolvedQKV(DividedVectors):
         self._convolve.finish()
 
     def finish(self) -> None:
-        """Make matrices of the heads of the grouped convolution, and what both biases add behind
-        it: a row begins with inputs of zeros. Mutates: self"""
+        """Make matrices of the grouped convolution's heads, and the sum of both biases after it: a
+        row begins with inputs of zeros. Mutates: self"""
         weight, bias = (self.get_parameter(f"grouped_{leaf}").data for leaf in ("weight", "bias"))
         before = self.get_parameter("depthwise_bias").data.unflatten(0, (-1, self.size))
         by_head = weight.unflatten(0, (-1, self.size))
@@ -197,7 +197,7 @@ class ZayaAttention(nn.Module):
 
 
 class RouterMLP(nn.Module):
-    """Makes scores of experts of what a router remembers (R numbers)."""
+    """Computes expert scores from a router's state (R numbers)."""
 
     def __init__(self, context: BuildContext, name: str, size: int, count: int, eps: float) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ class RouterMLP(nn.Module):
 
 
 class Router(nn.Module):
-    """Picks one expert of each token, or none. It adds what the layer before remembers of the token
-    to its own, but in the first layer."""
+    """Picks one expert of each token, or none. It adds the previous layer's state of the token to
+    its own, except in the first layer."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Router(nn.Module):
     def forward(
         self, x: torch.Tensor, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return weights and numbers of experts, and what is remembered. Shapes: x [T, E], before
+        """Return weights and numbers of experts, and the router's state. Shapes: x [T, E], before
         [T, R] -> [T, 1], [T, 1], [T, R]"""
         state = self.down_proj(x)
         if self.remembers and before is not None:
@@ -275,15 +275,15 @@ class ZayaMoE(nn.Module):
     def forward(
         self, x: torch.Tensor, before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the experts' output, and what the router remembers. Shapes: x [T, E], before
-        [T, R] -> [T, E], [T, R]"""
+        """Return the experts' output, and the router's state. Shapes: x [T, E], before [T, R] ->
+        [T, E], [T, R]"""
         weights, experts, state = self.gate(x, before)
         return all_reduce(self.experts(x, weights, experts), self.experts.group), state
 
 
 class ScaledSum(nn.Module):
-    """(h + c) d + (x + a) b: the sum of a branch and what it is added to, each scaled by channel.
-    With one term, only that."""
+    """(h + c) d + (x + a) b: the sum of a branch and its residual, each scaled by channel. With one
+    term, only that."""
 
     def __init__(self, context: BuildContext, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class ScaledSum(nn.Module):
 
 
 class ZayaLayer(DecoderLayer):
-    """One layer: attention and an expert, each behind a norm and added by channel."""
+    """One layer: attention and an expert, each after a norm and added by channel."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         nn.Module.__init__(self)
@@ -324,8 +324,8 @@ class ZayaLayer(DecoderLayer):
     def forward(  # type: ignore[override]  # ZayaModel hands on what routers remember
         self, x: torch.Tensor, ropes: Mapping[str, Rope], before: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layer's output, and what its router remembers. Shapes: x [T, E] float32,
-        before [T, R] -> [T, E] float32, [T, R]"""
+        """Return the layer's output, and its router's state. Shapes: x [T, E] float32, before
+        [T, R] -> [T, E] float32, [T, R]"""
         h = self.self_attn(self.input_layernorm(x.to(self.dtype)), ropes[self.rope])
         x = self.post_attention_residual_scale(h, x)
         h, state = self.mlp(self.post_attention_layernorm(x.to(self.dtype)), before)
@@ -333,7 +333,7 @@ class ZayaLayer(DecoderLayer):
 
 
 class ZayaModel(DecoderModel):
-    """Embedding, layers and the last norm; what the routers remember goes from layer to layer."""
+    """Embedding, layers and the last norm; the routers' states go from layer to layer."""
 
     def __init__(
         self,
@@ -360,7 +360,7 @@ class ZayaModel(DecoderModel):
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return hidden states, on all stages but the last with what routers remember behind them.
+        """Return hidden states, followed by the router states on all stages except the last.
         Shapes: token_ids, positions [T] -> [T, E] or [T, E + R]"""
         before: torch.Tensor | None = None
         if self.stage.is_first:
@@ -386,7 +386,7 @@ class ZayaModel(DecoderModel):
 
 
 class ZayaForCausalLM(DecoderForCausalLM):
-    """ZAYA1 with its tied head. Its two kv heads, one of which is a token late, stay on one
+    """ZAYA1 with its tied head. Its two kv heads, one of them delayed by a token, stay on one
     rank."""
 
     info = Info(
@@ -399,7 +399,7 @@ class ZayaForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config. Raises: ConfigError for what no published checkpoint has."""
+        """Return the config. Raises: ConfigError for settings that no published checkpoint has."""
         config = model.hf_config
         for field, wanted in (("num_experts_per_tok", 1), ("attention_bias", False)):
             if config[field] != wanted:
@@ -416,7 +416,7 @@ class ZayaForCausalLM(DecoderForCausalLM):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the names: what makes queries, keys and values is one matrix."""
+        """Return the names: one matrix makes queries, keys and values."""
         usual = super().weight_map()
         inputs = tuple(
             (f"model.input_hidden_states_{leaf}", f"model.input.input_hidden_states_{leaf}")

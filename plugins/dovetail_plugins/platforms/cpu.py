@@ -25,8 +25,8 @@ class CpuPlatform(Platform):
         )
 
     def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
-        """Return float32 and the type asked for or stored: kernels multiply 16-bit weights by
-        float32 activations. A wider type is computed in as well."""
+        """Return float32 and the requested or stored type: kernels multiply 16-bit weights by
+        float32 activations. float64 is also the compute type."""
         kept = requested if requested != AUTO_DTYPE else stored or "float32"
         return ("float64" if requested == "float64" else "float32"), kept
 

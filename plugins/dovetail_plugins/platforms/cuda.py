@@ -21,7 +21,7 @@ ASK_LIMIT_S = 5.0
 
 
 class CudaPlatform(Platform):
-    """Computes in 16 bits unless float32 is asked for."""
+    """Computes in 16 bits unless float32 is requested."""
 
     info = Info(summary="an NVIDIA GPU", requires=("torch",), devices=("cuda",))
     auto_rank = 10
@@ -39,7 +39,7 @@ class CudaPlatform(Platform):
         return PlatformDefaults(worker=own("worker", "cuda"), async_steps=True)
 
     def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
-        """Return the type asked for, else the checkpoint's; bfloat16 where that is float32."""
+        """Return the requested type, else the checkpoint's; bfloat16 if that is float32."""
         chosen = requested
         if requested == AUTO_DTYPE:
             chosen = stored or "bfloat16"

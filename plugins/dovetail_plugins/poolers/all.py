@@ -1,4 +1,4 @@
-"""AllPooler: every token for itself, as late interaction and rewards of tokens need it."""
+"""AllPooler: every token separately, for late interaction and token rewards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class AllPooler(Pooler):
-    """every token for itself, as late interaction and rewards of tokens need it."""
+    """every token separately, for late interaction and token rewards."""
 
     info = Info(summary="every token for itself", source="https://arxiv.org/abs/2004.12832")
     capabilities = frozenset({"per_token"})
 
     def pool(self, hidden: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
-        """Return the states as they are. Shapes: hidden [n, E] -> [n, E]"""
+        """Return the states unchanged. Shapes: hidden [n, E] -> [n, E]"""
         return hidden

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StepPooler(Pooler):
-    """The tokens that end steps: those that `step_token_id` names, all where none is named."""
+    """The tokens that end steps: those with the id `step_token_id`, or all if it is not set."""
 
     info = Info(
         summary="the tokens that end the steps of a text (step_tag_id)",

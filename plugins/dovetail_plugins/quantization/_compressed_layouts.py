@@ -1,13 +1,13 @@
 """Layouts of compressed-tensors layers: the tensors of each format, and what matrix they mean.
 
 packed: `weight_packed` int32 [O, I * bits / 32], lowest bits first, `weight_scale` [O, groups] (or
-[1] for all), `weight_zero_point` int32 [O * bits / 32, groups] where it is not symmetric, and
-`weight_g_idx` [I], the group of every input, where they lie apart. Values and zero points are
-stored plus half of their range. whole: `weight` int8 or e4m3 [O, I], `weight_scale` [1], [O, 1],
-[O, groups] or of blocks, `weight_zero_point` like it. FP4: `weight_packed` uint8 [O, I / 2],
-`weight_scale` e4m3 [O, I / 16] divided by `weight_global_scale` [1] (NVFP4), or exponents uint8
-[O, I / 32] (MXFP4). bitmask: in place of `weight`, `compressed` [O, I / 2], its values that are
-kept, and `bitmask` uint8 [O, I / 8], lowest bit first, where they belong.
+[1] for all), `weight_zero_point` int32 [O * bits / 32, groups] if it is not symmetric, and
+`weight_g_idx` [I], the group of every input, if groups are not contiguous. Values and zero points
+are stored plus half of their range. whole: `weight` int8 or e4m3 [O, I], `weight_scale` [1],
+[O, 1], [O, groups] or of blocks, `weight_zero_point` like it. FP4: `weight_packed` uint8
+[O, I / 2], `weight_scale` e4m3 [O, I / 16] divided by `weight_global_scale` [1] (NVFP4), or
+exponents uint8 [O, I / 32] (MXFP4). bitmask: instead of `weight`, `compressed` [O, I / 2] with its
+nonzero values, and `bitmask` uint8 [O, I / 8], lowest bit first, with their positions.
 Source: https://github.com/vllm-project/compressed-tensors (compressors of 0.20; bitmask: of 0.9).
 """
 
@@ -83,7 +83,7 @@ def _float8_layout(scheme: Scheme, spec: LinearSpec, activations: str, where: st
 def scale_tensor(
     scheme: Scheme, spec: LinearSpec, *, name: str = "weight_scale", dtype: str = "float32"
 ) -> StoredTensor:
-    """Return the tensor of scales (or of what lies like them) of a scheme."""
+    """Return the tensor of scales (or of something laid out like them) of a scheme."""
     if scheme.strategy == "tensor":
         return StoredTensor(name=name, shape=(1,), dtype=dtype, is_per_part=True)
     shape = (spec.out_size, spec.num_groups(scheme.group))
@@ -202,7 +202,7 @@ class Float8Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float4Layout:
-    """e2m1 in groups; `is_mx`: their scales are powers of two, and there is no other scale."""
+    """e2m1 in groups; `is_mx`: their scales are powers of two, and there is no global scale."""
 
     group: int
     is_mx: bool
@@ -232,13 +232,13 @@ class Float4Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitmaskLayout:
-    """Two of every four inputs, and where they belong. `inner` is the layout of the dense weight,
+    """Two of every four inputs, and their positions. `inner` is the layout of the dense weight,
     None for one in full precision."""
 
     inner: Layout | None
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return the kept values and the bitmask in place of the weight."""
+        """Return the nonzero values and the bitmask instead of the weight."""
         plain = (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
         dense = plain if self.inner is None else self.inner.tensors(spec)
         stored = []
@@ -262,7 +262,7 @@ class BitmaskLayout:
 
 
 def dense_of(kept: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return a matrix of kept values and zeros. Shapes: kept [N, K / 2], mask [N, K / 8] -> [N, K]
+    """Return a dense matrix. Shapes: kept [N, K / 2], mask [N, K / 8] -> [N, K]
 
     Raises: ConfigError when the mask has another number of places than there are values.
     """

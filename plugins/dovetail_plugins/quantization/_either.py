@@ -1,7 +1,7 @@
-"""EitherMethod: what methods share that read checkpoints stored quantized and quantize others while
-they load. Imports no torch.
+"""EitherMethod: shared by methods that read quantized checkpoints or quantize others while they
+load. Imports no torch.
 
-Which of the two is asked for shows in config.json: with a quantization_config it is stored.
+config.json decides between the two: with a quantization_config the checkpoint is quantized.
 """
 
 from __future__ import annotations

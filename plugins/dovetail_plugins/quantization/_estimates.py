@@ -1,8 +1,8 @@
-"""How stored layers stay in memory, derived from the headers of their tensors. Imports no torch.
+"""Storage of quantized layers in memory, derived from their tensors' headers. Imports no torch.
 
 Mirrors `_grouped.grouped_weight`, `_float_formats` and the packed formats of the kernels; tests
-compare it with the buffers of loaded models. Left out: whether zero points turn out to be those of
-symmetric values, and scales to fit into 16 bits. Shape letters: O outputs, I inputs.
+compare it with the buffers of loaded models. Ignored: whether zero points turn out to be symmetric,
+and scales to fit into 16 bits. Shape letters: O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def integers_estimate(
     group: int = 0,
     takes: str = INT8,
 ) -> StorageEstimate:
-    """Return what integers in groups become. `group` 0: as many groups as there are scales. `takes`
-    is given where groups fit int8 activations.
+    """Return the estimate of integers in groups. `group` 0: as many groups as there are scales.
+    `takes` is passed if groups fit int8 activations.
 
-    Without zero points of their own, values of widths that kernels do not have still need some:
-    half of their range is not half of the kernels'.
+    Without their own zero points, values of widths unknown to kernels still need some: half of
+    their range is not half of the kernels'.
     """
     count, told_outputs = outputs * inputs, outputs if outputs > 1 else 0
     groups = -(-inputs // group) if group else max(1, scales.num_values // outputs)
@@ -65,14 +65,14 @@ def integers_estimate(
 
 
 def value_bytes(count: int, bits: float, *, packs: bool) -> int:
-    """Return the bytes of this many values: a byte each where nothing is packed."""
+    """Return the bytes of this many values: a byte each if nothing is packed."""
     return int(count * bits / 8) if packs else count
 
 
 def qweight_estimate(
     layer: StoredLayer, *, is_symmetric: bool, packs: bool
 ) -> StorageEstimate | None:
-    """Return what a layer in GPTQ's or AWQ's layout becomes, None for another layer."""
+    """Return the estimate of a layer in GPTQ's or AWQ's layout, None for another layer."""
     try:
         packed, zeros, scales = (layer.tensors[name] for name in ("qweight", "qzeros", "scales"))
     except KeyError:
@@ -91,7 +91,7 @@ def qweight_estimate(
 def tiles_estimate(
     values: TensorHeader, scales: TensorHeader, *, is_sparse: bool, packs: bool
 ) -> StorageEstimate:
-    """Return what Marlin's tiles become: 2:4 sparse ones of 4 bits codes of pairs of values."""
+    """Return the estimate of Marlin's tiles: 2:4 sparse ones of 4 bits become codes of pairs."""
     outputs, inputs = scales.shape[-1], values.shape[0] * (32 if is_sparse else 16)
     bits, size = values.shape[-1] * 2 // outputs, inputs // max(1, scales.num_values // outputs)
     if not is_sparse or not packs or bits != 4 or size % POINTS_STEP:
@@ -126,8 +126,8 @@ def bytes_estimate(
 def float8_estimate(
     layer: StoredLayer, *, block: int = 0, takes: str = BFLOAT16
 ) -> StorageEstimate | None:
-    """Return what a layer in e4m3 becomes, None for another layer. `block`: inputs that share a
-    scale, 0 for all of them."""
+    """Return the estimate of a layer in e4m3, None for another layer. `block`: how many inputs
+    share a scale, 0 for all of them."""
     weight = layer.tensors.get("weight")
     if weight is None or not weight.dtype.startswith("float8") or len(weight.shape) != 2:
         return None
@@ -149,7 +149,7 @@ def float8_estimate(
 def codes_estimate(
     outputs: int, inputs: int, *, group: int, scale_bytes: int, has_outer: bool, packs: bool
 ) -> StorageEstimate:
-    """Return what 4-bit codes of a table become, with a scale a group and one more an output."""
+    """Return the estimate of 4-bit codes of a table, with a scale per group and one per output."""
     count = outputs * inputs
     factors = outputs * (-(-inputs // group) * scale_bytes + (4 if has_outer else 0))
     return StorageEstimate(
@@ -163,7 +163,7 @@ def codes_estimate(
 
 
 def matrix_of(layer: StoredLayer) -> TensorHeader | None:
-    """Return the full-precision matrix of a layer, None where it has none."""
+    """Return the full-precision matrix of a layer, None if it has none."""
     weight = layer.tensors.get("weight")
     is_float = weight is not None and weight.dtype in ("float32", "float16", "bfloat16", "float64")
     return weight if is_float and weight is not None and len(weight.shape) >= 2 else None
@@ -180,7 +180,7 @@ def made_estimate(
     format: str,
     takes: str,
 ) -> StorageEstimate | None:
-    """Return what a full-precision layer becomes that is quantized while it loads."""
+    """Return the estimate of a full-precision layer that is quantized while it loads."""
     weight = matrix_of(layer)
     if weight is None:
         return None
@@ -200,7 +200,7 @@ def made_estimate(
 
 
 def int8_estimate(layer: StoredLayer, group: int, *, packs: bool) -> StorageEstimate | None:
-    """Return what a layer becomes in 8 bits while it loads. `group` 0: a scale an output."""
+    """Return the estimate of a layer made 8-bit while it loads. `group` 0: a scale an output."""
     weight = matrix_of(layer)
     is_whole = weight is None or not group or weight.shape[-1] <= group
     format = "int8" if is_whole else f"int8, groups of {group}"
@@ -210,8 +210,8 @@ def int8_estimate(layer: StoredLayer, group: int, *, packs: bool) -> StorageEsti
 
 
 def dense_tensors(tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
-    """Return a layer's tensors with its dense `weight` in place of the half that a bitmask keeps of
-    it, as they are where there is no bitmask."""
+    """Return a layer's tensors with its dense `weight` instead of the half that a bitmask selects;
+    unchanged without a bitmask."""
     half = tensors.get("compressed")
     if half is None or "bitmask" not in tensors or len(half.shape) != 2:
         return tensors

@@ -71,7 +71,7 @@ class OutputScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockScale:
-    """A scale for every block of outputs and inputs. `where` names config.json."""
+    """A scale for every block of outputs and inputs. `where` is the path of config.json."""
 
     name: str
     block: tuple[int, int]

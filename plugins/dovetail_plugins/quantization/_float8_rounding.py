@@ -1,7 +1,7 @@
-"""Whether activations become e4m3 for products with weights in e4m3: asked for and able to.
+"""Whether activations become e4m3 for products with weights in e4m3: if requested and supported.
 
-Imports no torch before a layer is built. Knows no checkpoint: a method says which of its layers are
-meant so.
+Imports no torch before a layer is built. Knows no checkpoint: a method says for which of its
+layers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Small floats of checkpoints as weights that kernels multiply: e4m3, e5m2, and e2m1 in blocks.
 
-A scale is multiplied: value * scale. A checkpoint's scales of activations have no use here: where
-activations become e4m3, each row has its own scale, which is as exact or more. Source: Micikevicius
-et al., FP8 Formats for Deep Learning, 2022 (e4m3, e5m2); the OCP Microscaling Formats specification
-1.0, 2023 (e2m1, e8m0). Shape letters: N outputs, K inputs.
+A scale is multiplied: value * scale. A checkpoint's activation scales are ignored: if activations
+become e4m3, each row has its own scale, which is as exact or more. Source: Micikevicius et al., FP8
+Formats for Deep Learning, 2022 (e4m3, e5m2); the OCP Microscaling Formats specification 1.0, 2023
+(e2m1, e8m0). Shape letters: N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def float8_weight(
     *,
     has_float8_activations: bool = False,
 ) -> Weight:
-    """Return an e4m3 matrix as it is; an e5m2 one, which no kernel reads, in bfloat16.
+    """Return an e4m3 matrix unchanged; an e5m2 one, which no kernel reads, in bfloat16.
 
     `block`: outputs and inputs that share a scale; without it `scales` holds one, or one an output.
     Shapes: values [N, K], scales [] | [1] | [N] | [N, 1] | [N / block, K / block rounded up]
@@ -68,7 +68,7 @@ def _padded(inputs: int) -> int:
 def e2m1_weight(
     packed: torch.Tensor, scales: torch.Tensor, outer: torch.Tensor | None = None
 ) -> Weight:
-    """Return a matrix of 4-bit floats in blocks of inputs; the first of two lies in the low bits.
+    """Return a matrix of 4-bit floats in blocks of inputs; the first of two is in the low bits.
 
     `scales` in e4m3, e8m0 (uint8) or another float type; `outer` multiplies all of them.
     Shapes: packed [N, K / 2] uint8, scales [N, K / block], outer [] | [1] | [N] | [N, 1]
@@ -103,7 +103,7 @@ def e8m0(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def half_if_exact(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return float tensors in the 16-bit type that holds all of them exactly, or in float32."""
+    """Return float tensors in a 16-bit type that is exact for all of them, or in float32."""
     for dtype in (torch.float16, torch.bfloat16):
         narrow = tuple(t.to(dtype) for t in tensors)
         if all(bool((n.float() == t.float()).all()) for n, t in zip(narrow, tensors, strict=True)):

@@ -1,4 +1,4 @@
-"""What 4-bit-and-less methods share: unsigned values in groups become a weight kernels multiply.
+"""Shared by methods of 4 bits and less: unsigned values in groups become a weight kernels multiply.
 
 Widths that no kernel has are values of the next one that use fewer levels, so all of them are exact
 in the kernels' formats. Groups that are not a multiple of 8 inputs become a float16 (or bfloat16)
@@ -26,8 +26,8 @@ def grouped_weight(
 ) -> Weight:
     """Return the matrix (value - zero) * scale.
 
-    Scales may come wider than the checkpoint has them: they are narrowed where that is exact.
-    `group` is G, 0 where all groups are of one size.
+    Scales may be wider than in the checkpoint: they are narrowed if that is exact. `group` is G, 0
+    if all groups have one size.
     Shapes: values [N, K] uint8, scales and zeros [N, K / G rounded up] -> [N, K]
     """
     inputs = values.shape[1]
@@ -53,7 +53,7 @@ def grouped_weight(
 
 
 def group_order(group_of: torch.Tensor, group: int) -> torch.Tensor | None:
-    """Return the inputs sorted by group, or None where they lie in groups already.
+    """Return the inputs sorted by group, or None if they are already in groups.
 
     A rank that has some of the inputs must have whole groups, which follow each other.
     Shapes: group_of [I] (-1 everywhere: not given) -> [I] int64. Raises: ConfigError
@@ -80,7 +80,7 @@ def _full(
     group: int,
     order: torch.Tensor | None,
 ) -> Weight:
-    """Return the matrix in float16 where it fits, which is the more exact type for it."""
+    """Return the matrix in float16 if it fits, because that type is more exact for it."""
     largest = float(scales.abs().max()) * 256 if scales.numel() else 0.0
     fits = largest < torch.finfo(torch.float16).max
     wide = torch.empty(values.shape, dtype=torch.float16 if fits else torch.bfloat16)

@@ -12,8 +12,8 @@ def unpack(
 ) -> torch.Tensor:
     """Return the unsigned values of int32 words, lowest bits first, spread along an axis.
 
-    `order` says where in a word value i lies, for words of 8 values. Widths that do not divide 32
-    run over the words' borders. Shapes: words [..., n, ...] -> [..., n * 32 / bits, ...] uint8
+    `order` is the position in a word of value i, for words of 8 values. Widths that do not divide
+    32 run over the words' borders. Shapes: words [..., n, ...] -> [..., n * 32 / bits, ...] uint8
     """
     words = words.movedim(axis, -1).contiguous()
     if 32 % bits:

@@ -39,8 +39,8 @@ def int8_weight(
 
 
 def full_weight(wide: torch.Tensor) -> Weight:
-    """Return a matrix that no kernel has a format for: in float16, which keeps three bits more, or
-    in bfloat16 where its numbers are too large for that. Shapes: wide [N, K]"""
+    """Return a matrix that no kernel has a format for: in float16, which has three more bits of
+    precision, or in bfloat16 if its numbers are too large for that. Shapes: wide [N, K]"""
     if float(wide.abs().amax()) < LARGEST_HALF:
         return Weight(format="float16", values=wide.half())
     return Weight(format="bfloat16", values=wide.bfloat16())

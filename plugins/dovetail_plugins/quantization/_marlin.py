@@ -5,10 +5,10 @@ second operand (mma.m16n8k16, column by thread / 4) a thread holds inputs 2 q, 2
 2 q + 9, q = thread mod 4, for each of two columns; so of a subtile it holds 8 values, which make
 one int32 of 4-bit values or two of 8-bit ones, even values before odd ones. Values are unsigned and
 mean value - 8 (or 128) times the scale. Tensors: `B` int32 [I / 16, O * bits / 2], `s` [I / G, O].
-Sparse (2:4) weights keep two of four inputs, so tiles are of 32 inputs; `B_meta` int16 [I / 32,
-2 O] holds two bits for the place of every kept value, in the order of CUTLASS's sparse operands.
-There the two operands change places: a thread's columns of a subtile's rows are outputs. Sources:
-Frantar et al., MARLIN, 2024 (https://arxiv.org/abs/2408.11743), section 3;
+Sparse (2:4) weights store two of four inputs, so tiles are of 32 inputs; `B_meta` int16
+[I / 32, 2 O] has two bits for the position of every stored value, in the order of CUTLASS's sparse
+operands. There the two operands change places: a thread's columns of a subtile's rows are outputs.
+Sources: Frantar et al., MARLIN, 2024 (https://arxiv.org/abs/2408.11743), section 3;
 https://docs.nvidia.com/cuda/parallel-thread-execution (mma.m16n8k16 fragments); the packing of
 https://github.com/IST-DASLab/Sparse-Marlin. Shape letters: N outputs, K stored inputs.
 """
@@ -36,8 +36,8 @@ SPARSE_SCALES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarlinLayout:
-    """A layer in dense tiles. `is_grouped`: its scales lie in the order that several groups have,
-    though a rank may hold one of them. `names`: those of the values and their scales."""
+    """A layer in dense tiles. `is_grouped`: its scales are in the order of several groups, although
+    a rank may hold one of them. `names`: the tensors of the values and their scales."""
 
     bits: int
     group: int
@@ -126,7 +126,7 @@ class SparseMarlinLayout(MarlinLayout):
 
 
 def dense_places() -> torch.Tensor:
-    """Return where in a tile [16 x 64] each of its stored values belongs. Shapes: -> [1024]"""
+    """Return the position in a tile [16 x 64] of each of its stored values. Shapes: -> [1024]"""
     thread, subtile, column, row = _held()
     return (row * TILE_OUTPUTS + 16 * subtile + 8 * column + thread // 4).flatten()
 
@@ -163,13 +163,13 @@ def untiled(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tenso
 
 
 def _even_first(count: int) -> torch.Tensor:
-    """Return which value lies at each place of a word: 0, 2, .. then 1, 3, .."""
+    """Return which value is at each place of a word: 0, 2, .. then 1, 3, .."""
     return torch.arange(count).view(-1, 2).T.flatten()
 
 
 def ordered(scales: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return scales in the order of outputs; `order` says which output lies at each place of a
-    run. Shapes: scales [groups, N], order [n] -> [groups, N]"""
+    """Return scales in the order of outputs; `order` is the output at each place of a run.
+    Shapes: scales [groups, N], order [n] -> [groups, N]"""
     runs = scales.reshape(len(scales), -1, len(order))
     return runs[..., order.argsort()].view(scales.shape)
 
@@ -180,16 +180,16 @@ def _across(size: int, columns: int) -> torch.Tensor:
 
 
 def _single_order() -> torch.Tensor:
-    """Return the order within 32 scales where there is one group."""
+    """Return the order within 32 scales if there is one group."""
     return torch.cat([2 * i + torch.tensor(SINGLE_SCALES) for i in range(4)])
 
 
 def kept_inputs(places: torch.Tensor) -> torch.Tensor:
-    """Return which of its four inputs every kept value is.
+    """Return which of its four inputs every stored value is.
 
-    CUTLASS keeps 16-bit words of four pairs, those of two neighbouring columns of words together;
-    within 64 rows the rows are reordered, and in each block of 2 x 2 the off-diagonal words change
-    places. Shapes: places int16 [I / 32, 2 N] -> [N, I / 2] int64
+    CUTLASS groups 16-bit words of four pairs from two neighbouring columns of words; within 64 rows
+    the rows are reordered, and in each block of 2 x 2 the off-diagonal words are swapped.
+    Shapes: places int16 [I / 32, 2 N] -> [N, I / 2] int64
     """
     rows, columns = places.shape[1] // 2, places.shape[0] * 2
     row = torch.arange(rows).unsqueeze(1)
@@ -212,7 +212,7 @@ def pair_codes(kept: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 @cache
 def pair_points() -> torch.Tensor:
-    """Return the four values that such a number stands for. Shapes: [1, 4096, 4] int8"""
+    """Return the four values that each such code represents. Shapes: [1, 4096, 4] int8"""
     code = torch.arange(1 << 12).unsqueeze(1)
     points = torch.zeros(len(code), 4, dtype=torch.int8)
     for number in range(2):
@@ -222,7 +222,7 @@ def pair_points() -> torch.Tensor:
 
 
 def filled(kept: torch.Tensor, which: torch.Tensor, zero: int) -> torch.Tensor:
-    """Return all four inputs of every two kept ones, the others `zero`.
+    """Return all four inputs of every two stored ones, the others `zero`.
 
     Shapes: kept uint8 and which [N, I / 2] -> [N, I]
     """

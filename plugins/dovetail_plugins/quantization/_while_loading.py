@@ -1,6 +1,6 @@
-"""WhileLoading: what methods share that quantize a full-precision checkpoint as it loads.
+"""WhileLoading: shared by methods that quantize a full-precision checkpoint as it loads.
 
-Routers of experts are left alone: they are tiny, and their errors pick other experts.
+Routers of experts are not quantized: they are tiny, and their errors pick other experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WhileLoading(QuantMethod):
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
-        """Return why the checkpoint cannot be quantized: its config may name this method alone.
+        """Return why the checkpoint cannot be quantized: its config may name only this method.
         `query` is a ModelSpec or None."""
         method = stored_method(query)
         if method is None or method in cls.stored_as:

@@ -11,7 +11,7 @@ PLANE_STEP = 16
 
 
 def width_of(bits: int, group: int) -> int:
-    """Return the width that values of this many bits are kept in, in groups of this many inputs."""
+    """Return the storage width of values with this many bits, in groups of this many inputs."""
     if group % PLANE_STEP:
         return 4 if bits <= 4 else 8
     return next(width for width in WIDTHS if width >= bits)

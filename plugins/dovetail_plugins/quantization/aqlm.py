@@ -2,9 +2,9 @@
 
 Per layer `codes` [O / a, I / b, C] (int8 or int16, taken as unsigned), `codebooks`
 [C, 2 ** bits, a, b] and `scales` [O / a, 1, 1, 1]: the block of a outputs and b inputs is the sum
-of codebooks[c, codes[.., c]] times its scale. Of one output and eight inputs, codes stay codes on
-CPUs, of points in float16; other shapes, and all on a GPU, are kept in float16, 16 bits a weight.
-Source: https://github.com/Vahe1994/AQLM and its inference library, version 1.1.7.
+of codebooks[c, codes[.., c]] times its scale. With blocks of one output and eight inputs, codes
+stay codes on CPUs, with float16 points; other shapes, and all on a GPU, are stored in float16, 16
+bits a weight. Source: https://github.com/Vahe1994/AQLM and its inference library, version 1.1.7.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Aqlm(CheckpointMethod):
         )  # fmt: skip
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix: sums of points where kernels have a format for it, else dense."""
+        """Return the matrix: sums of points if kernels have a format for it, else dense."""
         import torch
         import torch.nn.functional as F
 

@@ -1,9 +1,9 @@
 """auto-round checkpoints: AutoRound's own config over the tensors of GPTQ or AWQ.
 
-`packing_format` says which: with "awq" AWQ's, with "gptq" GPTQ's with zero points less one, with
-"gptqmodel" or without a word GPTQ's with zero points as they are. `extra_config` maps layers, by
-name or by expression, to what differs there; layers of 16 bits are in full precision, and so are
-those outside the blocks of `block_name_to_quantize`. Source: AutoRound, its export and inference
+`packing_format` says which: "awq" is AWQ's, "gptq" GPTQ's with zero points less one, "gptqmodel" or
+none GPTQ's with plain zero points. `extra_config` maps layers, by name or by expression, to their
+differing settings; layers of 16 bits are in full precision, and so are those outside the blocks of
+`block_name_to_quantize`. Source: AutoRound, its export and inference
 (https://github.com/intel/auto-round).
 """
 
@@ -67,7 +67,7 @@ class AutoRound(StoredMethod):
         return one_for_parts(spec.name, self._look_up, self.usual, where=self.where)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer in GPTQ's or AWQ's layout becomes."""
+        """Return the estimate of a layer in GPTQ's or AWQ's layout."""
         return qweight_estimate(
             layer,
             is_symmetric=bool((self._config_of(layer.name) or self.config).get("sym", True)),
@@ -80,7 +80,7 @@ class AutoRound(StoredMethod):
         return None if config is None else self._layout(config)
 
     def _config_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return what the config says of one checkpoint layer, None where it is left alone."""
+        """Return the config of one checkpoint layer, None if it is not quantized."""
         exact = (more for key, more in self.extra.items() if bare(key) == bare(name))
         changes = next(exact, None)
         if changes is None:

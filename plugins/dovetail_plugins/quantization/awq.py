@@ -1,7 +1,7 @@
 """AWQ checkpoints: 4 bits in groups of inputs, eight outputs in a word in AWQ's own order.
 
 Per layer `qweight` int32 [I, O / 8], `qzeros` int32 [I / G, O / 8] and `scales` [I / G, O]; value i
-of a word lies at place (0, 4, 1, 5, 2, 6, 3, 7)[i]. Source: AutoAWQ, version "gemm"
+of a word is at place (0, 4, 1, 5, 2, 6, 3, 7)[i]. Source: AutoAWQ, version "gemm"
 (https://github.com/casper-hansen/AutoAWQ).
 """
 
@@ -85,7 +85,7 @@ class Awq(StoredMethod):
         return self.usual
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer in AWQ's layout becomes."""
+        """Return the estimate of a layer in AWQ's layout."""
         return qweight_estimate(
             layer,
             is_symmetric=not self.config.get("zero_point", True),

@@ -1,14 +1,14 @@
 """bitsandbytes: 4-bit codes (nf4, fp4) and int8, from the checkpoint or made while loading.
 
 4 bits: `weight` uint8, two codes a byte, the first in the high bits, row after row;
-`weight.absmax`, the scale of every 64 of them; `weight.quant_map`, what the 16 codes mean. With
+`weight.absmax`, the scale of every 64 of them; `weight.quant_map`, the values of the 16 codes. With
 double quantization absmax is uint8 itself: nested_quant_map[absmax] * nested_absmax[i // 256] +
 nested_offset, the last in a JSON text stored as a tensor; it is undone while loading. 8 bits:
 `weight` int8 [O, I] and `SCB` [O], 127 times the scale. LLM.int8 makes activations int8 with a
-scale a token and multiplies outliers apart; here a group of inputs on a CPU has a scale, which
-keeps the others as they are, and a GPU leaves all of them in 16 bits. While
-loading: nf4, or what the options say. Source:
-https://github.com/bitsandbytes-foundation/bitsandbytes; Dettmers et al., QLoRA, 2023 (nf4).
+scale a token and multiplies outliers separately. Here, on a CPU, a group of inputs has a scale, so
+outliers do not affect the others; a GPU leaves all of them in 16 bits. While loading: nf4, or the
+type in the options. Source: https://github.com/bitsandbytes-foundation/bitsandbytes; Dettmers et
+al., QLoRA, 2023 (nf4).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NF4 = (
 FP4 = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
 """Codes 0 to 7; 8 to 15 are the same, negative."""
 _UNREADABLE = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-"""What JSON that is no quantization state raises."""
+"""Exceptions from JSON that is no quantization state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +142,8 @@ class BitsAndBytes(EitherMethod):
             raise self.refuse("one of load_in_4bit and load_in_8bit must be true.")
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a stored layer becomes, its rows in whole blocks, or one in full precision
-        while it loads."""
+        """Return the estimate of a stored layer, with rows in whole blocks, or of a full-precision
+        one quantized while it loads."""
         if self.is_stored:
             return self._stored_estimate(layer, packs=packs)
         weight = None if self.is_skipped(layer.name) else matrix_of(layer)
@@ -169,7 +169,7 @@ class BitsAndBytes(EitherMethod):
         )
 
     def layout(self, spec: LinearSpec) -> Layout:
-        """Return the layout of every layer but the head and those of llm_int8_skip_modules."""
+        """Return the layout of every layer except the head and llm_int8_skip_modules."""
         return EightBits() if self.is_8_bit else FourBits()
 
     def quantized(self, spec: LinearSpec) -> LinearMethod:

@@ -6,12 +6,12 @@ float-quantized (e4m3, per matrix, output, block or group), naive-quantized (eit
 nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized, marlin-24 (2:4 sparse, in tiles) and,
 by `sparsity_config`, sparse-24-bitmask (2:4 sparse, with or without a quantized format). The
 tensors of each are in `_compressed_layouts.py`. Layers whose scheme has int8 activations get them
-with a scale a token (in groups, those of other integers), layers whose scheme has them in 8-bit
-floats on a GPU that multiplies such pairs (MX formats do not); stored scales of activations
-(`input_scale`) have no use, since scales are taken from the activations themselves. Scales of the
-KV cache are not used: the cache is stored as --kv-cache-dtype says. Sparse weights are kept dense,
-but for those of 4 bits in Marlin's tiles. Source:
-https://github.com/vllm-project/compressed-tensors.
+with a scale per token (in groups, like other integers). Layers whose scheme has 8-bit float
+activations get them on a GPU that multiplies such pairs (not for MX formats). Stored activation
+scales (`input_scale`) are ignored, because scales are computed from the activations. Scales of the
+KV cache are not used: the cache is stored as --kv-cache-dtype says. Sparse weights are stored
+dense, except for those of 4 bits in Marlin's tiles.
+Source: https://github.com/vllm-project/compressed-tensors.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class CompressedTensors(StoredMethod):
         return None
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of integers, float8 or 4-bit floats becomes."""
+        """Return the estimate of a layer of integers, float8 or 4-bit floats."""
         scheme = self._look_up(layer.name)
         tensors = dense_tensors(layer.tensors)
         layer = StoredLayer(name=layer.name, tensors=tensors)
@@ -199,7 +199,7 @@ class CompressedTensors(StoredMethod):
             raise self.refuse(f'the sparse format "{format}" is not read; {BITMASK} is.')
 
     def _scheme(self, group: Mapping[str, Any]) -> Scheme | None:
-        """Return the scheme of a group, None where its weights are in full precision.
+        """Return the scheme of a group, None if its weights are in full precision.
 
         Raises: ConfigError
         """
@@ -229,5 +229,5 @@ class CompressedTensors(StoredMethod):
 
 
 def _is_of_class(name: str, target: str) -> bool:
-    """Return whether a class means the layer: all layers that ask are linear ones."""
+    """Return whether a class includes the layer: all layers here are linear ones."""
     return target == CLASS

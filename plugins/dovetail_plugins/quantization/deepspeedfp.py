@@ -1,9 +1,9 @@
 """deepspeedfp: a full-precision checkpoint becomes 6- or 8-bit floats while it loads.
 
-8 bits are e4m3, 6 bits e3m2 (kept in e4m3, which holds its values exactly, so at 8 bits a weight),
-with a scale for every `group_size` inputs of an output. The checkpoint may say so in config.json's
-quantization_config or in quant_config.json; a head is left alone. Source: DeepSpeed's FP quantizer
-and the files of Snowflake Arctic (https://huggingface.co/Snowflake/snowflake-arctic-instruct).
+8 bits are e4m3, 6 bits e3m2 (stored in e4m3, which is exact, so at 8 bits a weight), with a scale
+for every `group_size` inputs of an output. config.json's quantization_config or quant_config.json
+may request it; a head is not quantized. Source: DeepSpeed's FP quantizer and the files of Snowflake
+Arctic (https://huggingface.co/Snowflake/snowflake-arctic-instruct).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DeepSpeedFp(WhileLoading):
             raise ConfigError(f"group_size {self.group} is not a multiple of 8.", where=where)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a full-precision layer becomes, in either width."""
+        """Return the estimate of a full-precision layer, in either width."""
         if self.is_skipped(layer.name):
             return None
         return made_estimate(

@@ -1,9 +1,9 @@
 """fbgemm_fp8 checkpoints: float8 e4m3 weights with a scale per output.
 
-Per layer `weight` e4m3 [O, I] and `weight_scale` [O, 1]; layers in `modules_to_not_convert` are
-left alone. On a GPU that multiplies two 8-bit floats activations become e4m3, a scale a row;
-`activation_scale_ub`, beyond which such a scale would cut its row off, is not used. Source:
-transformers' FbgemmFp8Config, and Llama 3.1's FP8 checkpoints
+Per layer `weight` e4m3 [O, I] and `weight_scale` [O, 1]; layers in `modules_to_not_convert` are not
+quantized. On a GPU that multiplies two 8-bit floats activations become e4m3, a scale a row;
+`activation_scale_ub`, beyond which such a scale would cut its row off, is not used.
+Source: transformers' FbgemmFp8Config, and Llama 3.1's FP8 checkpoints
 (https://huggingface.co/meta-llama/Llama-3.1-405B-FP8).
 """
 
@@ -20,7 +20,7 @@ from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds
 
 
 class FbgemmFp8(StoredMethod):
-    """float8 e4m3 weights per output, float8 activations where a GPU can."""
+    """float8 e4m3 weights per output, float8 activations if a GPU supports them."""
 
     info = Info(
         summary="fbgemm_fp8 checkpoints: float8, a scale per output; activations too on newer GPUs",
@@ -35,5 +35,5 @@ class FbgemmFp8(StoredMethod):
         return OutputScale(has_float8_activations=rounds(self.options.activations, spec))
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer in float8 becomes."""
+        """Return the estimate of a layer in float8."""
         return float8_estimate(layer, takes=FLOAT8)

@@ -2,11 +2,11 @@
 
 Stored: per layer `weight` e4m3 [O, I], and `weight_scale` [], or with `weight_block_size` in the
 config `weight_scale_inv` [O / 128, I / 128]; a weight is value * scale in both. While loading: a
-scale per output, the largest magnitude over 448; the head stays as it is. Kept as float8 in memory.
-On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay float.
-Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme` "static"
-or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row. Source:
-AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
+scale per output, the largest magnitude over 448; the head is not quantized. Stored as float8 in
+memory. On a GPU that multiplies two 8-bit floats activations become e4m3 too, elsewhere they stay
+float. Their scales are always a row's own, as exact as the `input_scale` of `activation_scheme`
+"static" or more so; with blocks DeepSeek's own kernels have a scale for every 128 inputs of a row.
+Source: AutoFP8's and DeepSeek-V3's checkpoints (https://github.com/neuralmagic/AutoFP8,
 https://huggingface.co/deepseek-ai/DeepSeek-V3).
 """
 
@@ -28,7 +28,7 @@ from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import CHOICES, rounds
 
 SCALES_NOT_USED = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".q_scale")
-"""Scales of activations, which have one a row of their own here, and of a cache in float8."""
+"""Unused scales: of activations, which have one per row here, and of a cache in float8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Fp8Options(SkipOptions):
 
 
 class Fp8(EitherMethod):
-    """float8 e4m3 weights, float8 activations where a GPU can."""
+    """float8 e4m3 weights, float8 activations if a GPU supports them."""
 
     info = Info(
         summary="float8 (e4m3) weights, stored or made while loading; activations too on new GPUs",
@@ -81,7 +81,7 @@ class Fp8(EitherMethod):
         )
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer in float8 becomes, or one in full precision while it loads."""
+        """Return the estimate of a layer in float8, or of a full-precision one while it loads."""
         if self.is_stored:
             block = 0 if self.block is None else self.block[1]
             return float8_estimate(layer, block=block, takes=FLOAT8)

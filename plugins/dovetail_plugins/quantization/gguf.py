@@ -1,8 +1,8 @@
 """GGUF files: every matrix in the type that the file has it in, several types in one model.
 
 A layer's matrices of one type are one tensor, called by the type: the rows' bytes as the file has
-them. Which type each has stands in the config that is made of the file's head. Source:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the types of ggml-common.h.
+them. The type of each is in the config made from the file's header.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the types of ggml-common.h.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PARTS = FUSED | {"in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "
 
 
 class Gguf(StoredMethod):
-    """Integers in groups are multiplied as integers in groups, whatever type they come from; types
-    whose codes are of vectors as such."""
+    """Integers in groups are multiplied as such, whatever type they come from; so are types with
+    vector codes."""
 
     info = Info(
         summary="quantized weights of GGUF files, 1 to 8 bits in groups",
@@ -86,7 +86,7 @@ class Gguf(StoredMethod):
         return StoredLinear(rows.tensors, rows.weight, activations=self.activations)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a matrix becomes, of any type; None for what is not a matrix."""
+        """Return the estimate of a matrix of any type; None for other tensors."""
         weight = layer.tensors.get("weight")
         if weight is None or len(weight.shape) < 2:
             return None
@@ -125,23 +125,23 @@ class Gguf(StoredMethod):
         holder, _, leaf = spec.name.rpartition(".")
         if leaf == HEAD or spec.name in self.types or leaf not in PARTS:
             return (self.types.get(spec.name, "F32"),) * count
-        names = PARTS[leaf][:count]  # a layer may hold queries alone
-        names += names[:1] * (count - len(names))  # what lies behind gates the first
+        names = PARTS[leaf][:count]  # a layer may hold only queries
+        names += names[:1] * (count - len(names))  # what follows gates the first
         return tuple(self.types.get(f"{holder}.{part}", "F32") for part in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A layer's matrices, each of its own type or (PLAIN) in full precision."""
+    """A layer's matrices, each with its own type or (PLAIN) in full precision."""
 
     types: tuple[str, ...]
     where: str
     float_dtype: str = "float32"
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return a tensor for each type: the rows of all parts that are of it.
+        """Return a tensor for each type: the rows of all parts of that type.
 
-        Raises: ConfigError where ranks would divide a block.
+        Raises: ConfigError if ranks would divide a block.
         """
         return tuple(self._tensor(spec, name) for name in dict.fromkeys(self.types))
 

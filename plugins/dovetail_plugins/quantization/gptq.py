@@ -1,10 +1,10 @@
 """GPTQ checkpoints: 2, 3, 4 or 8 bits in groups of inputs, in any order of the inputs.
 
-Per layer `qweight` int32 [I * bits / 32, O], `qzeros` int32 [I / G, O * bits / 32], `scales` [I /
-G, O] and `g_idx` int32 [I], the group of every input. Format "gptq" stores zero points less one,
-"gptq_v2" as they are; "marlin" and "marlin_24" are separate layouts. `dynamic` maps expressions
-that match layers' names to other bits and groups, or with "-:" before them to none;
-`modules_in_block_to_quantize` lists what is quantized in a block where that is not everything.
+Per layer `qweight` int32 [I * bits / 32, O], `qzeros` int32 [I / G, O * bits / 32], `scales`
+[I / G, O] and `g_idx` int32 [I], the group of every input. Format "gptq" stores zero points less
+one, "gptq_v2" plain ones; "marlin" and "marlin_24" are separate layouts. `dynamic` maps expressions
+that match layers' names to other bits and groups, or with the prefix "-:" to none;
+`modules_in_block_to_quantize` lists what is quantized in a block if that is not everything.
 Source: AutoGPTQ and GPTQModel, quantize_config.json and the layout of their packed linear layers
 (https://github.com/ModelCloud/GPTQModel).
 """
@@ -40,7 +40,7 @@ LEFT_ALONE, CHANGED = "-:", "+:"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptqLayout:
     """One layer in GPTQ's layout. `group` -1: all inputs. `keeps_zeros`: zero points are stored
-    as they are, not less one."""
+    plain, not less one."""
 
     bits: int
     group: int
@@ -148,7 +148,7 @@ class Gptq(StoredMethod):
         )
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer in GPTQ's layout, or in tiles, becomes."""
+        """Return the estimate of a layer in GPTQ's layout, or in tiles."""
         names = TILES.get(self.format)
         if names is not None:
             values, scales = (layer.tensors.get(name) for name in names)

@@ -1,7 +1,7 @@
 """GPTQ checkpoints by the name of a GPU kernel: the same layout and arithmetic as "gptq".
 
-On GPUs that kernel repacks GPTQ's layout as it loads. Here every device has its own packing, so
-the name changes nothing; it is kept for command lines that ask for it.
+On GPUs that kernel repacks GPTQ's layout as it loads. Here every device has its own packing, so the
+name changes nothing; it exists for command lines that use it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Per layer `W_q`, and `scale` and `zero` of every group; a weight is (value - zer
 axis 1 groups are inputs of one output, and values, made a matrix [groups, G], are packed from its
 rows: row r of n packed ones holds rows r, n + r, 2 n + r, ..., the first in the highest bits; 3
 bits ten to an int32. With axis 0 groups run over outputs, which no kernel has a format for: such
-layers are kept in bfloat16. Values are unpacked while loading and packed for the kernels again; 1
+layers are stored in bfloat16. Values are unpacked while loading and packed for the kernels again; 1
 to 4 bits take 4. Source: https://github.com/mobiusml/hqq, version 0.2.8.
 """
 
@@ -41,7 +41,7 @@ META = (
     "quant_scale", "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict",
     "stores_quant_config", "channel_wise", "optimize", "round_zero",
 )  # fmt: skip
-"""What the library notes beside the tensors; config.json says the same."""
+"""Extra tensors of the library; config.json has the same information."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Hqq(StoredMethod):
         self.told: Mapping[str, Any] = told
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of packed values becomes."""
+        """Return the estimate of a layer of packed values."""
         layout = self._layout_of(layer.name)
         packed, scale, zero = (layer.tensors.get(name) for name in PIECES)
         if layout is None or packed is None or scale is None or zero is None:

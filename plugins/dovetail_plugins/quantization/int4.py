@@ -50,7 +50,7 @@ class Int4(WhileLoading):
     Options = Int4Options
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a full-precision layer becomes."""
+        """Return the estimate of a full-precision layer."""
         options: Any = self.options
         if self.is_skipped(layer.name):
             return None

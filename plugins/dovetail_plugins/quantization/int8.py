@@ -1,7 +1,7 @@
-"""int8: any full-precision checkpoint becomes 8-bit while it loads, activations 8-bit as they come.
+"""int8: any full-precision checkpoint becomes 8-bit while it loads, activations on the fly.
 
 Weights get one scale per output and group of inputs, activations one per group of inputs: outliers
-take the exactness of their group alone. Rounding to nearest, no calibration.
+only reduce the precision of their group. Rounding to nearest, no calibration.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Int8(WhileLoading):
     Options = Int8Options
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a full-precision layer becomes."""
+        """Return the estimate of a full-precision layer."""
         if self.is_skipped(layer.name):
             return None
         group: int = self.options.group

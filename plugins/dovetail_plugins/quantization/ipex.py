@@ -1,6 +1,6 @@
-"""ipex: the name that AWQ and GPTQ checkpoints have on Intel's own libraries, which are not used
-here. The checkpoint is read by the method of its own name, and multiplied by the kernels of the
-device at hand.
+"""ipex: the name of AWQ and GPTQ checkpoints in Intel's own libraries, which are not used here. The
+checkpoint is read by the method of its original name, and multiplied by the kernels of the
+available device.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ipex(QuantMethod):
         return self.inner.checkpoint_tensors(tensors)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what the checkpoint's own method says."""
+        """Return the estimate of the checkpoint's own method."""
         return self.inner.memory_estimate(layer, packs=packs)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:

@@ -102,7 +102,7 @@ class ModelOpt(StoredMethod):
         return layout_class(has_float8_activations=is_rounded)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of 8-bit or 4-bit floats becomes."""
+        """Return the estimate of a layer of 8-bit or 4-bit floats."""
         weight, scales = (layer.tensors.get(name) for name in ("weight", "weight_scale"))
         if weight is None or scales is None or weight.dtype != "uint8":
             has_blocks = scales is not None and len(scales.shape) == 4

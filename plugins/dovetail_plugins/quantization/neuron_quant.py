@@ -31,7 +31,7 @@ class NeuronQuant(Int8):
     stored_as = ("neuron_quant",)
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a full-precision layer becomes: a byte a weight in both types."""
+        """Return the estimate of a full-precision layer: a byte a weight in both types."""
         told = super().memory_estimate(layer, packs=packs)
         is_int8 = self.options.dtype == "s8"
         return told if told is None or is_int8 else replace(told, format="float8", takes=BFLOAT16)

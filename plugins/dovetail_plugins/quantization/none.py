@@ -1,4 +1,4 @@
-"""Unquantized: weights as they are. Asking if it fits imports no torch."""
+"""Unquantized: weights in their original type. Checking whether it fits imports no torch."""
 
 from __future__ import annotations
 

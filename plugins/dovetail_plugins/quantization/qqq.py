@@ -55,7 +55,7 @@ class Qqq(CheckpointMethod):
             raise self.refuse(f"group_size {self.group} is not read; -1 and {GROUPS[1]} are.")
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of tiles becomes."""
+        """Return the estimate of a layer of tiles."""
         values, scales = (layer.tensors.get(name) for name in ("B", "s_channel"))
         if values is None or scales is None:
             return None
@@ -108,7 +108,7 @@ class Qqq(CheckpointMethod):
 
 
 def put_back(mixed: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """Return the columns of which mixed ones in each run are those of `order`. Shapes: [R, N]"""
+    """Return the columns in original order; `order` is a run's. Shapes: [R, N]"""
     import torch
 
     runs = mixed.reshape(len(mixed), -1, len(order))
@@ -118,7 +118,7 @@ def put_back(mixed: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def tile_order(*, is_grouped: bool) -> list[int]:
-    """Return, for values as they lie, their places in four tiles of [16 inputs, 16 outputs]."""
+    """Return the positions of stored values in four tiles of [16 inputs, 16 outputs]."""
     return [
         TILE * (4 * (lane % 4) + value % 4) + lane // 4 + 8 * (value // 4) + TILE * TILE * tile
         for lane in range(LANES)
@@ -128,10 +128,10 @@ def tile_order(*, is_grouped: bool) -> list[int]:
 
 
 def channel_order() -> list[int]:
-    """Return the outputs of scales per output, as they lie in runs of 32."""
+    """Return the outputs of scales per output, in stored order within runs of 32."""
     return [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
 
 
 def group_order() -> list[int]:
-    """Return the outputs of scales per group, as they lie in runs of 64."""
+    """Return the outputs of scales per group, in stored order within runs of 64."""
     return [i + 8 * j for i in range(8) for j in range(8)]

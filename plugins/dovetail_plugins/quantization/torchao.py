@@ -1,12 +1,12 @@
 """torchao checkpoints in safetensors: int8, float8 and 4 bits in groups, as `quant_type` says.
 
-A weight lies in several tensors: `_weight_qdata`, `_weight_scale` and, except for float8,
-`_weight_zero_point`. Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig: qdata int8 [O,
-I], scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig: qdata e4m3 [O,
-I], scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata int8
-[O, I] of 1 to 8 bits, scale [O, I / G]. Int4WeightOnlyConfig: qdata uint8 [O, I / 2], the first of
-two in the low bits, scale and zero_point [I / G, O], value * scale + zero_point. Activations are
-int8 per token with Int8DynamicActivationInt8WeightConfig, e4m3 per token with
+A weight is split into several tensors: `_weight_qdata`, `_weight_scale` and, except for float8,
+`_weight_zero_point`. Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig: qdata int8
+[O, I], scale [O, 1]. Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig: qdata e4m3
+[O, I], scale [O, 1] or [1, 1]. IntxWeightOnlyConfig, Int8DynamicActivationIntxWeightConfig: qdata
+int8 [O, I] of 1 to 8 bits, scale [O, I / G]. Int4WeightOnlyConfig: qdata uint8 [O, I / 2], the
+first of two in the low bits, scale and zero_point [I / G, O], value * scale + zero_point.
+Activations are int8 per token with Int8DynamicActivationInt8WeightConfig, e4m3 per token with
 Float8DynamicActivationFloat8WeightConfig on a GPU that can; with the others, as the option says.
 Pickled checkpoints of older versions are not read. Source: torchao 0.18, prototype/safetensors and
 quantization/quantize_/workflows (https://github.com/pytorch/ao).
@@ -42,8 +42,8 @@ DYNAMIC_INT8, DYNAMIC_FLOAT8 = INT8[1], FLOAT8[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """int8 or e4m3 values. `group` 0: one scale an output; `is_whole`: one a matrix. `bits`: those
-    that are used. `is_meant_float8`: activations become e4m3 where a device can."""
+    """int8 or e4m3 values. `group` 0: one scale an output; `is_whole`: one a matrix. `bits`: how
+    many of them are used. `is_meant_float8`: activations become e4m3 if a device supports it."""
 
     dtype: str
     bits: int = 8
@@ -71,7 +71,7 @@ class Bytes:
     def memory_estimate(
         self, values: TensorHeader, scale: TensorHeader, *, packs: bool
     ) -> StorageEstimate:
-        """Return what such a layer becomes. Zero points are taken to be 0 throughout."""
+        """Return the estimate of such a layer. Zero points are taken to be 0 throughout."""
         outputs, inputs = values.shape
         groups = 1 if self.is_whole else scale.num_values // outputs
         if self.dtype == "int8" and self.bits <= 4:
@@ -116,7 +116,7 @@ class Nibbles:
     group: int
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
-        """Return values, scales and what is added."""
+        """Return values, scales and offsets."""
         rows, inputs = spec.out_size, spec.in_size
         values = StoredTensor(
             name=QDATA, shape=(rows, inputs // 2), dtype="uint8", output_axis=0, input_axis=1
@@ -131,7 +131,7 @@ class Nibbles:
     def memory_estimate(
         self, values: TensorHeader, scale: TensorHeader, *, packs: bool
     ) -> StorageEstimate:
-        """Return what such a layer becomes: zero points that are not integers take float32."""
+        """Return the estimate of such a layer: zero points that are not integers take float32."""
         outputs, pairs = values.shape
         wide = replace(scale, dtype="float32")
         return integers_estimate(
@@ -140,7 +140,7 @@ class Nibbles:
         )  # fmt: skip
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
-        """Return the matrix: value + 8 is kept, so that 8 - zero / scale is its zero point."""
+        """Return the matrix: value + 8 is stored, so that 8 - zero / scale is its zero point."""
         from dovetail_plugins.quantization._float_formats import nibbles
         from dovetail_plugins.quantization._grouped import grouped_weight
 
@@ -170,7 +170,7 @@ class TorchAo(StoredMethod):
         self.one_layout = self._layout()
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
-        """Return what a layer of these tensors becomes."""
+        """Return the estimate of a layer of these tensors."""
         values, scale = (layer.tensors.get(name) for name in (QDATA, SCALE))
         if values is None or scale is None:
             return None

@@ -1,8 +1,8 @@
 """The arithmetic of AWQ.
 
-Errors are those of outputs by the sums of inputs: of a difference D of weights, the trace of
-D (x x^T) D^T. Source: Lin et al., 2023 (https://arxiv.org/abs/2306.00978), sections 3.2 and 4.
-Shape letters: O outputs, I inputs, G inputs per group.
+Errors of outputs are computed from sums of inputs: for a difference D of weights, the trace of D (x
+x^T) D^T. Source: Lin et al., 2023 (https://arxiv.org/abs/2306.00978), sections 3.2 and 4. Shape
+letters: O outputs, I inputs, G inputs per group.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ SHARED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("post_attention_layernorm", ("mlp.dense_h_to_4h",)),
     ("input_layernorm", (*(f"self_attn.{word}_proj" for word in "qkv"), *_GATE_UP)),
 )
-"""What gives inputs -> the layers that get them, in the order of the block. A norm before experts
-gives inputs to their router as well, which stays as it is: it fits no entry."""
+"""Producer of inputs -> the layers that receive them, in the order of the block. A norm before
+experts also feeds their router, which is not scaled: it fits no entry."""
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 """Layers of a gated MLP, an expert's too: what `UP` makes is multiplied and goes into `DOWN`."""
 NORM = "norm"
 AROUND = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-"""Norms of an MLP beside which the one after attention gives the MLP nothing."""
+"""Norms of an MLP; if a block has these, the norm after attention is not the MLP's input."""
 
 
 def scale_block(block: Block, group: int, *, adds_one: bool) -> None:
-    """Scale the inputs of the block's matrices where that helps. Mutates: block
+    """Scale the inputs of the block's matrices if that helps. Mutates: block
 
     `adds_one`: norms multiply by their weight plus one.
     """
@@ -76,7 +76,7 @@ def _gated(block: Block) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _fits(block: Block, giver: str, takers: Sequence[str], group: int) -> bool:
-    """Return whether these layers, and no others, get what the giver gives, input by input."""
+    """Return whether these layers, and no others, receive the producer's output, input by input."""
     source = block.tensors.get(f"{giver}.weight")
     if source is None or any(name not in block.inputs for name in takers):
         return False
@@ -90,7 +90,7 @@ def _fits(block: Block, giver: str, takers: Sequence[str], group: int) -> bool:
 def _apply(
     block: Block, giver: str, takers: Sequence[str], factors: torch.Tensor, *, adds_one: bool
 ) -> None:
-    """Multiply weights and divide what gives their inputs. Mutates: block"""
+    """Multiply weights and divide their input's producer. Mutates: block"""
     inputs = block.inputs[takers[0]].scaled(1 / factors)
     for name in takers:
         block.tensors[f"{name}.weight"] = block.tensors[f"{name}.weight"] * factors
@@ -108,7 +108,7 @@ def _apply(
 def best_factors(
     weights: Sequence[torch.Tensor], gram: torch.Tensor, magnitude: torch.Tensor, group: int
 ) -> torch.Tensor | None:
-    """Return the factors with the least error of the outputs, None where none is best.
+    """Return the factors with the smallest output error, None if no scaling is best.
 
     Shapes: weights [O, I] each, gram [I, I], magnitude [I] -> [I]
     """
@@ -155,8 +155,8 @@ def _ranges(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.
 def best_ranges(
     weight: torch.Tensor, gram: torch.Tensor, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return steps and levels of 0 of ranges that are cut where outputs gain by it. Groups are
-    looked at one by one. Shapes: weight [O, I], gram [I, I] -> as full_ranges"""
+    """Return steps and zero levels of ranges that are clipped if outputs gain by it. Groups are
+    handled one by one. Shapes: weight [O, I], gram [I, I] -> as full_ranges"""
     ranges = [
         _best_range(part, gram[place : place + group, place : place + group])
         for place, part in zip(

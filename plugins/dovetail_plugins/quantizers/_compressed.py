@@ -17,7 +17,7 @@ def settings_of(
     has_int8_inputs: bool,
     whole: Sequence[str],
 ) -> Mapping[str, Any]:
-    """Return the config. `group` None: a scale per output; `whole`: layers left alone."""
+    """Return the config. `group` None: a scale per output; `whole`: unquantized layers."""
     weights = {
         "num_bits": bits,
         "type": "int",

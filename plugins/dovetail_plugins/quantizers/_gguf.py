@@ -1,4 +1,4 @@
-"""What the GGUF quantizers share: a model in one file, its names and settings those of llama.cpp.
+"""Shared by the GGUF quantizers: a model in one file, with llama.cpp's names and settings.
 
 Matrices that the type cannot hold, and everything that is not a matrix, are float32. Imports no
 torch. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -31,7 +31,7 @@ class GgufQuantizer(Quantizer):
 
     type_name: ClassVar[str]
     file_type: ClassVar[int]
-    """What general.file_type says of files that are mostly of this type."""
+    """The general.file_type of files that are mostly of this type."""
     capabilities = frozenset({"tables", "writes"})
 
     def __init__(self, options: Any, task: QuantizeTask) -> None:

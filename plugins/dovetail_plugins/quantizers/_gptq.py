@@ -47,7 +47,7 @@ def compensated(
     Shapes: weight [O, I], gram [I, I], steps [O, I / G] -> [O, I] uint8
     """
     order = torch.argsort(gram.diagonal(), descending=True, stable=True)
-    # Inputs lie along the first axis here: each is one piece of memory.
+    # Inputs are along the first axis here: each is contiguous.
     work = weight.T[order].contiguous()
     wide = steps.float().T.repeat_interleave(weight.shape[1] // steps.shape[1], dim=0)[order]
     after = _influence(gram[order][:, order], damping)
@@ -70,8 +70,8 @@ def compensated(
 
 
 def _influence(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse of the damped gram. Inputs that never were
-    anything but 0 count for themselves alone. Shapes: [I, I] -> [I, I]"""
+    """Return the upper Cholesky factor of the inverse of the damped gram. Inputs that were always 0
+    are independent of the others. Shapes: [I, I] -> [I, I]"""
     steady = gram.double()
     diagonal = steady.diagonal()
     mean = float(diagonal.mean())

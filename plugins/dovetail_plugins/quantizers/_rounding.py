@@ -18,14 +18,14 @@ def grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
 def even_steps(weight: torch.Tensor, group: int, *, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the size of a step of every group, for levels on both sides of 0.
 
-    Shapes: weight [O, I] -> [O, I / G] in `dtype`, none of them 0
+    Shapes: weight [O, I] -> [O, I / G] in `dtype`, all nonzero
     """
     largest = grouped(weight, group).abs().amax(-1)
     return stored_steps(largest / ((1 << bits) - 1) * 2, dtype)
 
 
 def stored_steps(steps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return steps as they are stored: rounded, finite, and none of them 0."""
+    """Return steps as they are stored: rounded, finite and nonzero."""
     limits = torch.finfo(dtype)
     return steps.clamp(limits.smallest_normal, limits.max).to(dtype)
 
@@ -65,7 +65,7 @@ def pack(
 ) -> torch.Tensor:
     """Return small integers in int32 words along an axis, the first in the lowest bits.
 
-    `order` says where in a word value i goes. Shapes: [..., n, ...] -> [..., n * bits / 32, ...]
+    `order` is the position in a word of value i. Shapes: [..., n, ...] -> [..., n * bits / 32, ...]
     """
     count = 32 // bits
     words = values.movedim(axis, -1).unflatten(-1, (-1, count)).to(torch.int64)

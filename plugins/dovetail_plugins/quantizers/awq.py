@@ -1,9 +1,9 @@
-"""awq: inputs that matter are made larger before rounding, and what gives them smaller.
+"""awq: scales important inputs up before rounding, and their producers down.
 
-In every block a factor per input is sought for the matrices that share their inputs: strong inputs
-get larger weights, which round finer, and the norm or matrix before them is divided by the factor,
-so that the block computes what it did. Then every group's range is cut where that rounds the rest
-better. Errors are those of the layers' outputs on the text, by the sums of their inputs. Layout:
+In every block it searches for a factor per input of the matrices that share their inputs: strong
+inputs get larger weights, which round finer, and the norm or matrix before them is divided by the
+factor, so the block's output stays the same. Then every group's range is clipped if that rounds the
+rest better. Errors are those of the layers' outputs on the text, from sums of inputs. Layout:
 `qweight` int32 [I, O / 8], `qzeros` int32 [I / G, O / 8], `scales` float16 [I / G, O].
 Source: Lin et al., "AWQ: Activation-aware Weight Quantization", 2023
 (https://arxiv.org/abs/2306.00978); the layout of https://github.com/casper-hansen/AutoAWQ.
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 BITS = 4
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of 8 outputs each lies."""
+"""The position of each output in a word of 8."""
 
 
 class Awq(Quantizer):
-    """4 bits with zero points, after scaling by what inputs are."""
+    """4 bits with zero points, after scaling by input strength."""
 
     info = Info(
         summary="4 bits in groups by AWQ: important inputs are scaled up before rounding",

@@ -81,7 +81,7 @@ class Fp8(Quantizer):
 
 
 def _parts(leaf: str, outputs: int, model: ModelSpec) -> tuple[int, ...]:
-    """Return the outputs of the matrices that a stored one fuses; nothing where it is one."""
+    """Return the outputs of the matrices that a stored one fuses; nothing if it is one."""
     if leaf == "c_attn":
         return (outputs // 3,) * 3
     if leaf == "gate_up_proj":

@@ -1,9 +1,9 @@
-"""gptq: weights rounded one input after the other, each error made up for by the inputs to come.
+"""gptq: weights rounded one input after the other; later inputs compensate for each error.
 
-Levels are even around 0, steps those that are best for the group's own inputs. Inputs are taken in
-the order of their strength, but groups stay those of the checkpoint's order (static groups), so
-readers need to know nothing of it. Layout "gptq": `qweight` int32 [I * bits / 32, O], `qzeros`
-int32 [I / G, O * bits / 32] less one, `scales` float16 [I / G, O], `g_idx` int32 [I].
+Levels are even around 0, steps those that are best for the group's own inputs. Inputs are processed
+in the order of their strength, but groups keep the checkpoint's order (static groups), so readers
+need to know nothing of it. Layout "gptq": `qweight` int32 [I * bits / 32, O], `qzeros` int32
+[I / G, O * bits / 32] less one, `scales` float16 [I / G, O], `g_idx` int32 [I].
 Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers", 2022; the layout of https://github.com/ModelCloud/GPTQModel.
 """

@@ -2,7 +2,7 @@
 
 With activations "int8" the layout is int-quantized (W8A8): `weight` int8 [O, I], `weight_scale`
 [O, 1], and readers round activations to 8 bits per token. With "float" it is pack-quantized
-(W8A16), the layout that readers take for weights alone: `weight_packed` int32 [O, I / 4], plus 128.
+(W8A16), readers' layout for weight-only quantization: `weight_packed` int32 [O, I / 4], plus 128.
 Source: https://github.com/vllm-project/compressed-tensors.
 """
 

@@ -1,1 +1,1 @@
-"""Ranks: how one executor drives several workers, each in a process of its own."""
+"""Ranks: how one executor drives several workers, each in its own process."""

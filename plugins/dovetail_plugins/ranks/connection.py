@@ -24,13 +24,13 @@ class Connection(Protocol):
     """One end of a connection for bytes. Only `wait` waits."""
 
     def send_some(self, message: bytes, first: int) -> int:
-        """Send what goes at once of a message from `first` on; return how many bytes went.
+        """Send what fits without waiting, from byte `first` on; return how many bytes were sent.
 
         Raises: OSError when the other end is gone
         """
 
     def read_some(self) -> memoryview:
-        """Return what is there, maybe nothing; valid until the next call.
+        """Return the available data, maybe none; valid until the next call.
 
         Raises: EOFError when the other end is gone
         """
@@ -40,7 +40,7 @@ class Connection(Protocol):
         there after all. The last call must have found nothing."""
 
     def shut_down(self) -> None:
-        """Make every call, by whatever thread, end with an error. May be called twice."""
+        """Make every call, from any thread, end with an error. May be called twice."""
 
     def close(self) -> None:
         """Close this end. May be called twice."""
@@ -54,14 +54,14 @@ class SocketConnection:
         self._chunk = memoryview(bytearray(READ_BYTES))
 
     def send_some(self, message: bytes, first: int) -> int:
-        """Send what goes at once (see Connection)."""
+        """Send as much as possible without waiting (see Connection)."""
         try:
             return self.socket.send(memoryview(message)[first:], socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
 
     def read_some(self) -> memoryview:
-        """Return what is there (see Connection)."""
+        """Return the available data (see Connection)."""
         try:
             count = self.socket.recv_into(self._chunk, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -104,16 +104,16 @@ class SharedConnection:
 
     @property
     def bell(self) -> BellWaiter:
-        """Return what waits for anything on all connections of this process."""
+        """Return the waiter for all connections of this process."""
         return self._end.bell
 
     def send_some(self, message: bytes, first: int) -> int:
-        """Send what goes at once (see Connection)."""
+        """Send as much as possible without waiting (see Connection)."""
         self._mark = self.bell.mark()
         return self._end.put(message, first)
 
     def read_some(self) -> memoryview:
-        """Return what is there (see Connection)."""
+        """Return the available data (see Connection)."""
         self._mark = self.bell.mark()
         return self._end.take()
 
@@ -141,13 +141,13 @@ class Waiter(Protocol):
     """Waits for any of an executor's connections."""
 
     def mark(self) -> int:
-        """Return where things stand, before the connections are looked at."""
+        """Return a mark of the current state, before the connections are checked."""
 
     def wait(self, mark: int, most_s: float | None, to_send: int | None) -> None:
         """Wait until something has come since `mark`, or there is room on connection `to_send`."""
 
     def close(self) -> None:
-        """Give back what waiting takes. May be called twice."""
+        """Release the resources for waiting. May be called twice."""
 
 
 class SocketWaiter:

@@ -1,4 +1,4 @@
-"""Door: where ranks in other processes, on any machine, come to their executor over TCP.
+"""Door: accepts ranks in other processes, on any machine, over TCP.
 
 A rank opens two connections (see `ranks.links`). On each the door's secret is proved (`handshake`);
 then comes a Hello, and a Welcome back.
@@ -35,7 +35,7 @@ ORDERS, ASIDE = "orders", "aside"
 
 
 class DoorAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a door is, and what opens it."""
+    """The address of a door, and the token that opens it."""
 
     host: str
     port: int
@@ -43,8 +43,8 @@ class DoorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who comes. `run` is the rank's RunSpec, encoded, where it has one of its own making;
-    `has_engine`: an engine of its own makes the same calls as the executor's."""
+    """Identifies a rank. `run` is the rank's RunSpec, encoded, if it made its own; `has_engine`:
+    its own engine makes the same calls as the executor's."""
 
     rank: int
     channel: str
@@ -76,7 +76,7 @@ class Guest:
 
     @property
     def ending(self) -> str:
-        """Return what is known of the end of a rank that is not this process's child."""
+        """Return the known reason for the end of a rank that is not a child of this process."""
         return f"{self.hello.name} ended, or lost its connection."
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Door:
     def _next(
         self, deadline_s: float, missing: set[int], look: Callable[[], None]
     ) -> tuple[Hello, socket.socket]:
-        """Return who comes next. Raises: ConfigError, what `look` raises"""
+        """Return the next rank that connects. Raises: ConfigError, what `look` raises"""
         self._socket.settimeout(LOOK_PERIOD_S)
         while True:
             try:
@@ -165,8 +165,8 @@ class Door:
                 raise
 
     def _greet(self, connection: socket.socket) -> Hello:
-        """Return who stands there. Raises: ConfigError for a rank of another version,
-        OSError, EOFError, MsgspecError for a stranger"""
+        """Return the greeting of the connecting rank. Raises: ConfigError for a rank of another
+        version, OSError, EOFError, MsgspecError for a stranger"""
         connection.settimeout(HELLO_LIMIT_S)
         challenge(connection, self._token)
         hello = receive_message(connection, Hello)
@@ -183,9 +183,9 @@ class Door:
 
 
 def come_in(address: DoorAddress, hello: Hello) -> Guest:
-    """Return the two connections of a rank that has come to a door.
+    """Return the two connections of a rank that has connected to a door.
 
-    Raises: ConfigError when it cannot be reached, or does not let the rank in
+    Raises: ConfigError when it cannot be reached, or rejects the rank
     """
     orders = _open(address, msgspec.structs.replace(hello, channel=ORDERS))
     try:
@@ -219,8 +219,8 @@ def _open(address: DoorAddress, hello: Hello) -> socket.socket:
 
 
 def wait_for_listener(host: str, port: int, limit_s: float, what: str) -> None:
-    """Wait until somebody listens at an address, which may not have been started yet; the log tells
-    for `what`. Raises: OSError when nobody does in time"""
+    """Wait until a listener accepts at an address, which may not have been started yet; the log
+    calls it `what`. Raises: OSError when there is none in time"""
     begun_s, is_told = time.monotonic(), False
     while True:
         try:

@@ -1,7 +1,7 @@
-"""RanksExecutor: what executors with several ranks share: broadcast, first fault, death.
+"""RanksExecutor: shared base of executors with several ranks: broadcast, first fault, death.
 
 A subclass starts the ranks and gives the connections to them (`RankLinks`). Every rank gets every
-order; the first one tells a step's result. A rank that ends ends the executor at once.
+order; the first one sends a step's result. The end of a rank ends the executor immediately.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ AnswerType = TypeVar("AnswerType", Done, KVLayers, FreeBytes)
 FAULT_WAIT_S = 5.0
 """How long ranks may take to answer an order once one of them has refused it."""
 SILENCE_S = 60.0
-"""How long ranks may be silent before the log tells of it."""
+"""How long ranks may be silent before it is logged."""
 DEATH_WAIT_S = 5.0
 """How long a broken connection waits for the word on which rank ended, and why."""
 GRACE_S = 3.0
@@ -74,7 +74,7 @@ class Loss:
 
 
 class RankListener(Protocol):
-    """What links tell, from their own thread."""
+    """Events reported by links, from their own thread."""
 
     def on_prepared(self, number: int, message: Prepared) -> None:
         """A rank has loaded a constraint, or cannot."""
@@ -105,7 +105,7 @@ class RankLinks(Protocol):
         """Send something aside to every rank. Raises: OSError when one is gone"""
 
     def watch(self, listener: RankListener) -> None:
-        """Tell from now on what comes aside, and which ranks end."""
+        """Report from now on messages on the side connection, and which ranks end."""
 
     def shut_down(self) -> None:
         """Make waiting calls end with an error; any thread may call this."""
@@ -115,7 +115,7 @@ class RankLinks(Protocol):
 
 
 class _PendingStep:
-    """A step under way; results are read in the order of the steps."""
+    """A pending step; results are read in the order of the steps."""
 
     __slots__ = ("_executor", "_result", "step_id")
 
@@ -163,13 +163,13 @@ class MortalExecutor(Executor):
             raise EngineDead("the executor has been shut down.")
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Ask to be told, from any thread, when a rank ends on its own."""
+        """Register a callback for the unexpected end of a rank; it is called from any thread."""
         self._callbacks.append(callback)
         if self._death is not None:
             callback(self._death)
 
     def _tell_death(self, reason: str) -> None:
-        """Call whoever has asked to be told."""
+        """Run the death callbacks."""
         for callback in self._callbacks:
             callback(reason)
 
@@ -211,8 +211,8 @@ class RanksExecutor(MortalExecutor):
             self._ask(Load(), Done, self._numbers[first : first + size])
 
     def kv_layers(self) -> Sequence[CachedLayer]:
-        """Return what the model's attention layers cache: the same on every rank of a stage, and as
-        much as the stage with the most."""
+        """Return the cached data of the model's attention layers: the same on every rank of a
+        stage, and as much as the stage with the most."""
         answers = self._ask(GetKVLayers(), KVLayers)
         return self._stages.common_layers([answer.layers for answer in answers])
 
@@ -235,7 +235,7 @@ class RanksExecutor(MortalExecutor):
         self._ask(WakeUp(tuple(tags)), Done)
 
     def submit(self, plan: StepPlan) -> _PendingStep:
-        """Hand a step to every rank; returns before it has run."""
+        """Send a step to every rank; returns before it has run."""
         self.check()
         try:
             self._links.send(self._encoder.encode(Step(plan)))
@@ -246,7 +246,7 @@ class RanksExecutor(MortalExecutor):
         return step
 
     def read_oldest(self) -> None:
-        """Read the result of the oldest step under way. Raises: EngineDead"""
+        """Read the result of the oldest pending step. Raises: EngineDead"""
         self.check()
         assert self._steps, "no step is under way"
         try:
@@ -259,7 +259,7 @@ class RanksExecutor(MortalExecutor):
         self._pass_on(answer.result)
 
     def _pass_on(self, result: StepResult) -> None:
-        """Tell the ranks of other stages than the last what was drawn. Raises: EngineDead"""
+        """Send the sampled tokens to the ranks of the other stages. Raises: EngineDead"""
         if not self._teller:
             return
         try:
@@ -349,7 +349,7 @@ class RanksExecutor(MortalExecutor):
     ) -> list[AnswerType]:
         """Return the answers of all ranks, or of these, to one order or to each rank's own.
 
-        Raises: what the first to refuse says
+        Raises: the error of the first rank that refuses
         """
         self.check()
         while self._steps:
@@ -389,8 +389,8 @@ class RanksExecutor(MortalExecutor):
         return answers
 
     def _next_of(self, left: Collection[int], deadline_s: float | None) -> int | None:
-        """Return the rank that answers next, None at the deadline. Without one an answer is waited
-        for as long as it takes, to load weights for example; the log tells who is silent."""
+        """Return the rank that answers next, None at the deadline. Without one it waits for as long
+        as it takes, to load weights for example; silent ranks are logged."""
         if deadline_s is not None:
             return self._links.receive_any(left, deadline_s)
         begun_s = time.monotonic()
@@ -407,7 +407,7 @@ class RanksExecutor(MortalExecutor):
         return EngineDead(self._death or "the connection to the ranks was closed.")
 
     def _die(self, reason: str) -> None:
-        """Note the death once and tell everybody. Mutates: self"""
+        """Record the death once and run the callbacks. Mutates: self"""
         with self._lock:
             if self._death is not None or self._is_over:
                 return
@@ -425,6 +425,6 @@ class RanksExecutor(MortalExecutor):
 
 
 def first_loss(losses: Sequence[Loss]) -> Loss:
-    """Return the rank that ended first: one that said nothing made those fail that waited for it;
-    of others, the one that spoke first."""
+    """Return the rank that ended first: a silent one, because it made those fail that waited for
+    it; otherwise the one that reported first."""
     return min(losses, key=lambda loss: (not loss.is_silent, loss.when_s))

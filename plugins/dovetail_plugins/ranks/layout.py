@@ -1,4 +1,4 @@
-"""Which rank is where: the RunSpec of every rank of a run, and how each logs."""
+"""The RunSpec of every rank of a run, with its place, and how each logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rank_runs(run: RunSpec) -> list[RunSpec]:
 
 
 def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> RunSpec:
-    """Return one rank's own RunSpec, where it is the `local_rank`-th of its machine."""
+    """Return one rank's own RunSpec, as the `local_rank`-th of its machine."""
     tensor_size = run.rank.tensor_size
     rank = msgspec.structs.replace(
         run.rank,
@@ -39,7 +39,7 @@ def rank_run(run: RunSpec, number: int, *, local_rank: int, local_size: int) -> 
 
 
 def rank_log(number: int) -> LogSettings | None:
-    """Return how this process logs, with the rank's number before each line; None where it has set
-    up no log."""
+    """Return this process's log settings with the rank's number before each line; None if it has
+    set up no log."""
     known = settings()
     return None if known is None else replace(known, prefix=f"{known.prefix}[rank {number}] ")

@@ -1,7 +1,7 @@
 """WiredLinks: an executor's connections to its ranks (`ranks.executor.RankLinks`).
 
-Each rank has two: orders and their answers, and what is said aside, which a thread here listens to.
-The end of that second connection is how a rank's end is known, whatever ended it.
+Each rank has two: one for orders and answers, and a side connection, which a thread here listens
+to. The end of that second connection is how a rank's end is known, whatever ended it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OTHERS_WAIT_S = 0.1
 
 
 class WiredLinks(ABC):
-    """Two connections to each rank, by its number. A subclass knows what runs behind them."""
+    """Two connections to each rank, by its number. A subclass knows what runs at the other ends."""
 
     def __init__(self, orders: Wires, asides: Sequence[socket.socket]) -> None:
         self._orders = orders
@@ -38,7 +38,7 @@ class WiredLinks(ABC):
 
     @abstractmethod
     def _how_it_ended(self, number: int) -> str:
-        """Return what became of a rank whose connection has ended, as a sentence."""
+        """Return how a rank whose connection has ended came to its end, as a sentence."""
 
     @abstractmethod
     def _end_ranks(self, grace_s: float) -> None:
@@ -66,7 +66,7 @@ class WiredLinks(ABC):
             wire.send(payload)
 
     def watch(self, listener: RankListener) -> None:
-        """Tell from now on what comes aside, and which ranks end."""
+        """Report from now on messages on the side connection, and which ranks end."""
         watcher = supervised_thread("ranks-watcher", partial(self._watch, listener))
         watcher.start()
         self._watcher = watcher

@@ -1,4 +1,4 @@
-"""What crosses between an executor and its ranks, as tagged msgspec structs in msgpack.
+"""Messages between an executor and its ranks, as tagged msgspec structs in msgpack.
 
 Each rank has two connections. By the first come Orders, done one after the other by the thread that
 makes the model's calls, and their Answers. The second is for what does not wait for steps:
@@ -19,8 +19,8 @@ from dovetail.observability.logging import LogSettings
 
 
 class RankTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank is to be: `run` is its own. The ranks meet at `address`, which is open without
-    them where `is_open`."""
+    """One rank's task: `run` is its own. The ranks meet at `address`; if `is_open`, it is already
+    open."""
 
     run: RunSpec
     worker: Selection
@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class GetKVLayers(msgspec.Struct, frozen=True, tag="get_kv_layers"):
-    """Say what the model's attention layers cache."""
+    """Requests the cached data of the model's attention layers."""
 
 
 class GetFreeBytes(msgspec.Struct, frozen=True, tag="get_free_bytes"):
@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
-    """Know what the last stage of a pipeline drew in a step. There is no answer."""
+    """Passes on the tokens that the last stage of a pipeline sampled. It has no answer."""
 
     result: StepResult
 
@@ -90,7 +90,7 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
 
 
 class CallMethod(msgspec.Struct, frozen=True, tag="call_method"):
-    """Call a method of the worker. `number` tells calls apart: an answer may come too late."""
+    """Call a method of the worker. `number` identifies the call: an answer may come too late."""
 
     number: int
     call: WorkerCall
@@ -115,7 +115,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class KVLayers(msgspec.Struct, frozen=True, tag="kv_layers"):
-    """What the model's attention layers cache."""
+    """The cached data of the model's attention layers."""
 
     layers: tuple[CachedLayer, ...]
 
@@ -149,7 +149,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
-    """A constraint or an adapter is loaded, or cannot be. `facts` are those of an adapter."""
+    """A constraint or an adapter is loaded, or cannot be. `facts` belong to an adapter."""
 
     number: int
     fault: Fault | None = None

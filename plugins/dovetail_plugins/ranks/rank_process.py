@@ -64,7 +64,7 @@ from dovetail_plugins.ranks.wire import WakefulWire, Wire
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 5e-4
-"""How long a thread beside the steps, one that loads constraints, keeps the interpreter at most."""
+"""Maximum time for which a thread next to the steps (loading constraints) holds the interpreter."""
 NEXT_STEP_WAIT_S = 1e-3
 """With steps ahead: how long the next step is waited for before the last result is read."""
 AWAKE_S = 5e-4
@@ -94,7 +94,7 @@ def own_connection(boot: RankBoot) -> Connection:
 def main() -> int:
     """Serve as the rank of the boot message, then end the process."""
     boot = process.read_boot(RankBoot)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine says when to end, as for itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine says when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if boot.log is not None:
         boot.log.apply()
@@ -103,7 +103,7 @@ def main() -> int:
     aside = Wire(SocketConnection(process.open_channel()))
     status = RankServer(boot, orders_wire(own_connection(boot), boot.run), aside).serve()
     logging.shutdown()
-    os._exit(status)  # nothing is left to do, and taking an interpreter with torch down is slow
+    os._exit(status)  # no work is left, and shutting down an interpreter with torch is slow
 
 
 class RankServer:
@@ -158,11 +158,11 @@ class RankServer:
         try:
             self._orders.read_within(NEXT_STEP_WAIT_S)
         except EOFError:
-            return True  # that there are no more is what `receive` will tell
+            return True  # `receive` will report the end
         return self._orders.has_message()
 
     def _carry_out(self, order: Order) -> None:
-        """Do what is asked and answer. Raises: whatever a step raises"""
+        """Carry out an order and answer. Raises: whatever a step raises"""
         if isinstance(order, Step):
             self._begun.append(self.worker.begin(order.plan))
             while len(self._begun) > self._most_begun:
@@ -181,7 +181,7 @@ class RankServer:
         self._send(answer)
 
     def _send_oldest(self) -> None:
-        """Wait for the oldest step; the first rank of the last stage tells its result."""
+        """Wait for the oldest step; the first rank of the last stage sends its result."""
         self._tell_result(self._begun.popleft().result())
 
     def _tell_result(self, result: StepResult) -> None:
@@ -217,7 +217,7 @@ class RankServer:
         return Done()
 
     def _call_method(self, number: int, call: WorkerCall) -> Called:
-        """Return what comes of a call; a fault of the method ends nothing else."""
+        """Return the result of a call; a fault of the method ends nothing else."""
         try:
             return Called(number, call_worker(self.worker, call, self._number))
         except RequestError as error:
@@ -252,7 +252,7 @@ class RankServer:
             engines.join(run)
 
     def _serve_aside(self) -> None:
-        """Load constraints, one after the other, beside the steps, and bring blocks meanwhile."""
+        """Load constraints, one after the other, and bring blocks, in the background of steps."""
         decoder = msgspec.msgpack.Decoder(Prepare)
         loader = ThreadPoolExecutor(1, "constraints", initializer=_step_back)
         bringer = ThreadPoolExecutor(1, "kv-blocks", initializer=_step_back)
@@ -267,8 +267,8 @@ class RankServer:
             self._on_executor_gone()
 
     def _on_executor_gone(self) -> None:
-        """Called beside the steps when the executor is gone. A process that `spawn` started ends by
-        its parent pipe."""
+        """Called from another thread when the executor is gone. A process that `spawn` started ends
+        by its parent pipe."""
 
     def _prepare(self, order: Prepare) -> None:
         try:
@@ -290,14 +290,14 @@ class RankServer:
         self.say(f"rank {self._number} failed: {reason}")
 
     def say(self, reason: str) -> None:
-        """Tell the executor why this rank ends. Any thread may call this."""
+        """Report to the executor why this rank ends. Any thread may call this."""
         try:
             self._tell(LastWords(time.monotonic(), reason))
         except OSError:
             logger.debug("nobody hears this rank's last words")
 
     def leave(self) -> None:
-        """Make `serve` end after what it is at. Any thread may call this."""
+        """Make `serve` end after its current order. Any thread may call this."""
         self._orders.shut_down()
         self._aside.shut_down()
 
@@ -311,6 +311,6 @@ class RankServer:
 
 
 def _step_back() -> None:
-    """Let steps have the cores before this thread. Linux alone has priorities of threads."""
+    """Give steps priority over this thread. Only Linux has thread priorities."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -22,7 +22,7 @@ from dovetail_plugins.ranks.rank_process import SWITCH_S, RankServer, orders_wir
 from dovetail_plugins.ranks.wire import Wire
 
 GONE_WAIT_S = 1.0
-"""How long a step may go on once the executor is gone."""
+"""How long a step may continue once the executor is gone."""
 LOOK_PERIOD_S = 0.25
 
 
@@ -53,11 +53,11 @@ def serve_remote(task: RankTask, guest: Guest) -> int:
     try:
         return RemoteRankServer(task, orders, Wire(SocketConnection(guest.aside))).serve()
     finally:
-        guest.orders.close()  # the other one ends with the process, whose end it tells
+        guest.orders.close()  # the other one ends with the process, and thereby reports its end
 
 
 def _await_end(pid: int) -> None:
-    """Return when a process has ended, at once on systems that cannot tell."""
+    """Return when a process has ended; immediately on systems that cannot tell."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(pid)
@@ -68,7 +68,7 @@ def _await_end(pid: int) -> None:
 
 
 def on_launcher_gone(call: Callable[[], None]) -> None:
-    """Ask to be called, in a thread of its own, when the process that started this one is gone."""
+    """Run a callback, in its own thread, when the process that started this one is gone."""
     parent = os.getppid()
 
     def watch() -> None:

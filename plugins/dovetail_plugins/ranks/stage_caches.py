@@ -1,9 +1,9 @@
 """StageCaches: one account of KV blocks for stages that cache different layers.
 
 A block has one number on all stages, so every stage has the same groups and as many blocks. The
-cache is laid out for layers that stand for those of every stage: of each window length as many as
-the stage with the most of them has. A stage then puts its own layers in their place; what stands
-for more than it has takes no memory there.
+cache is laid out for common layers: of each window length as many as the stage with the most of
+them has. A stage then replaces them with its own layers; surplus common layers take no memory
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from dovetail.interfaces.step import CachedLayer, KVLayout
 
 Kind = tuple[type[CachedLayer], int | None]
-"""What sort of layer, and its window: those of a kind may stand in each other's place."""
+"""A sort of layer, and its window: layers of one kind may replace each other."""
 
 
 class StageCaches:
@@ -26,8 +26,8 @@ class StageCaches:
         self._own_names: list[dict[str, str]] = []
 
     def common_layers(self, layers: Sequence[Sequence[CachedLayer]]) -> Sequence[CachedLayer]:
-        """Return the layers to lay a cache out for. `layers` are each rank's; those of a stage are
-        alike. Mutates: self"""
+        """Return the layers to lay a cache out for. `layers` are each rank's; they are the same
+        within a stage. Mutates: self"""
         stages = [layers[stage * self.tensor_size] for stage in range(self.num_stages)]
         by_kind = [_by_kind(own) for own in stages]
         longest: dict[Kind, list[CachedLayer]] = {}
@@ -62,7 +62,7 @@ def _by_kind(layers: Sequence[CachedLayer]) -> dict[Kind, list[CachedLayer]]:
 
 
 def _renamed(layout: KVLayout, names: dict[str, str]) -> KVLayout:
-    """Return the layout with a stage's layers in the place of those that stand for them."""
+    """Return the layout with the common layers replaced by a stage's own."""
     groups = tuple(
         msgspec.structs.replace(
             group, layers=tuple(names[name] for name in group.layers if name in names)

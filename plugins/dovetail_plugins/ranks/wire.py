@@ -1,8 +1,8 @@
 """Wire: messages over a connection, each framed (`process.framed`).
 
 `Wire` is a rank's end and blocks; `WakefulWire` is one whose reader is still awake when the next
-message comes soon. `Wires` are an executor's ends: while it waits to send to one rank it reads what
-any of them sends, so that neither side ever waits for the other to read.
+message comes soon. `Wires` are an executor's ends: while it waits to send to one rank it reads from
+all of them, so that neither side ever waits for the other to read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Wire:
         return self._messages.popleft()
 
     def has_message(self) -> bool:
-        """Return whether `receive` would return at once, without looking at the connection."""
+        """Return whether `receive` would return immediately, without checking the connection."""
         return bool(self._messages)
 
     def take(self) -> bytes | None:
@@ -56,7 +56,7 @@ class Wire:
         return self._messages.popleft() if self._messages else None
 
     def read(self) -> None:
-        """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
+        """Read the available data, at least a byte. Raises: EOFError when the other end is gone"""
         while not self.read_now():
             self.connection.wait(awake_s=0.0, most_s=None, to_send=False)
 
@@ -67,7 +67,7 @@ class Wire:
             self.read_now()
 
     def read_now(self) -> bool:
-        """Read what is there; return whether anything was. Raises: EOFError"""
+        """Read the available data; return whether there was any. Raises: EOFError"""
         chunk = self.connection.read_some()
         start = LENGTH.size
         if not self._begun and len(chunk) >= start and _length(chunk) == len(chunk) - start:
@@ -88,7 +88,7 @@ class Wire:
             del self._begun[:end]
 
     def shut_down(self) -> None:
-        """Make every call on this wire, by whatever thread, end with an error."""
+        """Make every call on this wire, from any thread, end with an error."""
         self.connection.shut_down()
 
     def close(self) -> None:
@@ -105,9 +105,9 @@ def _length(buffer: bytearray | memoryview) -> int:
 class WakefulWire(Wire):
     """A wire whose reader stays awake for at most `most_s` before it sleeps.
 
-    Waking a process takes longer than what it is woken for. Whoever else can run on the core does:
-    every look at the connection yields it. A wait that was awake in vain halves the next ones, and
-    one that was over within `most_s` restores them, so a wire on which little comes costs nothing.
+    Waking a process takes longer than its work. Others can run on the core meanwhile: every look at
+    the connection yields it. A wait that was awake in vain halves the next ones, and one that was
+    over within `most_s` restores them, so a wire on which little comes costs nothing.
     """
 
     def __init__(self, connection: Connection, most_s: float) -> None:
@@ -115,7 +115,7 @@ class WakefulWire(Wire):
         self._most_s = self._awake_s = most_s
 
     def read(self) -> None:
-        """Read what is there, at least a byte. Raises: EOFError when the other end is gone"""
+        """Read the available data, at least a byte. Raises: EOFError when the other end is gone"""
         started_s = time.perf_counter()
         while not self.read_now():
             left_s = started_s + self._awake_s - time.perf_counter()
@@ -132,11 +132,11 @@ class Wires:
         self._waiter = waiter
 
     def send(self, payload: bytes) -> None:
-        """Send a message to every rank. Raises: OSError, EOFError when one of them is gone"""
+        """Send a message to every rank. Raises: OSError, EOFError when a rank is gone"""
         self.send_to(range(len(self._wires)), payload)
 
     def send_to(self, numbers: Collection[int], payload: bytes) -> None:
-        """Send a message to some ranks. Raises: OSError, EOFError when one of them is gone"""
+        """Send a message to some ranks. Raises: OSError, EOFError when a rank is gone"""
         message = framed(payload)
         for number in numbers:
             self._send_to(number, message)
@@ -171,11 +171,11 @@ class Wires:
                 self._waiter.wait(mark, left_s, None)
 
     def _read_now(self) -> bool:
-        """Read from whoever has sent something; return whether anyone has. Mutates: self"""
+        """Read from all wires that have data; return whether any had. Mutates: self"""
         return any([wire.read_now() for wire in self._wires])
 
     def shut_down(self) -> None:
-        """Make every call on these wires, by whatever thread, end with an error."""
+        """Make every call on these wires, from any thread, end with an error."""
         for wire in self._wires:
             wire.shut_down()
 

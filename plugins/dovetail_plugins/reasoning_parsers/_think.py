@@ -1,4 +1,4 @@
-"""ThinkTags: what reasoning parsers with one pair of tags have in common."""
+"""ThinkTags: shared base of reasoning parsers with one pair of tags."""
 
 from __future__ import annotations
 

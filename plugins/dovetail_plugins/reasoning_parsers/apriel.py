@@ -1,4 +1,4 @@
-"""Thinking that ends where the final response begins, as Apriel 1.5 and 1.6 write it.
+"""Thinking that ends at the start of the final response, in the format of Apriel 1.5 and 1.6.
 
 Source: the chat templates of Apriel-1.5-15b-Thinker and Apriel-1.6-15b-Thinker. The newer one
 writes the sentence that begins the thinking itself.

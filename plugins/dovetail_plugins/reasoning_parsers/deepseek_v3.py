@@ -1,4 +1,4 @@
-"""Thinking of DeepSeek-V3.1 and V3.2: only where the prompt opened it.
+"""Thinking of DeepSeek-V3.1 and V3.2: only if the prompt opened it.
 
 Source: the chat template of DeepSeek-V3.1; its variable "thinking" says which tag ends the prompt.
 """

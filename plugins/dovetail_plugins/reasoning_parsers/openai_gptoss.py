@@ -1,7 +1,7 @@
 """Thinking of gpt-oss: messages of the analysis channel in the harmony format.
 
-Source: OpenAI's description of the harmony format. What the commentary channel says to the user is
-content, as the final channel is.
+Source: OpenAI's description of the harmony format. Messages to the user in the commentary channel
+are content, like the final channel.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Routers: which of several engines a request goes to."""
+"""Routers: choose one of several engines for a request."""

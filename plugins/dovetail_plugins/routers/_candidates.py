@@ -13,7 +13,7 @@ from random import Random
 from dovetail.interfaces.router import EngineView
 
 MOST = 16
-"""So many engines are compared at most."""
+"""Maximum number of engines that are compared."""
 
 
 class Candidates:
@@ -24,10 +24,10 @@ class Candidates:
         self._turn = process
 
     def of(self, engines: Sequence[EngineView]) -> Sequence[EngineView]:
-        """Return at most MOST engines, of few all. The first of them changes from call to call, so
-        that engines between which nothing decides take turns.
+        """Return at most MOST engines, or all if there are few. The first of them changes from call
+        to call, so that tied engines take turns.
 
-        Of many those that lie a random distance apart, from a random one on.
+        Of many, it takes a random start and a random stride.
         """
         count = len(engines)
         if count > MOST:

@@ -1,8 +1,8 @@
-"""KnownBlocks: which blocks of tokens engines have said that they have cached. Knows no loads.
+"""KnownBlocks: which blocks of tokens engines have reported as cached. Knows no loads.
 
-Engines name blocks by hashes of their own; here a block is its tokens and what comes before it, so
-that a prompt is found in several engines at once. What an engine says of a block whose parent it
-has not told of, of another block size or of an adapter is passed over.
+Engines name blocks by their own hashes; here a block is identified by its tokens and its prefix, so
+one lookup finds a prompt in several engines. Reports of a block with an unreported parent, another
+block size or an adapter are ignored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dovetail.interfaces.kv_event_publisher import (
 
 
 class _Block:
-    """A block of tokens behind its `parent`. `engines` are those that have it, as bits; `counts`
-    say under how many hashes each has it, as prefixes of several salts are told alike."""
+    """A block of tokens after its `parent`. `engines` are those that have it, as bits; `counts` say
+    under how many hashes each has it, because prefixes with several salts look alike."""
 
     __slots__ = ("after", "counts", "engines", "parent", "tokens")
 
@@ -40,13 +40,13 @@ class KnownBlocks:
         self._named: list[dict[int, _Block]] = [{} for _ in range(num_engines)]
         self._all = (1 << num_engines) - 1
         self.informed = 0
-        """The engines that have told all they have, as bits."""
+        """The engines that have reported all their blocks, as bits."""
 
     def __len__(self) -> int:
         return sum(map(len, self._named))
 
     def take(self, engine: int, events: Iterable[Event]) -> None:
-        """Take in what an engine tells. Mutates: self"""
+        """Process an engine's events. Mutates: self"""
         for event in events:
             match event:
                 case AllBlocksCleared():
@@ -59,7 +59,7 @@ class KnownBlocks:
                         self._remove(engine, own)
 
     def forget(self, engine: int) -> None:
-        """Know nothing of an engine any more. Mutates: self"""
+        """Forget an engine's blocks. Mutates: self"""
         self.informed &= ~(1 << engine)
         for own in list(self._named[engine]):
             self._remove(engine, own)
@@ -98,7 +98,7 @@ class KnownBlocks:
             block = block.parent
 
     def found(self, prompt_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (tokens, engines as bits that have so many and no more), longest first. The last
+        """Return (tokens, engines as bits with exactly that many cached), longest first. The last
         token always has to be computed, so it belongs to no block."""
         size, block, having = self._size, self._root, self._all
         levels: list[tuple[int, int]] = []

@@ -1,15 +1,14 @@
 """PrefixIndex: which engines probably have which prefixes cached. Knows no loads.
 
 A prefix has a key (`_prefix_keys`) at each of some lengths, the same for all prompts. For each
-engine the index keeps the keys of what was sent there last, as many as the engine's cache holds
-tokens, and forgets the least recently used first, of one prompt the longest, as the engine does.
-It is never told what an engine really has: a wrong guess, and two prefixes of one key, cost a
-prefill and no more.
+engine the index stores the keys of what was last sent there, as many as the engine's cache holds
+tokens. It forgets the least recently used first, and the longest of one prompt, as the engine does.
+It never learns what an engine really has: a wrong guess, or two prefixes with one key, only costs a
+prefill.
 
-The keys are a radix tree: keys that follow one another and that the same engines have are one
-stretch, found by its first key. A key stands for all that lies before it, so where two prompts part
-is found by bisection, and a prompt that nobody has costs one look and one stretch, however long it
-is.
+The keys form a radix tree: consecutive keys that the same engines have are one stretch, found by
+its first key. A key covers everything before it, so bisection finds where two prompts diverge. A
+prompt that no engine has costs one lookup and one stretch, however long it is.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Stretch:
 
     @property
     def stop(self) -> int:
-        """Return how many keys of a prompt lie up to its end."""
+        """Return the number of a prompt's keys up to its end."""
         return self.start + len(self.keys)
 
 
@@ -82,7 +81,7 @@ class PrefixIndex:
         return sum(held.num_keys for held in self._held)
 
     def found(self, keys: list[int]) -> list[tuple[int, int]]:
-        """Return (tokens, engines as bits that have so many and no more), longest first."""
+        """Return (tokens, engines as bits with exactly that many cached), longest first."""
         levels: list[tuple[int, int]] = []
         having, place = 0, 0
         while place < len(keys) and (stretch := self._stretches.get(keys[place])) is not None:
@@ -155,7 +154,7 @@ class PrefixIndex:
         return head
 
     def forget(self, engine: int) -> None:
-        """Drop what an engine has. Mutates: self"""
+        """Drop an engine's content. Mutates: self"""
         self._shrink(engine, 0, 0)
 
     def _shrink(self, engine: int, most_keys: int, most_tokens: int) -> None:
@@ -163,7 +162,7 @@ class PrefixIndex:
         held, ends = self._held[engine], self._ends
         while held.tokens > most_tokens or held.num_keys > most_keys:
             number, stretch = held.prompts[0]
-            if stretch.last.get(engine) != number:  # what is left of it belongs to later prompts
+            if stretch.last.get(engine) != number:  # the rest of it belongs to later prompts
                 held.prompts.popleft()
                 continue
             start, stop = stretch.start, stretch.stop
@@ -180,8 +179,8 @@ class PrefixIndex:
                 held.prompts[0] = (number, stretch.before)
 
     def _cut(self, stretch: _Stretch, count: int, engine: int) -> _Stretch:
-        """Return the first `count` keys of a stretch, of which an engine drops the rest. Mutates:
-        self, stretch"""
+        """Return the first `count` keys of a stretch; an engine drops the rest. Mutates: self,
+        stretch"""
         if len(stretch.last) == 1:
             del stretch.keys[count:]
             return stretch
@@ -198,7 +197,7 @@ class PrefixIndex:
 
 
 def _same(stretch: list[int], keys: list[int], place: int) -> int:
-    """Return how many keys of a stretch are those of a prompt from a place on; the first is."""
+    """Return how many keys of a stretch match a prompt from a position on; the first one does."""
     count = len(stretch)
     part = keys[place : place + count]
     if part == stretch:

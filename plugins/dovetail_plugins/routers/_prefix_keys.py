@@ -1,12 +1,12 @@
 """PrefixKeys: 64-bit numbers for the beginnings of a prompt. Knows no engines.
 
 The key of the first n tokens is the sum of (token + 1) times a secret random factor for each place,
-modulo 2^64, so one pass over the prompt gives the keys of all its beginnings. Two beginnings with
-the same key need factors that nobody outside knows: for tokens below 2^18 chance gives them with
-probability 2^-46 or less, whatever the tokens are.
+modulo 2^64, so one pass over the prompt gives the keys of all its beginnings. Finding two
+beginnings with the same key requires the secret factors: for tokens below 2^18 the chance is 2^-46
+or less, whatever the tokens are.
 
-Keys stand at the ends of chunks: up to 16 of the shortest length, then 8 for every doubling of the
-prompt, so that a long prompt has few and none is longer than an eighth of what lies before it.
+There is a key at the end of each chunk: up to 16 of the shortest length, then 8 for every doubling
+of the prompt. So a long prompt has few, and no chunk is longer than an eighth of what precedes it.
 
 Source: Lemire, Kaser, "Strongly universal string hashing is fast", 2014 (multilinear hashing).
 """
@@ -67,7 +67,7 @@ class PrefixKeys:
 
 
 def chunk_ends(chunk_tokens: int, most_tokens: int) -> list[int]:
-    """Return where chunks end: each is as long as the prompt before it asks for."""
+    """Return the ends of chunks: chunk lengths grow with the prompt before them."""
     ends = []
     place = 1  # in chunks of the shortest length
     while (end := place * chunk_tokens) <= most_tokens:

@@ -20,7 +20,7 @@ class _Options:
 
 
 class LeastLoaded(Router):
-    """Fewest requests, where one that waits counts as several that run; of equals, in turn."""
+    """Fewest requests, with a waiting one counted as several running ones; ties take turns."""
 
     info = Info(
         summary="the engine with the fewest requests; of more than 16, the best of 16 at random"

@@ -1,12 +1,12 @@
-"""Prefix aware: where the request's prefix is cached, unless that engine is too busy.
+"""Prefix aware: prefers the engine that has the prefix cached, unless it is too busy.
 
-Everything is counted in prompt tokens to be computed before the request's first token: what the
-engine has to do already, and the part of the prompt that it has not cached. The least sum wins. So
-a request follows its prefix until that engine is busier by more than the prefix saves; then
-another engine computes the prefix, and has it from then on.
+The cost is the number of prompt tokens to compute before the request's first token: the engine's
+queue, plus the uncached part of the prompt. The smallest sum wins. So a request follows its prefix
+until that engine is busier by more than the prefix saves; then another engine computes the prefix,
+and has it from then on.
 
-What engines have cached is guessed from what was sent to them. Those that publish KV events say it
-themselves: of them only what was sent in the last seconds is guessed, as it may be on its way.
+What engines have cached is guessed from what was sent to them. Engines that publish KV events
+report it: for them only requests of the last seconds are guessed, as events may be on the way.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class PrefixAware(Router):
         return best
 
     def forget(self, engine: int) -> None:
-        """Take note that this engine has nothing cached any more. Mutates: the index"""
+        """Note that this engine has nothing cached. Mutates: the index"""
         self._index.forget(engine)
         for recent in self._recent:
             recent.forget(engine)
 
     def learn(self, engine: int, events: Sequence[Event] | None) -> None:
-        """Take in what an engine has cached and dropped, as it says. Mutates: self"""
+        """Process an engine's reports of cached and dropped blocks. Mutates: self"""
         if events is None:
             self._known.forget(engine)
         else:
@@ -132,9 +132,9 @@ class PrefixAware(Router):
     def _correct(
         self, cached: dict[int, int], informed: int, request: RoutedRequest, keys: list[int]
     ) -> None:
-        """Put what engines say in place of what is guessed of them, or beside it where they have
-        not told all. What is under a salt or of an adapter they do not tell apart, so that stays a
-        guess. Mutates: cached, self"""
+        """Replace guesses with what engines report, or merge both for engines that have not
+        reported everything. Reports do not distinguish salts and adapters, so those stay guesses.
+        Mutates: cached, self"""
         self._turn()
         if request.cache_salt:
             return
@@ -146,7 +146,7 @@ class PrefixAware(Router):
                 cached[number] = max(tokens, cached.get(number, 0))
 
     def _turn(self) -> None:
-        """Drop what was sent long ago. Mutates: self"""
+        """Drop old guesses. Mutates: self"""
         now_s = time.monotonic()
         if now_s - self._turned_s > ON_ITS_WAY_S:
             is_long_ago = now_s - self._turned_s > 2 * ON_ITS_WAY_S

@@ -1,4 +1,4 @@
-"""What a plan is made of: jobs (requests as the scheduler keeps them) and the tally of a step."""
+"""The data of a plan: jobs (requests as the scheduler stores them) and the tally of a step."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Tally:
         drafts: tuple[int, ...] = (),
         num_drafts: int = 0,
     ) -> None:
-        """Give a job its next `num_tokens` tokens, the last of them `drafts`; want `num_drafts` of
-        the worker.
+        """Give a job its next `num_tokens` tokens, the last of them `drafts`; request `num_drafts`
+        from the worker.
 
         Mutates: tally and request counters.
         """

@@ -1,6 +1,6 @@
-"""Turns: whose prompt may be computed in parts, where the number of such prompts is limited.
+"""Turns: decides whose prompt may be computed in chunks if the number of such prompts is limited.
 
-A prompt is in parts while a step leaves some of it for later; decodes and prompts that one step
+A prompt is chunked while a step leaves some of it for later; decodes and prompts that one step
 finishes need no turn.
 """
 

@@ -1,12 +1,12 @@
 """ContinuousScheduler: continuous batching by a token budget, with preemption.
 
-Every step hands `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
+Every step gives `max_step_tokens` tokens to running requests in policy order, then to waiting ones.
 Prefill, chunked prefill, decode, prefix hits and recompute are the same arithmetic: a request wants
-the tokens between `num_computed_tokens` and what is known or under way, and drafts of what follows
-where room is left. When blocks run out, the running request with the largest key gives its blocks
-back and waits again: what it had cached goes to host blocks while some are free (if it is a whole
-block or more), and otherwise is computed again. Prompts in parts may be limited in number, long
-ones further: then shorter ones overtake those that wait for their turn.
+the tokens from `num_computed_tokens` up to the last known or pending one, plus drafts of what
+follows if there is room. When blocks run out, the running request with the largest key is
+preempted: its cached tokens go to host blocks while some are free (if they fill a block or more),
+and otherwise are computed again. The number of chunked prompts may be limited, and of long ones
+further: then shorter ones overtake those that wait for their turn.
 Source: Yu et al., Orca (OSDI 2022); Kwon et al., PagedAttention (SOSP 2023); Agrawal et al.,
 Sarathi-Serve (OSDI 2024).
 """
@@ -128,7 +128,7 @@ class ContinuousScheduler(Scheduler):
     def _max_tokens(self, request: RequestState) -> int:
         """Return the length at which the request surely ends, whatever is drawn."""
         if request.pooling is not None:
-            return request.num_prompt_tokens + 1  # what is told of the prompt, in place of a token
+            return request.num_prompt_tokens + 1  # a pooled result instead of a token
         # The last token is drawn but never computed: one more than the cache holds.
         limit = min(self._spec.max_model_tokens, self._capacity_tokens + 1)
         if request.sampling.max_tokens is None:
@@ -136,7 +136,7 @@ class ContinuousScheduler(Scheduler):
         return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
     def _enqueue(self, job: Job) -> None:
-        """Put a job among the waiting, where its key says. Mutates: request.status"""
+        """Insert a job into the waiting queue by its key. Mutates: request.status"""
         job.request.status = WAITING
         insort(self._waiting, job, key=order_of)
 
@@ -189,9 +189,9 @@ class ContinuousScheduler(Scheduler):
     def _next_tokens(self, job: Job, tokens_left: int, num_behind: int) -> int:
         """Return how many tokens a running job computes now, drafts aside.
 
-        While drafts are under way it is none: nobody knows yet how far they take the job, or what
-        the worker will guess. Nor is it any while a token is that only the last stage of a pipeline
-        will know.
+        None while drafts are pending: it is not yet known how many are accepted, or what the worker
+        will guess. Also none while a token is pending that only the last stage of a pipeline will
+        know.
         """
         request = job.request
         is_alone = request.num_wanted_drafts > 0 or not self._spec.chains_steps
@@ -199,19 +199,19 @@ class ContinuousScheduler(Scheduler):
             return 0
         num_known = request.num_tokens + request.num_inflight
         if num_known >= job.max_tokens:
-            return 0  # what is under way ends it
+            return 0  # the pending token ends it
         num_wanted = num_known - request.num_computed_tokens
         if num_wanted <= 1:
             return num_wanted
-        # A long prompt leaves one token to every row behind it, so that nobody's decode stalls.
+        # A long prompt leaves one token for every later row, so that no decode stalls.
         num_tokens = min(self._capped(num_wanted), max(1, tokens_left - num_behind))
         return request.reach(request.num_computed_tokens, num_tokens)
 
     def _take_drafts(self, job: Job, tokens_left: int) -> tuple[int, ...]:
         """Return the job's drafts that this step verifies, as many as there is room for.
 
-        None while a prompt or a recompute is under way, and none where their blocks could be
-        missing for the next token of a running job: a guess makes nobody yield.
+        None during prefill or recompute, and none if their blocks could be missing for the next
+        token of a running job: drafts never cause preemption.
         Mutates: request.draft_ids, taken or void
         """
         request = job.request
@@ -224,10 +224,10 @@ class ContinuousScheduler(Scheduler):
         return drafts if num_blocks <= self._cache.num_free_blocks else ()
 
     def _wanted_drafts(self, job: Job, start: int, num_tokens: int) -> int:
-        """Return how many drafts the worker is to make behind the token that this step draws, as
-        many as there can be room for in the step that verifies them, and in blocks that are free.
+        """Return how many drafts the worker is to make after the token that this step samples: as
+        many as fit into the step that verifies them, and into free blocks.
 
-        The job needs room for `num_tokens` tokens from `start` on. None where nothing is drawn.
+        The job needs room for `num_tokens` tokens from `start` on. None if nothing is sampled.
         """
         request, limit = job.request, self._spec.max_step_tokens
         end = start + num_tokens
@@ -281,9 +281,9 @@ class ContinuousScheduler(Scheduler):
         self._enqueue(job)
 
     def _swap_out(self, request: RequestState) -> bool:
-        """Return whether what the request has cached goes to the host. Mutates: the cache, self
+        """Return whether the request's cached tokens go to the host. Mutates: the cache, self
 
-        Not of one that needs its whole prompt: it is computed again as a whole.
+        Not for one that needs its whole prompt: it is computed again as a whole.
         """
         if request.needs_whole_prompt:
             return False
@@ -308,7 +308,7 @@ class ContinuousScheduler(Scheduler):
         """Return whether a waiting job could start. Mutates: queues, tally, cache, turns"""
         job = self._waiting[index]
         request = job.request
-        # A job preempted with a token under way waits for it: its new row must know all tokens.
+        # A job preempted with a pending token waits for it: its new row must know all tokens.
         if request.num_inflight > 0 or self._is_blocked(job):
             return False
         num_cached = self._cache.find_prefix(request)
@@ -339,7 +339,7 @@ class ContinuousScheduler(Scheduler):
     ) -> Blocks | None:
         """Return a waiting request's blocks up to position `end`, None when there are too few.
 
-        Mutates: the cache, and the tally where host blocks hold more than the prefix index.
+        Mutates: the cache, and the tally if host blocks hold more than the prefix index.
         """
         if self._cache.find_swapped(request) <= num_cached:
             return self._cache.allocate(request, end, cached_tokens=num_cached)
@@ -421,7 +421,7 @@ class ContinuousScheduler(Scheduler):
             if not result.token_ids and result.fault is None and result.pooled is None:
                 result = RowResult(row=step.row, fault="the worker drew no token for this row.")
         is_stale = epoch != job.epoch
-        # The recompute tells prompt logprobs again from the start; a late piece would not fit.
+        # The recompute reports prompt logprobs again from the start; a late piece would not fit.
         if is_stale and request.needs_whole_prompt:
             return False
         request.append(result)
@@ -441,7 +441,7 @@ class ContinuousScheduler(Scheduler):
         return bool(result.token_ids)
 
     def _end_if_outgrown(self, request: RequestState) -> None:
-        """End a request whose next token would not fit the cache even alone."""
+        """End a request whose next token would not fit the cache even by itself."""
         if request.num_tokens > self._capacity_tokens and not request.is_finished:
             request.finish(
                 "error",
@@ -450,7 +450,7 @@ class ContinuousScheduler(Scheduler):
             )
 
     def abort(self, request_ids: Sequence[str], reason: str = "abort") -> Sequence[RequestState]:
-        """End these requests now; return those that were under way."""
+        """End these requests now; return those that were unfinished."""
         ended = []
         for request_id in request_ids:
             job = self._jobs.get(request_id)

@@ -1,4 +1,4 @@
-"""First come, first served: the default order. Nobody can be overtaken, so nobody starves."""
+"""First come, first served: the default order. No request can be overtaken, so none starves."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Stat loggers: where the engine's numbers go."""
+"""Stat loggers: the destinations of the engine's metrics."""

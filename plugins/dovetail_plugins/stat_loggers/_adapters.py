@@ -1,4 +1,4 @@
-"""Which adapters are in use, as the labels of one Prometheus series: what vLLM's gauge tells.
+"""Which adapters are in use, as the labels of one Prometheus series, like vLLM's gauge.
 
 The value is the time at which the labels became true, so that the newest series is the right one
 wherever older ones are still shown (API processes that share their metrics cannot take one back).
@@ -15,7 +15,7 @@ from dovetail_plugins.stat_loggers._families import LORA, LORA_LABELS
 
 
 class AdapterGauge:
-    """The names of all engines' adapters, those of running and of waiting requests."""
+    """The names of all engines' adapters, of running and of waiting requests."""
 
     def __init__(self) -> None:
         self._gauge = gauge(

@@ -1,7 +1,7 @@
 """The engine's metric families: names without prefix, help texts, buckets, and which are hidden.
 
-Each is shown as `dovetail:NAME` and, where `vllm serve` has it, as `vllm:NAME` as well. A family of
-something that does not exist here stays at zero and says so.
+Each is exported as `dovetail:NAME` and, if `vllm serve` has it, as `vllm:NAME` too. A metric of a
+missing feature stays at zero and says so.
 Source: the metrics table of the vLLM documentation.
 """
 
@@ -66,7 +66,7 @@ OWN = frozenset(
         *("device_seconds", "divided_steps", "exposed_host_seconds", "hidden_host_seconds"),
     }
 )
-"""Families that nobody else has."""
+"""Families that only dovetail has."""
 
 HIDDEN = frozenset(
     {

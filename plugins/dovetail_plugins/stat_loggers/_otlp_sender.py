@@ -1,4 +1,4 @@
-"""Spans to a collector: OpenTelemetry's own batching and exporter, kept quiet and bounded.
+"""Sends spans to a collector: OpenTelemetry's own batching and exporter, made quiet and bounded.
 
 The spans of a request are made when it has ended, with the times at which things happened; they are
 sent by a thread of the SDK. Reads OpenTelemetry's own variables (OTEL_*) for all that no option
@@ -44,7 +44,7 @@ class Sender:
         self._propagator = TraceContextTextMapPropagator()
 
     def send(self, stats: RequestStats) -> None:
-        """Queue the spans of a request; a full queue drops them. Returns at once."""
+        """Queue the spans of a request; a full queue drops them. Returns immediately."""
         times = stats.times
         offset_ns = time.time_ns() - time.monotonic_ns()
         span = self._tracer.start_span(
@@ -73,7 +73,7 @@ class Sender:
         return self._propagator.extract(carrier, context=Context())
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most. May be called twice."""
+        """Send the rest, for a few seconds at most. May be called twice."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         deadline_s = time.monotonic() + CLOSE_WAIT_S
@@ -81,7 +81,7 @@ class Sender:
             ending.join(LOST_WAIT_S)
             if self._exporter.is_in_trouble:
                 break
-        self._exporter.shutdown()  # ends a retry that is under way
+        self._exporter.shutdown()  # ends a running retry
         ending.join(LOST_WAIT_S)
 
 
@@ -97,7 +97,7 @@ class _Exporter(SpanExporter):
 
     @property
     def is_in_trouble(self) -> bool:
-        """Return whether the last batch failed, or the one under way is being tried again."""
+        """Return whether the last batch failed, or the current one is being retried."""
         return self.is_lost or bool(self._complaints.first)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -114,7 +114,7 @@ class _Exporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """End a retry under way; nothing is sent any more. May be called twice."""
+        """End a running retry and send nothing more. May be called twice."""
         if not self._is_shut_down:
             self._is_shut_down = True
             self._exporter.shutdown()

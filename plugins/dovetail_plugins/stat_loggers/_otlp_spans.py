@@ -42,7 +42,7 @@ def phases_of(times: RequestTimes) -> list[Phase]:
     """Return queue, prefill and decode, as far as the request came, one after the other.
 
     A phase that the request did not see the end of lasts until it ended; decode lasts until the
-    last token. Nothing lies outside the request.
+    last token. No phase extends beyond the request.
     """
     marks = [times.arrival_s, times.scheduled_s, times.first_token_s]
     names = ["queue", "prefill", "decode"]

@@ -1,6 +1,6 @@
 """One line of JSON for every request that the engine took, when it has ended, however it ended.
 
-No line holds text of a prompt or an answer. Knows no log: the lines go to a file, or as they are to
+No line holds text of a prompt or an answer. Knows no log: the lines go to a file, or unchanged to
 standard error.
 """
 
@@ -51,7 +51,7 @@ class RequestLines(StatLogger):
             ) from error
 
     def step(self, stats: StepStats) -> None:
-        """Leave steps alone: lines are of requests."""
+        """Ignore steps: lines are per request."""
 
     def request(self, stats: RequestStats) -> None:
         """Write the line. Raises: OSError when it cannot be written"""
@@ -67,7 +67,7 @@ class RequestLines(StatLogger):
 
 
 def line_of(stats: RequestStats, model: str) -> dict[str, Any]:
-    """Return the line's content. Times in seconds, null where the request never got there."""
+    """Return the line's content. Times in seconds, null if the request never got there."""
     has_tokens = stats.generated_tokens > 0
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

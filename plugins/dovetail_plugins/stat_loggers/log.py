@@ -22,8 +22,8 @@ class _Options:
 
 
 class LogStats(StatLogger):
-    """Rates are means over the time since the previous line, numbers are of all engines together;
-    idle engines log nothing."""
+    """Rates are means over the time since the previous line, counts include all engines; idle
+    engines log nothing."""
 
     info = Info(summary="one log line with throughput and queue length every few seconds")
     Options = _Options
@@ -63,7 +63,7 @@ class LogStats(StatLogger):
         self.flush()
 
     def request(self, stats: RequestStats) -> None:
-        """Leave requests alone: with several API processes, steps are reported to one of them."""
+        """Ignore requests: with several API processes, steps are reported to one of them."""
 
     def flush(self) -> None:
         """Write a line if the interval is over and there is something to say."""

@@ -24,7 +24,7 @@ class _Options:
 
 
 class OtlpTraces(StatLogger):
-    """Spans continue the caller's trace where the request has a W3C traceparent."""
+    """Spans continue the caller's trace if the request has a W3C traceparent."""
 
     info = Info(
         summary="OpenTelemetry spans of every request, sent by OTLP over HTTP",
@@ -41,12 +41,12 @@ class OtlpTraces(StatLogger):
         self._sender = Sender(options.endpoint, model_name, options.detail)
 
     def step(self, stats: StepStats) -> None:
-        """Leave steps alone: spans are of requests."""
+        """Ignore steps: spans are per request."""
 
     def request(self, stats: RequestStats) -> None:
         """Queue the spans of a finished request."""
         self._sender.send(stats)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the rest."""
         self._sender.close()

@@ -1,7 +1,7 @@
 """Engine numbers as Prometheus metrics, shown by /metrics.
 
-What is counted is what clients can count: requests by reason, tokens as usage reports them. What
-each family is stands in `_families`.
+It counts what clients can count: requests by reason, tokens as usage reports them. `_families`
+describes each family.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Options:
 
 
 class PrometheusStats(StatLogger):
-    """All metrics but `lora_requests_info` carry the labels model_name and engine, the number of
-    the engine, where several serve one model."""
+    """All metrics except `lora_requests_info` have the labels model_name and engine, the engine's
+    number if several serve one model."""
 
     info = Info(
         summary="Prometheus metrics under dovetail's and vLLM's names, served at /metrics",
@@ -168,7 +168,7 @@ class _EngineMetrics:
             self._observe("model_execute_time_milliseconds", stats.step_s * 1e3)
 
     def _count_transfer(self, stats: TransferStats) -> None:
-        """Count what went through the connector."""
+        """Count the connector's traffic."""
         counts = {
             "kv_transfer_loads": stats.loads,
             "kv_transfer_failures": stats.failures,
@@ -228,7 +228,7 @@ class _EngineMetrics:
             self._set_draft_gauges(stats)
 
     def _set_draft_gauges(self, stats: StepStats) -> None:
-        """Set the shares since start: of drafts kept, and of the tokens that could have come."""
+        """Set the shares since start: of accepted draft tokens, and of possible tokens."""
         self._num_drafts += stats.drafts
         self._num_draft_tokens += stats.draft_tokens
         self._num_accepted += stats.accepted_tokens

@@ -1,8 +1,8 @@
 """Structured output with llguidance: an Earley parser over a derivative-based lexer.
 
 It enforces constraints of every type. A constraint becomes one Lark grammar in llguidance's
-dialect, which is what crosses between processes: compiling it again takes milliseconds. Source: https://github.com/guidance-ai/llguidance
-(docs/syntax.md, docs/json_schema.md).
+dialect, which is what crosses between processes: compiling it again takes milliseconds.
+Source: https://github.com/guidance-ai/llguidance (docs/syntax.md, docs/json_schema.md).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Guidance(StructuredOutputBackend):
     def load(self, artifact: bytes) -> LoadedConstraint:
         """Return the grammar, copied into a matcher for each answer."""
         text = artifact.decode()
-        known, matcher = self._last  # what was compiled is tried at once
+        known, matcher = self._last  # what was compiled is usually tried right away
         return _Loaded(matcher if text == known else self._matcher(text), self._words)
 
     def _matcher(self, text: str) -> Any:
@@ -150,8 +150,8 @@ def _limits() -> Any:
 class _Tokens:
     """The vocabulary as TokenizerWrapper reads it.
 
-    The library asks for the tokens of text that must follow. `is_exact` becomes False where the
-    tokenizer has none: then it gets others, which are not to be forced.
+    The library asks for the tokens of text that must follow. `is_exact` becomes False if the
+    tokenizer has none: the library then gets other tokens, which must not be forced.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -160,7 +160,7 @@ class _Tokens:
         self.eos_token_id = vocabulary.eos_ids[0]
         self.bos_token_id = None
         special = {i: text.encode() for text, i in vocabulary.special.items()}
-        # Its special tokens begin with 0xFF, so that no text can stand for them.
+        # Its special tokens begin with 0xFF, so that no text can match them.
         self.tokens = [
             b"\xff" + special.get(i, b"[%d]" % i) if i in vocabulary.special_ids else text
             for i, text in enumerate(vocabulary.tokens)
@@ -229,11 +229,11 @@ class _Matcher:
             raise InvalidConstraint(_plain_words(self._matcher.get_error()))
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return bool(self._matcher.is_stopped())
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that must follow, where they are those of the tokenizer."""
+        """Return tokens that must follow, if they are the tokenizer's own."""
         self._words.is_exact = True
         found: list[int] = self._matcher.compute_ff_tokens()
         return found if self._words.is_exact else ()
@@ -286,8 +286,8 @@ class _Lark:
                 return f"( {self._part(part)} ){{{bounds}}}"
 
     def _json(self, schema: dict[str, Any], whitespace: str) -> str:
-        """Return a name for the values of a schema. The library counts in doubles: where those do
-        not hold the schema's numbers, the rules are ours. Raises: InvalidConstraint"""
+        """Return a name for the values of a schema. The library computes in doubles; if those
+        cannot represent the schema's numbers, our own rules are used. Raises: InvalidConstraint"""
         try:
             held = within_doubles(schema)
         except InvalidConstraint:
@@ -297,11 +297,11 @@ class _Lark:
         return self._named("json", "%json " + json.dumps(as_json(held, whitespace, self._has_long)))
 
     def _rules(self, rules: Mapping[str, Node]) -> str:
-        """Return a name for what these rules say.
+        """Return a name for the grammar of these rules.
 
-        The library's lexer takes the longest text that a terminal matches, so `[a-z]* "b"` of two
-        terminals could never end: a grammar is one terminal where it is a regular expression, and
-        otherwise its terminals are single characters, and what no lexer can misread.
+        The library's lexer takes the longest match of a terminal, so `[a-z]* "b"` as two terminals
+        could never end. A grammar is one terminal if it is a regular expression; otherwise its
+        terminals are single characters, and what no lexer can misread.
         """
         whole = inlined(rules)
         if whole is not None:
@@ -334,8 +334,8 @@ class _Lark:
         raise InvalidConstraint("a grammar has no anchors")
 
     def _in_order(self, parts: Sequence[Constraint]) -> Iterator[str]:
-        """Yield the parts one after the other. Free text takes as much as it can, the beginning of
-        the word that ends it too; so where that word follows, both are one lazy rule."""
+        """Yield the parts one after the other. Free text is greedy, including the beginning of the
+        word that ends it; if that word follows, both become one lazy rule."""
         rest = list(parts)
         while rest:
             match rest:
@@ -373,7 +373,7 @@ class _Lark:
         return made
 
     def _literal(self, text: str) -> str:
-        """Return a text whose special tokens stand for themselves."""
+        """Return a text in which special tokens are written as token ids."""
         if not text:
             return '""'
         words = sorted((w for w in self._special if w in text), key=len, reverse=True)
@@ -386,7 +386,7 @@ class _Lark:
 
 
 def as_json(schema: dict[str, Any], whitespace: str, has_long: bool = False) -> dict[str, Any]:
-    """Return a schema as llguidance reads it, with the white space that may stand between parts.
+    """Return a schema in llguidance's format, with the allowed white space between parts.
 
     Escapes by number are left out: a name written with one would pass for another name.
     """
@@ -413,8 +413,8 @@ def _anchored(pattern: str) -> str:
 
 
 def _ending(words: Sequence[str], text: str) -> list[str]:
-    """Return the words that free text must not contain, the one that ends it first; none where a
-    text does not begin with any of them."""
+    """Return the words that free text must not contain, the one that ends it first; none if the
+    text begins with none of them."""
     first = next((word for word in words if text.startswith(word)), None)
     return [] if first is None else [first, *(word for word in words if word != first)]
 

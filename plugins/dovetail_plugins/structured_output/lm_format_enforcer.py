@@ -144,7 +144,7 @@ class Place:
         self._following: dict[str, Place] = {}
 
     def add_character(self, letter: str) -> Place:
-        """Return the place behind a character."""
+        """Return the state after a character."""
         found = self._following.get(letter)
         if found is None:
             ranges = self.loaded.ranges
@@ -169,12 +169,12 @@ class Place:
         """Return nothing: no list of tokens made beforehand fits."""
 
     def cache_key(self) -> Hashable:
-        """Return what tells equal places."""
+        """Return the key by which equal states are recognized."""
         return self.stacks
 
 
 def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
-    """Return the place where one of these stacks is next, unfolded down to single characters."""
+    """Return the state for these stacks, unfolded down to single characters."""
     pending, seen, found = list(stacks), set(stacks), set()
     while pending:
         stack = pending.pop()
@@ -193,7 +193,7 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
 
 
 def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:
-    """Return what may stand for a part, before the rest."""
+    """Return the possible expansions of a part, followed by the rest."""
     number, least, most = frame
     match loaded.nodes[number]:
         case Rule(name):
@@ -240,11 +240,11 @@ class _Matcher:
                 mask[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return self._places[-1].stacks == {None}
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: what must follow is not looked for."""
+        """Return nothing: forced tokens are not searched for."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:

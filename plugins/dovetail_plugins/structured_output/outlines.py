@@ -32,9 +32,9 @@ MAX_REGEX_CHARS = 60_000
 MAX_MASKS = 256
 NUM_BYTES_PER_EDGE = 12
 START, END = "\U0010fffe", "\U0010ffff"
-"""What stands around a text as far as the library knows, and nowhere in it. An index loses ways on
-from where a text may end, so only END, which the end tokens write, ends one. The library also looks
-for texts that begin later, in so many ways at once that an index takes minutes: START is but one.
+"""Sentinels around a text, visible only to the library. An index loses transitions from states
+where a text may end, so only END, which the end tokens write, ends one. The library also looks for
+matches that begin later, in so many ways that an index takes minutes: START allows only one.
 """
 MARKS = ((0x100000, 0x10FFFF),)
 """The characters whose first byte is that of the marks; they are left out of texts."""
@@ -76,7 +76,7 @@ class Outlines(StructuredOutputBackend):
             index = Index(f"{START}(?:{regex}){END}", self._words)
         except (ValueError, RuntimeError) as error:
             raise InvalidConstraint(f"no index can be compiled: {str(error)[:300]}") from error
-        # The library hands its bytes out here; nothing is pickled.
+        # The library exposes its bytes here; nothing is pickled.
         _, (data,) = index.__reduce__()
         return bytes(data)
 
@@ -140,11 +140,11 @@ class _Matcher:
         mask |= self._loaded.mask(self._states[-1])
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         return bool((self._loaded.mask(self._states[-1]) == self._loaded.end_mask).all())
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: what must follow is not looked for."""
+        """Return nothing: forced tokens are not searched for."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:

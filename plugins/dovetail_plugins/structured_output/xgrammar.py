@@ -64,7 +64,7 @@ class XGrammar(StructuredOutputBackend):
         import xgrammar
 
         self.vocabulary = vocabulary
-        # Empty tokens are never allowed; a special one is where it stands by its id. 0xFF is part
+        # Empty tokens are never allowed; a special one is referred to by its id. 0xFF is part
         # of no text, so that no other text can be it.
         tokens = list(vocabulary.tokens)
         for token_id in vocabulary.special.values():
@@ -82,7 +82,7 @@ class XGrammar(StructuredOutputBackend):
         made = {"type": "structural_tag", "format": _Tag(self.vocabulary.special).part(constraint)}
         try:
             compiled = self._compiler.compile_structural_tag(made)
-        except (RuntimeError, ValueError) as error:  # its errors are of no class of their own
+        except (RuntimeError, ValueError) as error:  # its errors have no class of their own
             raise InvalidConstraint(_said(error)) from error
         return str(compiled.serialize_json()).encode()
 
@@ -124,7 +124,7 @@ class _Matcher:
         self._matcher.fill_next_token_bitmask(mask.view("int32").reshape(1, self._words))
 
     def is_complete(self) -> bool:
-        """Return whether nothing but the end may follow."""
+        """Return whether only the end may follow."""
         import numpy as np
 
         if not self._matcher.is_completed():
@@ -136,7 +136,7 @@ class _Matcher:
         return not mask.any()
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: the library tells forced text, not tokens."""
+        """Return nothing: the library reports forced text, not tokens."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:
@@ -176,7 +176,7 @@ class _Tag:
                 return {"type": "repeat", "content": self.part(part), **bounds}
 
     def _literal(self, text: str) -> dict[str, Any]:
-        """Return a text whose special tokens stand for themselves."""
+        """Return a text in which special tokens are written as token ids."""
         names = sorted((w for w in self._special if w in text), key=len, reverse=True)
         if not names:
             return _text(text)
@@ -207,5 +207,5 @@ def _from_lark(text: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    """Return what the library says, without the place in its own source."""
+    """Return the library's message, without the place in its own source."""
     return re.sub(r"^\[[^\]]*\] \S+?:\d+: ", "", str(error).strip())[:500]

@@ -1,9 +1,8 @@
-"""Calls written as JSON objects with a name and arguments: whole, half written, and their
-constraint.
+"""Calls written as JSON objects with a name and arguments: parsing, partial parsing, constraints.
 
-`JsonCalls` says which keys a family uses; a parser calls it with the text of one object, of several
-in a row or of a list of them. Arguments keep the model's own bytes. What `so_far` has once said of
-a beginning stays true of every longer text, also where that text goes wrong later.
+`JsonCalls` has the keys of a family; a parser calls it with the text of one object, of several in a
+row or of a list of them. Arguments keep the model's own bytes. What `so_far` returns for a prefix
+stays true for every longer text, even if that text goes wrong later.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ BLANKS = " \t\r\n"
 
 
 RESYNC_CHARS = 8192
-"""How far behind an object that is not JSON the next call is looked for."""
+"""How many characters after broken JSON are searched for the next call."""
 ABOUT = ("id", "type", "index", "call_id", "tool_call_id")
 """Members of a call that are not its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An object of a text; `end` None: it is cut. `fault`: where it is not JSON; then it goes up to
-    the next call, or to this place where none is seen. `is_second`: an item before it is broken."""
+    """An object in a text; `end` is None if it is cut off. `fault`: where it stops being JSON; the
+    item then ends at the next call, or at the fault if none is seen. `is_second`: an earlier item
+    is broken."""
 
     start: int
     end: int | None
@@ -45,8 +45,8 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Objects:
-    """The objects of a text. `end`: where they are over, None while more may follow; `fault`: what
-    stands there instead of what should."""
+    """The objects in a text. `end`: where they end, None while more may follow; `fault`: what is
+    wrong there."""
 
     items: list[_Item]
     end: int | None = None
@@ -55,15 +55,15 @@ class _Objects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
-    """The keys of a call, and what may stand between calls.
+    """The keys of a call, and what may separate calls.
 
     `arguments` are alternatives, the first is the one to write. `is_name_enough`: an object without
-    arguments is a call. `others` are the keys that may stand before these, None: any; syntaxes
-    without a tag name them, so that an answer in JSON is soon seen to be no call. `dividers` are
-    characters that may stand, with blanks, between objects in a row; None: there is one object
-    only. A list of objects is always taken. `needs_brace`: an object whose last brace is missing is
-    no call, not even behind empty arguments. `ids`: what a call's "id" may be; others are not the
-    call's. What is no call among others that are is text.
+    arguments is a call. `others` are keys allowed before these, None: any; syntaxes without a tag
+    list them, so that a plain JSON answer is soon recognized as no call. `dividers` are characters
+    allowed, with blanks, between consecutive objects; None: there is one object only. A list of
+    objects is always taken. `needs_brace`: an object without its last brace is no call, even after
+    empty arguments. `ids`: the pattern of a call's "id"; other ids are ignored. Text between calls
+    that is no call is passed on as text.
     """
 
     name: str = "name"
@@ -95,7 +95,7 @@ class JsonCalls:
         return calls
 
     def _unclosed(self, text: str, objects: _Objects) -> list[ToolCall]:
-        """Return the calls of a text that lacks the last object's brace behind empty arguments.
+        """Return the calls of a text whose last object has empty arguments and lacks its brace.
 
         Raises: like `parse`.
         """
@@ -121,9 +121,9 @@ class JsonCalls:
         return calls
 
     def _calls(self, text: str, objects: _Objects) -> list[ToolCall]:
-        """Return what every object comes to, as far as it is known.
+        """Return the call for each object, as far as it is known.
 
-        Raises: MalformedToolCall where the only one, or the first of an answer, is no call.
+        Raises: MalformedToolCall if the only one, or the first of an answer, is no call.
         """
         calls: list[ToolCall] = []
         for item in objects.items:
@@ -140,7 +140,7 @@ class JsonCalls:
         return calls
 
     def _item(self, text: str, item: _Item) -> ToolCall | None:
-        """Return the call that an object is, None where too little of it is written.
+        """Return the call that an object represents, None if too little of it is written.
 
         Raises: MalformedToolCall
         """
@@ -155,8 +155,8 @@ class JsonCalls:
         return call if call is None or self.ids is None else self._named(text, item, call)
 
     def _named(self, text: str, item: _Item, call: ToolCall) -> ToolCall:
-        """Return a call with the id that the model gave it. One behind long arguments, which do not
-        wait for it, is none."""
+        """Return a call with the id that the model gave it. An id after long arguments, which do
+        not wait for it, is ignored."""
         is_short = len(call.arguments) < HELD_ARGUMENTS_CHARS
         for member in members(text[: item.end], item.start):
             if member.key == "id" and member.end is not None:
@@ -168,7 +168,7 @@ class JsonCalls:
         return replace(call, may_be_named=is_short and item.end is None)
 
     def end(self, text: str) -> int | None:
-        """Return where the calls are over, or None while more of them may follow."""
+        """Return where the calls end, or None while more may follow."""
         return self._objects(text).end
 
     def constraint(self, tool: Tool, *, before: str = "", after: str = "") -> Constraint:
@@ -221,7 +221,7 @@ class JsonCalls:
         return _Objects(items, at + 1 if at < len(text) else None)
 
     def _take(self, text: str, at: int, items: list[_Item]) -> _Item:
-        """Read the object that begins at `at`, or what stands there in its place. Mutates: items"""
+        """Read the object that begins at `at`, or whatever is there instead. Mutates: items"""
         is_second = bool(items) and (items[-1].is_second or items[-1].fault is not None)
         checked = check(text, at) if text[at] == "{" else Checked(fault=at)
         item = _Item(at, checked.end, checked.fault, is_second)
@@ -232,7 +232,7 @@ class JsonCalls:
         return item
 
     def _next(self, text: str, fault: int, *, is_object: bool) -> int | None:
-        """Return where the next call begins behind an object that is not JSON, or None."""
+        """Return where the next call begins after an object that is not JSON, or None."""
         before = r"[}\]]\s*[,;]?" if is_object else ","
         pattern = re.compile(before + rf"\s*(?=\{{\s*{self.first_key()})")
         found = pattern.search(text, fault, fault + RESYNC_CHARS)
@@ -244,8 +244,8 @@ class JsonCalls:
         return rf"\"(?:{keys})\"\s*:"
 
     def _broken_end(self, text: str, item: _Item) -> int | None:
-        """Return where the calls are over whose last object is broken; None while another one may
-        follow. What of it was not passed on is text behind them."""
+        """Return where the calls end when the last object is broken; None while another may follow.
+        Whatever of it was not passed on is text after the calls."""
         assert item.fault is not None
         if len(text) < item.fault + RESYNC_CHARS:
             return None
@@ -277,8 +277,8 @@ class JsonCalls:
         return ToolCall(name=called, arguments=made)
 
     def _begun(self, text: str, *, is_over: bool = False) -> ToolCall | None:
-        """Return the call of an object that may be cut, once its name and arguments that say
-        something have begun; empty ones count where no others can follow."""
+        """Return the call of a possibly cut object, once it has a name and non-empty arguments;
+        empty ones count if no others can follow."""
         called, arguments, _ = self.parts(text)
         if arguments is None or text[arguments.start] != "{":
             return None
@@ -288,9 +288,9 @@ class JsonCalls:
         return ToolCall(name=called, arguments=text[arguments.start : arguments.end])
 
     def parts(self, text: str) -> tuple[Any, Member | None, list[str]]:
-        """Return (the value of the first member for the name, None where it is cut; the first
-        member for arguments that say something; the others' keys), and look no further: what
-        follows them must not change what was said of a beginning.
+        """Return (value of the first name member, None if cut; first non-empty arguments member;
+        keys of the others). Read no further: later text must not change what was reported for a
+        prefix.
 
         Raises: MalformedToolCall
         """
@@ -337,7 +337,7 @@ def bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 
 
 def _is_over(text: str) -> bool:
-    """Return whether a text goes on behind its calls, or goes wrong in them."""
+    """Return whether a text continues after its calls, or goes wrong inside them."""
     objects = BARE._objects(text)
     is_broken = any(item.fault is not None for item in objects.items)
     return is_broken or (objects.end is not None and bool(text[objects.end :].strip(BLANKS)))
@@ -361,7 +361,7 @@ def object_at(text: str, at: int = 0) -> str:
 
 
 def _arguments(text: str, member: Member) -> str:
-    """Return the arguments' own text; a string that holds an object stands for that object."""
+    """Return the arguments' own text; a string that contains an object counts as that object."""
     written = text[member.start : member.end]
     value = loads(written)
     if isinstance(value, str):
@@ -381,7 +381,7 @@ def _unquoted(text: str, key: str) -> str:
 
 
 def _says_nothing(text: str, arguments: Member) -> bool:
-    """Return whether arguments are null, or a text or an object without anything in it."""
+    """Return whether arguments are null, or an empty text or object."""
     written = text[arguments.start : arguments.end]
     return _NOTHING.fullmatch(written) is not None
 
@@ -391,7 +391,7 @@ def _is_call(call: ToolCall) -> bool:
 
 
 def _over(items: list[_Item], end: int | None) -> _Objects:
-    """Return the objects whose last one ends them, here or, None, nobody knows where yet."""
+    """Return the objects, ended by the last one at `end`; None: the end is not known yet."""
     fault = items[-1].fault
     why = "" if fault is None else f"no JSON from character {fault + 1} on"
     return _Objects(items, end, why)

@@ -27,7 +27,7 @@ class JsonToolParser(ToolParser):
         return self.calls.parse(body.removeprefix(self.prefix))
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return self.calls.so_far(body.removeprefix(self.prefix))
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -35,7 +35,7 @@ class JsonToolParser(ToolParser):
         return bare_calls(text, tools)
 
     def region_end(self, body: str) -> int | None:
-        """Return where the JSON text is over."""
+        """Return where the JSON text ends."""
         if self.prefix.startswith(body):
             return None
         text = body.removeprefix(self.prefix)

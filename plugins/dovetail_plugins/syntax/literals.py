@@ -1,8 +1,8 @@
 """Literals of other notations as JSON text: Python's, and one with marks instead of quotes.
 
-Reads from the left and no further than it must, so that what it says of the beginning of a text
-holds for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON. Takes what
-models write that is nearly Python: 07, a set, a quote within a string that does not end it.
+Reads from the left and no further than it must, so that a result for the beginning of a text holds
+for the whole. Evaluates nothing, and keeps the bytes of numbers that are JSON. Accepts common
+mistakes of models: 07, a set, a quote within a string that does not end it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ESCAPE = re.compile(
 )
 _BEHIND_VALUE = ",)]}:"
 MAX_ROW = 2
-"""How many quotes of its text may stand directly before those that close a string."""
+"""How many quotes that belong to a string may directly precede its closing quotes."""
 MAX_QUOTES = 64
 """How many quotes that do not end it a string may hold."""
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
@@ -58,23 +58,23 @@ CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
 class CutLiteral(MalformedToolCall):
-    """The text ends before it is decided what stands there."""
+    """The text ends before its meaning is decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """`mark` stands before and behind a string; empty: strings are Python's. With a mark the keys
-    of objects are bare words."""
+    """`mark` opens and closes a string; empty: strings are Python's. With a mark the keys of
+    objects are bare words."""
 
     mark: str = ""
 
     def value(
         self, text: str, at: int, depth: int = 0, schema: Mapping[str, Any] = _NO_SCHEMA
     ) -> tuple[str, int]:
-        """Return (the value at this place as JSON text, the place behind it). A number or a word
-        where the schema takes a string, and not what it says, is that string as it was written.
+        """Return (the value at this position as JSON text, the position after it). A number or word
+        that the schema allows only as a string becomes that string, as it was written.
 
-        Raises: CutLiteral, UnfinishedToolCall where the text ends in a string, MalformedToolCall.
+        Raises: CutLiteral, UnfinishedToolCall if the text ends in a string, MalformedToolCall.
         """
         if depth > MAX_DEPTH:
             raise MalformedToolCall("nested too deep")
@@ -107,9 +107,9 @@ class Literals:
             at = following
 
     def string(self, text: str, at: int) -> tuple[str, int]:
-        """Return (the text of the one string that begins here, the place behind it).
+        """Return (the text of the one string that begins here, the position after it).
 
-        Raises: CutLiteral, UnfinishedToolCall where the text ends first.
+        Raises: CutLiteral, UnfinishedToolCall if the text ends first.
         """
         if self.mark:
             start = at + len(self.mark)
@@ -164,7 +164,7 @@ class Literals:
         return text[behind] in ",}"
 
     def key(self, text: str, at: int) -> tuple[str, int]:
-        """Return (the key at this place, quoted, with its colon; where the value begins).
+        """Return (the key at this position, quoted, with its colon; the position of the value).
 
         Raises: like `value`.
         """
@@ -190,11 +190,11 @@ PYTHON = Literals()
 
 
 def _closing_quote(text: str, at: int, quote: str) -> int:
-    """Return the place of the quote that closes a string: the first one behind which a value may
-    end, or another string begin; the first of too many. Of quotes in a row that end a value the
-    last ones close it.
+    """Return the position of the closing quote: the first one after which a value may end or
+    another string begin, or the first of too many. In a row of quotes that ends a value, the last
+    ones close it.
 
-    Raises: UnfinishedToolCall where there is none yet, CutLiteral where the row may go on.
+    Raises: UnfinishedToolCall if there is none yet, CutLiteral if the row may continue.
     """
     first, begin = -1, at
     for _ in range(MAX_QUOTES):
@@ -211,8 +211,8 @@ def _closing_quote(text: str, at: int, quote: str) -> int:
 
 
 def _num_more(text: str, at: int, quote: str) -> int:
-    """Return how many of the quotes behind a closing one belong to the same row, which ends the
-    value: text before the closing one ended with them."""
+    """Return how many quotes after a closing one belong to the same row, if the row ends the value:
+    they are the end of the text."""
     number = 0
     while text.startswith(quote[0], at + number) and number < MAX_ROW:
         number += 1
@@ -258,7 +258,7 @@ def _inner(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _fitted(made: str, written: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON of a number or a word, as text where only that fits the schema."""
+    """Return the JSON of a number or word, as a string if only that fits the schema."""
     if not schema:
         return made
     allowed, values = kinds(schema), listed(schema)

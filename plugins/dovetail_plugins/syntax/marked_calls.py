@@ -1,7 +1,7 @@
-"""A call written as a name and an object whose strings stand between marks instead of quotes.
+"""Calls written as a name and an object, with marks instead of quotes around strings.
 
-`MarkedCalls` says what is before the name and which mark it is. Arguments become JSON one by one;
-what was said of a beginning stays true of every longer text.
+`MarkedCalls` says what precedes the name and which mark it is. Arguments become JSON one by one;
+what is reported for a prefix stays true for every longer text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedCalls:
-    """`head` name { key : value , ... }, where `mark` stands before and behind a string."""
+    """`head` name { key : value , ... }, with `mark` on both sides of a string."""
 
     head: str
     mark: str
@@ -73,7 +73,7 @@ class MarkedCalls:
         return [_made(found)] if found.name else []
 
     def constraint(self, tool: Tool, *, before: str, after: str) -> Constraint | None:
-        """Return the text of one call, or None where its schema needs more than plain values."""
+        """Return the text of one call, or None if its schema needs more than plain values."""
         parameters = parameters_of(tool)
         written = [self._argument_constraint(parameter) for parameter in parameters or ()]
         known = [constraint for constraint in written if constraint is not None]

@@ -15,7 +15,7 @@ from dovetail_plugins.syntax.marked_calls import MarkedCalls
 
 
 class MarkedToolParser(ToolParser):
-    """`calls` says what is before a call's name and which mark its strings have."""
+    """`calls` has the text before a call's name and the mark of its strings."""
 
     capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[MarkedCalls]

@@ -1,7 +1,7 @@
-"""Arguments written as nested tags, a tag per key, every tag behind its own mark.
+"""Arguments written as nested tags: a tag per key, each after a mark.
 
 `{mark}<key>value{mark}</key>`: a value with tags in it is an object, or a list if they are items.
-Arguments become JSON one by one; what was said of a beginning stays true of every longer text.
+Arguments become JSON one by one; what is reported for a prefix stays true for every longer text.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class _Node:
 
 @dataclass(slots=True)
 class _Read:
-    """The calls read from a text: those that are over, and the open one, which begins at `begin`.
-    `broken`: where text begins that is no call, until it is known where it is over. `is_none`: the
-    text holds no calls at all. `is_amid`: it ends within an argument."""
+    """The calls read from a text: the finished ones, and the open one, which begins at `begin`.
+    `broken`: where text that is no call begins, until its end is known. `is_none`: the text holds
+    no calls at all. `is_amid`: it ends within an argument."""
 
     text: str
     calls: list[ToolCall] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Read:
         self.name = ""
 
     def leave(self, at: int) -> None:
-        """Be over with what is no call at this place."""
+        """End the broken text at this position."""
         text = self.text[self.broken : at]
         none = ToolCall(name="", arguments="", text=text)
         self.calls.append(self.made("", text) if self.name else none)
@@ -129,8 +129,7 @@ class NestedTags:
         return [*read.calls, read.made("")] if read.name else read.calls
 
     def _run(self, text: str, tools: Sequence[Tool], *, is_whole: bool) -> _Read:
-        """Read tag after tag; where one is wrong, the call is over where it is closed, or where the
-        next one begins."""
+        """Read tag after tag; a broken call ends at its closing tag, or at the next call."""
         read, by_name = _Read(text), {tool.name: tool for tool in tools}
         open_ones: list[_Node] = []
         for at, tag, behind in self._pieces(text, is_whole):
@@ -156,8 +155,8 @@ class NestedTags:
     def _passes_broken(
         self, at: int, tag: str | None, over: int, read: _Read, open_ones: list[_Node]
     ) -> bool:
-        """Return whether a tag belongs to what is no call, and leave that where it is over: behind
-        its closing tag, or where the next call begins. Mutates: read, open_ones"""
+        """Return whether a tag belongs to broken text; leave that text at its end (after its
+        closing tag, or at the next call). Mutates: read, open_ones"""
         if tag is not None and _INVOKE.match(tag) is not None:
             if open_ones or (read.name and not read.parts and read.broken is None):
                 read.broken = read.begin
@@ -172,7 +171,7 @@ class NestedTags:
         return True
 
     def _pieces(self, text: str, is_whole: bool) -> Iterator[tuple[int, str | None, str]]:
-        """Yield (where a mark is, the tag behind it or None, the text behind that); the last tag
+        """Yield (position of a mark, the tag after it or None, the text after that); the last tag
         only if it is whole."""
         first, *pieces = text.split(self.mark)
         if first.strip() and not (self.mark.startswith(first.strip()) and not is_whole):
@@ -196,7 +195,7 @@ class NestedTags:
         read: _Read,
         open_ones: list[_Node],
     ) -> None:
-        """Open or close what a tag says. Mutates: read, open_ones. Raises: MalformedToolCall"""
+        """Open or close a tag's element. Mutates: read, open_ones. Raises: MalformedToolCall"""
         if tag is None:
             raise MalformedToolCall("text stands before the first tag, or a mark before no tag")
         invoke, plain = _INVOKE.match(tag), _TAG.match(tag)
@@ -235,8 +234,8 @@ class NestedTags:
             read.parts.setdefault(name, node.made())
 
     def constraint(self, tool: Tool) -> Constraint | None:
-        """Return the text of one call, or None where its schema needs more than plain values, or
-        says nothing: a tag's name must come again at its end."""
+        """Return the text of one call, or None if its schema is open or needs more than plain
+        values: the name in a tag must be repeated at its end."""
         parameters = parameters_of(tool)
         if parameters is None or (is_open(tool) and not parameters):
             return None
@@ -263,7 +262,7 @@ class NestedTags:
 
 
 def _add_text(text: str, open_ones: list[_Node]) -> None:
-    """Add the text behind a tag to the one that is open. Mutates: open_ones"""
+    """Add the text after a tag to the open tag. Mutates: open_ones"""
     if open_ones:
         open_ones[-1].text += text
     elif text.strip():

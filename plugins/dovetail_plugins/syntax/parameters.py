@@ -1,4 +1,4 @@
-"""What a tool's schema says of its parameters one by one, and values that were not written as JSON.
+"""A tool's parameters one by one, from its schema, and values that were not written as JSON.
 
 For syntaxes that write parameters apart from each other.
 """
@@ -35,11 +35,11 @@ from dovetail_plugins.syntax.type_words import with_json_types
 
 MAX_OPEN = 8
 OPEN_NAME = Regex("[a-z][a-z0-9_]{0,30}")
-"""What is written for a tool that says nothing: so many parameters at most, with such names."""
+"""What is written for a tool without a schema: this many parameters at most, with such names."""
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 EMPTY = (("array", "[]"), ("object", "{}"), ("null", "null"))
-"""JSON types that are written as nothing at all, where text may not be."""
+"""JSON types for which an empty text is valid when a string is not allowed."""
 SEPARABLE = frozenset(
     ("type", "properties", "required", "additionalProperties", "title", "description", "$defs",
      "definitions", "$schema", "$id", "$comment", "default", "examples", "strict")
@@ -49,7 +49,7 @@ SEPARABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter; its schema stands alone: definitions it may refer to are within."""
+    """One parameter; its schema is self-contained and includes the definitions it refers to."""
 
     name: str
     schema: dict[str, Any]
@@ -59,7 +59,7 @@ class Parameter:
 def parameters_of(tool: Tool) -> list[Parameter] | None:
     """Return the parameters that can be written, required ones first, each in the schema's order.
 
-    None where parameters that are right one by one may still be wrong together.
+    None if parameters that are each valid may still be invalid together.
     """
     schema = with_json_types(tool.parameters)
     declared = schema.get("properties", {})
@@ -78,13 +78,13 @@ def parameters_of(tool: Tool) -> list[Parameter] | None:
 
 
 def is_open(tool: Tool) -> bool:
-    """Return whether a tool says nothing of its parameters: then any may be written."""
+    """Return whether a tool does not describe its parameters: then any may be written."""
     schema = tool.parameters
     return "properties" not in schema and schema.get("additionalProperties") is not False
 
 
 def schema_of_parameter(tools: Mapping[str, Tool], tool_name: str, name: str) -> dict[str, Any]:
-    """Return the schema of a call's parameter, in JSON's types; {} where none is declared."""
+    """Return the schema of a call's parameter, in JSON's types; {} if none is declared."""
     tool = tools.get(tool_name)
     return with_json_types(inner_schema(tool.parameters, name)) if tool else {}
 
@@ -112,10 +112,10 @@ def arguments_constraint(
 def as_json(text: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON text of a parameter that a model wrote without saying its type.
 
-    A string stays text, and so does what the schema lists as one. Else JSON keeps the model's
-    bytes, where the schema allows its type; constants and lists may be Python's, and JSON that is
-    not a string may be written as one, with or without its quotes; nothing at all is an empty list
-    or object; what is none of these is text.
+    A string stays text, and so does a value that the schema lists as one. Otherwise text whose JSON
+    type the schema allows is copied byte for byte. Constants and lists may be Python's, and
+    non-string JSON may be written as a string, with or without quotes. Nothing at all is an empty
+    list or object; anything else is text.
     """
     allowed = kinds(schema)
     written = text.strip()

@@ -1,4 +1,4 @@
-"""Constraints of values that stand without quotes: strings up to a closing tag."""
+"""Constraints of values written without quotes: strings up to a closing tag."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FORMATS = {
     "email": r"[a-z0-9][a-z0-9_+-]{0,30}(?:\.[a-z0-9_+-]{1,30}){0,3}"
     r"@[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?){1,3}",
 }
-"""Patterns of which every text is of the format (not every text of the format: days end at 28)."""
+"""Patterns whose every match is valid in the format (not all valid texts match: days end at 28)."""
 
 
 def text_constraint(
     schema: Mapping[str, Any], closing: str, *, line: str = ""
 ) -> Constraint | None:
-    """Return the constraint of a bare string with what follows it: a line end or none, and this
+    """Return the constraint of a bare string and what follows it: an optional line end, and this
     tag.
 
-    None where it cannot be said. What is bounded has no "<" and, before a line end, none of these:
-    where a string ends must be seen at once.
+    None if it cannot be expressed. A bounded string has no "<" and, before a line end, no line end:
+    its end must be visible immediately.
     """
     end = line + closing
     value = _value_constraint(schema, closing, line)
@@ -78,7 +78,7 @@ def _one_of(values: list[str], closing: str) -> Constraint | None:
 
 
 def is_closed_pattern(pattern: Any) -> bool:
-    """Return whether a pattern says of the whole text which characters it has, no "<" among them.
+    """Return whether a pattern restricts the whole text to certain characters, without "<".
 
     Conservative: alternatives outside of groups, escapes but a few, and "." and "[^" are not taken.
     """

@@ -1,7 +1,7 @@
 """Calls written as Python calls with keyword arguments: whole, half written, and their constraint.
 
-`PythonCalls` says how a family puts several of them together. Arguments become JSON, one by one,
-and what was said of a beginning stays true of every longer text. Nothing is evaluated.
+`PythonCalls` says how a family combines several of them. Arguments become JSON, one by one, and
+what is reported for a prefix stays true for every longer text. It evaluates nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MAX_PARTS = 4096
 
 @dataclass(slots=True)
 class _Call:
-    """A call as far as it was read. `is_sure`: no text that follows can make it none. `text`: what
-    a broken one was written as, once it is known where it is over."""
+    """A call as far as it has been read. `is_sure`: no text that follows can undo it. `text`: the
+    source text of a broken call, once its end is known."""
 
     name: str
     parts: dict[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _Call:
         return self.is_closed and not self.text
 
     def made(self) -> ToolCall:
-        """Return the call, its arguments as far as they go."""
+        """Return the call, its arguments as far as they have been read."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.parts.items())
         arguments = "{" + inside + ("}" if self.is_closed else "")
         return ToolCall(name=self.name, arguments=arguments, text=self.text)
@@ -59,8 +59,8 @@ class _Call:
 
 @dataclass(slots=True)
 class _Read:
-    """The calls read from a text. `begin`: where the last call does. `end`: where the calls are
-    over. `is_lost`: a call is broken, and none was seen behind it; `fault`: why none can follow."""
+    """The calls read from a text. `begin`: start of the last call. `end`: end of the calls.
+    `is_lost`: a call is broken and no later one was seen; `fault`: why none can follow."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     calls: list[_Call] = field(default_factory=list)
@@ -82,10 +82,10 @@ class _Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCalls:
-    """`is_list`: calls stand in brackets, and the closing one ends them. Else they follow each
+    """`is_list`: calls are in brackets, and the closing bracket ends them. Else they follow each
     other, divided by blanks, commas or semicolons. `wrapper` is a function whose argument is the
-    call itself (print, say). `is_tagged`: a tag says that calls follow, so what is none at their
-    head is broken, not prose. What is no call among others that are is text."""
+    call itself (print, say). `is_tagged`: a tag announces calls, so a head that is no call is
+    broken, not prose. Text between calls that is no call is passed on as text."""
 
     is_list: bool = True
     is_tagged: bool = False
@@ -121,12 +121,12 @@ class PythonCalls:
         return sure
 
     def end(self, text: str) -> int | None:
-        """Return where a list of calls is over, or None while more of it may follow."""
+        """Return where a list of calls ends, or None while more of it may follow."""
         found = self.read(text)
         return found.at if found.fault else found.end
 
     def constraint(self, tool: Tool) -> Constraint | None:
-        """Return the text of one call, or None where its schema does not divide into arguments."""
+        """Return the text of one call, or None if its schema does not divide into arguments."""
         parameters = parameters_of(tool)
         if parameters is None or not _NAME.fullmatch(tool.name):
             return None
@@ -161,7 +161,7 @@ class PythonCalls:
         return found
 
     def _read_item(self, text: str, found: _Read) -> None:
-        """Read one call and what divides it from the next. Mutates: found"""
+        """Read one call and its divider. Mutates: found"""
         if self.is_list and text[found.at] == "]":
             self._close_list(found)
             return
@@ -186,9 +186,9 @@ class PythonCalls:
             raise MalformedToolCall(f"no comma at character {found.at + 1}")
 
     def _break_off(self, text: str, found: _Read, fault: str) -> None:
-        """Leave a broken call for what follows it, if that is seen. Mutates: found
+        """Leave a broken call and continue with what follows it, if that is seen. Mutates: found
 
-        Raises: MalformedToolCall where no call can follow.
+        Raises: MalformedToolCall if no call can follow.
         """
         self._count(found)
         if found.calls and not found.calls[-1].is_sure:
@@ -211,7 +211,7 @@ class PythonCalls:
             self._leave(text, at, found)
 
     def _leave(self, text: str, at: int, found: _Read) -> None:
-        """Go on at this place behind a broken call, which is text. Mutates: found"""
+        """Continue at this position after a broken call, which is text. Mutates: found"""
         if not found.is_open:
             found.calls.append(_Call(""))
         found.calls[-1].text = text[found.begin : at]
@@ -249,7 +249,7 @@ class PythonCalls:
         raise MalformedToolCall(f"no call at character {at + 1}")
 
     def _read_argument(self, text: str, call: _Call, found: _Read) -> None:
-        """Read one argument with the comma behind it. Mutates: call, found"""
+        """Read one argument and the comma after it. Mutates: call, found"""
         key = _KEY.match(text, found.at)
         if key is None or key.end() >= len(text):
             if found.at >= len(text) or _PART_OF_KEY.fullmatch(text, found.at):

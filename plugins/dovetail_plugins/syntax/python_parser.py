@@ -1,6 +1,6 @@
 """PythonToolParser: the functions of families whose regions hold Python calls and nothing else.
 
-Knows no family: a parser adds its markers, how calls stand together, and samples.
+Knows no family: a parser adds its markers, how calls are combined, and samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail_plugins.syntax.python_calls import PythonCalls
 
 
 class PythonToolParser(ToolParser):
-    """`opening` and `closing` are written around the calls: empty where no marker is needed."""
+    """`opening` and `closing` are written around the calls: empty if no marker is needed."""
 
     capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[PythonCalls] = PythonCalls()
@@ -31,7 +31,7 @@ class PythonToolParser(ToolParser):
         return self.calls.so_far(body, tools)
 
     def region_end(self, body: str) -> int | None:
-        """Return where the list is over."""
+        """Return where the list ends."""
         return self.calls.end(body)
 
     def constraint(self, tool: Tool) -> Constraint | None:

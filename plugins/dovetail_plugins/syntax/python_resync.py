@@ -1,7 +1,7 @@
-"""Finding the next Python call behind one that is broken.
+"""Finds the next Python call after a broken one.
 
-Brackets are counted and strings are passed over, so a call within another one, or within a string,
-is never taken for the next. What was once found stays true of every longer text.
+Brackets are counted and strings skipped, so a call inside another call or a string is never taken
+for the next. A result stays true for every longer text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail_plugins.syntax.literals import CLOSING, PYTHON, CutLiteral
 HEAD = re.compile(r"([A-Za-z_][\w.\-]*)[ \t]*\(")
 PART_OF_HEAD = re.compile(r"[A-Za-z_][\w.\-]*[ \t]*")
 RESYNC_CHARS = 8192
-"""How far behind a fault the next call is looked for."""
+"""How many characters after a fault are searched for the next call."""
 _STOPS = re.compile(r"[\"'()\[\]{},;\n]")
 _OF_WORD = re.compile(r"\w*\Z")
 _NEXT = re.compile(rf"\s*(?:\]|,\s*{HEAD.pattern})")
@@ -24,11 +24,11 @@ _PREFIXES = ("", "r", "R", "u", "U", "b", "B", "f", "F")
 
 
 def next_call(text: str, begin: int, fault: int, *, is_list: bool, is_first: bool) -> int | None:
-    """Return where reading goes on behind the broken call that begins at `begin`: at the next call,
-    or at the bracket that closes the list; None while that is not seen.
+    """Return where reading resumes after the broken call that begins at `begin`: at the next call,
+    or at the list's closing bracket; None while neither is seen.
 
-    Raises: MalformedToolCall where there is none; behind the first call of a list at once, if it
-    is followed by other text.
+    Raises: MalformedToolCall if there is none; immediately if the first call of a list is followed
+    by other text.
     """
     open_ones: list[str] = []
     at = begin
@@ -64,8 +64,8 @@ def next_call(text: str, begin: int, fault: int, *, is_list: bool, is_first: boo
 
 
 def _behind_string(text: str, at: int) -> int | None:
-    """Return the place behind the string whose quote stands here, or behind a quote that opens
-    none; None where its end is not sure yet."""
+    """Return the position after the string whose quote is here, or after a quote that opens none;
+    None while its end is not sure."""
     word = _OF_WORD.search(text, max(0, at - 2), at)
     if word is None or word[0] not in _PREFIXES:
         return at + 1
@@ -77,13 +77,13 @@ def _behind_string(text: str, at: int) -> int | None:
 
 
 def _may_end(text: str, at: int) -> bool:
-    """Return whether a list may go on, or be over, behind a call that ends here."""
+    """Return whether a list may continue or end after a call that ends here."""
     rest = text[at : at + 64].lstrip(" \t\r\n)}")
     return rest[:1] in ("", ",", "]")
 
 
 def _divides(text: str, at: int, open_ones: list[str], *, is_list: bool) -> bool:
-    """Return whether a comma, a semicolon or a line end may stand between two calls."""
+    """Return whether a comma, semicolon or line end may separate two calls here."""
     if is_list or text[at] != "\n":
         return not open_ones and (text[at] == "," if is_list else text[at] in ",;")
     before = text[:at].rstrip()[-1:]

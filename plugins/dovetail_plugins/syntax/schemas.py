@@ -1,4 +1,4 @@
-"""What a JSON schema says of a value: its types, the values it lists, what is within.
+"""The content of a JSON schema: a value's types, its listed values, its inner schemas.
 
 Looks through references and through the parts of anyOf, oneOf and allOf.
 """
@@ -19,7 +19,7 @@ BRANCHES = ("then", "else")
 
 
 def alone(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with its own reference followed, and the root's definitions beside it."""
+    """Return the schema with its own reference followed, and with the root's definitions."""
     made = _followed(schema if isinstance(schema, dict) else {}, root)
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     return {**definitions, **made} if "$ref" in json.dumps(made) else dict(made)
@@ -62,7 +62,7 @@ def _layers(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[dict
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return what a schema of an object says of each property, wherever it says so."""
+    """Return all schemas of each property in an object's schema."""
     found: dict[str, list[dict[str, Any]]] = {}
     for layer in _layers(schema, schema):
         declared = layer.get("properties")
@@ -73,7 +73,7 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def inner_schema(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of a property, {} where none is declared; of several, any of them."""
+    """Return the schema of a property, {} if none is declared; of several, any of them."""
     found = properties_of(schema).get(name, [])
     if not found:
         more = [layer.get("additionalProperties") for layer in _layers(schema, schema)]
@@ -82,7 +82,7 @@ def inner_schema(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def item_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a list's items, {} where none is declared; of several, any of them."""
+    """Return the schema of a list's items, {} if none is declared; of several, any of them."""
     found = [layer.get("items") for layer in _layers(schema, schema)]
     return _one([part for part in found if isinstance(part, dict)], schema)
 
@@ -105,7 +105,7 @@ def listed(schema: Mapping[str, Any]) -> list[Any]:
 def kinds(
     schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, depth: int = 0
 ) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows, or None where it does not say."""
+    """Return the JSON types that a schema allows, or None if it does not say."""
     root = schema if root is None else root
     schema = _followed(dict(schema), root) if "$ref" in schema else schema
     named = schema.get("type")

@@ -15,8 +15,8 @@ _TAG_END = re.compile(r"(?<=[a-z_])>")
 
 
 def suffix_of(tokenizer: Tokenizer, name: str) -> str:
-    """Return what stands behind the name in the vocabulary's tag of this name, "" if nothing or no
-    such tag is there."""
+    """Return the suffix after the name in the vocabulary's tag of this name, "" if there is no
+    suffix or no such tag."""
     tag = re.compile(rf"<{re.escape(name)}(:[^\s<>:]{{1,64}})?>")
     found = sorted(
         match[1] or "" for text in tokenizer.added_texts() if (match := tag.fullmatch(text))
@@ -25,7 +25,7 @@ def suffix_of(tokenizer: Tokenizer, name: str) -> str:
 
 
 def suffixed(text: str, suffix: str) -> str:
-    """Return a text whose tags have this suffix behind their names."""
+    """Return a text in which this suffix follows every tag name."""
     return _TAG_END.sub(lambda _: suffix + ">", text)
 
 

@@ -1,8 +1,8 @@
-"""Calls written one after the other between tags: a head with the name, then a JSON object.
+"""Consecutive calls written between tags: a head with the name, then a JSON object.
 
-`TaggedCalls` says which tags a family uses. Arguments keep the model's own bytes. A call that is
-not one ends at its own closing tag, or where the next one begins, and the others stay calls. What
-`so_far` has once said of a beginning stays true of every longer text.
+`TaggedCalls` says which tags a family uses. Arguments keep the model's own bytes. A broken call
+ends at its own closing tag, or at the next call, and the others stay calls. What `so_far` returns
+for a prefix stays true for every longer text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_TAG_CHARS = 64
 
 @dataclass(slots=True)
 class _Read:
-    """The calls of a text, the last perhaps cut. `at`: the place behind the last call that is over.
-    `is_over`: the text ended there. `fault`: what was wrong behind it."""
+    """The calls in a text, the last perhaps cut off. `at`: the position after the last finished
+    call. `is_over`: the text ended there. `fault`: what is wrong after it."""
 
     calls: list[ToolCall] = field(default_factory=list)
     at: int = 0
@@ -38,8 +38,8 @@ class _Read:
 class TaggedCalls:
     """The tags of a call: `begin` head `middle` {...} `fence` `end`.
 
-    `head` matches the whole head, blanks around it aside; its group "name" is the function, its
-    group "id", if it has one, what the model calls the call. `fence` may be missing.
+    `head` matches the whole head without surrounding blanks; its group "name" is the function, its
+    optional group "id" the model's id of the call. `fence` may be missing.
     """
 
     begin: str
@@ -72,7 +72,7 @@ class TaggedCalls:
         return found.calls
 
     def first_end(self, text: str) -> int | None:
-        """Return where the first call of a text is over, or None while that is not known."""
+        """Return where the first call of a text ends, or None while that is not known."""
         found = _Read(at=skip_blanks(text), is_over=False)
         if not text.startswith(self.begin, found.at):
             return None
@@ -90,7 +90,7 @@ class TaggedCalls:
         return found
 
     def _skip(self, text: str, found: _Read) -> None:
-        """Go on with the next call behind what is none. Mutates: found"""
+        """Continue with the next call after text that is no call. Mutates: found"""
         at = text.find(self.begin, found.at) if found.calls else -1
         if at < 0:
             found.fault = f"no {self.begin} at character {found.at + 1}"
@@ -99,7 +99,7 @@ class TaggedCalls:
             found.go_on(text, at)
 
     def _read_call(self, text: str, found: _Read) -> None:
-        """Read one call; the place moves behind it if it is over. Mutates: found"""
+        """Read one call, and move the position past it if it is finished. Mutates: found"""
         at = found.at + len(self.begin)
         middle = text.find(self.middle, at)
         bound = self._bound(text, at)
@@ -131,7 +131,7 @@ class TaggedCalls:
             self._close(text, checked.end, found)
 
     def _close(self, text: str, at: int, found: _Read) -> None:
-        """Read the closing tags, as far as they are there. Mutates: found"""
+        """Read the closing tags, as far as they have arrived. Mutates: found"""
         at = skip_blanks(text, at)
         if self.fence and text.startswith(self.fence, at):
             at = skip_blanks(text, at + len(self.fence))
@@ -145,7 +145,7 @@ class TaggedCalls:
             found.fault = f"no {self.end} at character {at + 1}"
 
     def _break_off(self, text: str, bound: int, found: _Read, call: ToolCall | None) -> None:
-        """Leave a call that is not one where it is over, if that is known. Mutates: found"""
+        """Leave a broken call at its end, if that is known. Mutates: found"""
         if bound >= 0:
             behind = self._behind(text, bound)
             written = text[found.at : behind]
@@ -161,5 +161,5 @@ class TaggedCalls:
         return min(found, default=-1)
 
     def _behind(self, text: str, bound: int) -> int:
-        """Return where what follows a call begins."""
+        """Return where the text after a call begins."""
         return bound + len(self.end) if text.startswith(self.end, bound) else bound

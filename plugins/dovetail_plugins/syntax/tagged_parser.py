@@ -17,7 +17,7 @@ from dovetail_plugins.syntax.tagged_calls import TaggedCalls
 
 
 class TaggedToolParser(ToolParser):
-    """`calls` are the family's tags, `between` what it writes between two calls."""
+    """`calls` are the family's tags, `between` the text between two calls."""
 
     capabilities = frozenset({"parallel_calls", "streams", "constrains_calls"})
     calls: ClassVar[TaggedCalls]
@@ -28,11 +28,11 @@ class TaggedToolParser(ToolParser):
         return self.calls.parse(body)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return self.calls.so_far(body)
 
     def region_end(self, body: str) -> int | None:
-        """Return where a call that stands outside of a section is over."""
+        """Return where a call outside a section ends."""
         return self.calls.first_end(body)
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:

@@ -1,4 +1,4 @@
-"""Reading chat templates as text: which syntax a template asks for."""
+"""Reading chat templates as text: which syntax a template uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def unmentioned(template: Any, *groups: str | tuple[str, ...]) -> list[str]:
     """Return a reason for every text that a chat template lacks; of a tuple one text is enough.
 
-    What is not a template (None asks nothing) gives no reasons.
+    A value that is not a template (None asks nothing) gives no reasons.
     """
     if not isinstance(template, str):
         return []

@@ -1,7 +1,7 @@
 """Type words that Python users write in tools' schemas, as the JSON types they mean.
 
-JSON Schema has seven types. Schemas made by hand or from signatures also say float, dict, list[int]
-or Optional[str]; a word that is none of these is left as it is.
+JSON Schema has seven types. Schemas made by hand or from signatures also use float, dict, list[int]
+or Optional[str]; an unknown word is unchanged.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _outside(text: str) -> str:
 
 
 def _split(text: str, by: str) -> list[str]:
-    """Return the parts of a text between dividers that stand outside of brackets."""
+    """Return the parts of a text between dividers that are outside brackets."""
     depth, parts = 0, [""]
     for letter in text:
         depth += (letter == "[") - (letter == "]")

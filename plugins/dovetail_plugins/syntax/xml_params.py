@@ -1,11 +1,11 @@
-"""Calls written as tags, with a tag for every parameter: whole, half written, and their constraint.
+"""Calls written as tags, one per parameter: parsing, partial parsing and constraints.
 
 `XmlCalls` says which tags a family uses. Arguments become JSON by the tool's schema, one parameter
-after the other; a string is passed on while it is written. What `so_far` has once said of a
-beginning stays true of every longer text.
+after the other; a string is passed on while it is written. What `so_far` returns for a prefix stays
+true for every longer text.
 
-Models leave closing tags out. A value may also hold tags, so one ends before its own closing tag
-only where the tag of a parameter stands that the tool declares and the call lacks otherwise.
+Models leave closing tags out. A value may also contain tags, so only the tag of a declared and
+otherwise missing parameter ends a value before its closing tag.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class XmlCalls(XmlTags):
         return read.calls
 
     def constraint(self, tool: Tool, *, start: str = "", end: str = "") -> Constraint | None:
-        """Return the text of one call, or None where its schema does not divide into parameters."""
+        """Return the text of one call, or None if its schema does not divide into parameters."""
         parameters = parameters_of(tool)
         if parameters is None or not NAME_PATTERN.fullmatch(tool.name):
             return None
@@ -83,7 +83,7 @@ class XmlCalls(XmlTags):
         return concat(start + head, *parts, self.tail + self.after + end)
 
     def arguments(self, tool: Tool) -> Constraint | None:
-        """Return the tags of the arguments alone, between which a line may end; None as above."""
+        """Return only the tags of the arguments, between which a line may end; None as above."""
         bare = replace(self, head="", before="", gap="", tail="", after="")
         found = bare.constraint(tool)
         if not isinstance(found, Concat):
@@ -93,7 +93,7 @@ class XmlCalls(XmlTags):
             Repeat(concat(line, part.part), part.least, part.most)
             if isinstance(part, Repeat)
             else concat(line, part)
-            for part in found.parts[1:-1]  # what is around the arguments is empty
+            for part in found.parts[1:-1]  # the parts around the arguments are empty
         ]
         return Concat((*parts, line))
 
@@ -116,7 +116,7 @@ class XmlCalls(XmlTags):
         return self.other_type or min(kinds(parameter.schema) or {"object"})
 
     def _open_part(self) -> Constraint:
-        """Return a parameter of which nothing is known."""
+        """Return the constraint of a parameter without a schema."""
         before, _, after = self.key.replace(TYPE, self.text_type).partition(NAME)
         line = "\n" if self.is_wrapped else ""
         value = text_constraint({}, self.value_end, line=line)

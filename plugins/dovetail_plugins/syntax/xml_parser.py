@@ -28,7 +28,7 @@ class XmlToolParser(ToolParser):
         return self.calls.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return self.calls.so_far(body, tools)
 
     def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -40,7 +40,7 @@ class XmlToolParser(ToolParser):
         return self.calls.arguments(tool)
 
     def constraint(self, tool: Tool) -> Constraint | None:
-        """Return the text of one call; with its markers where a region holds one."""
+        """Return the text of one call, with its markers if a region holds one call."""
         if not self.has_one_call:
             return self.calls.constraint(tool)
         region = self.markers[0]

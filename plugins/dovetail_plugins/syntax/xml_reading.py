@@ -28,14 +28,14 @@ from dovetail_plugins.syntax.xml_tags import (
 )
 
 MAX_VALUE_ENDS = 8
-"""How many closing tags may stand in the strings of one JSON value."""
+"""How many closing tags the strings of one JSON value may contain."""
 MAX_SUSPECTS = 8
-"""How many tags in one value are asked whether it is over there."""
+"""How many tags in one value are checked as its possible end."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """The call that is being read: what was written of it. `begin`: where it begins."""
+    """The call that is being read, as written so far. `begin`: its start."""
 
     begin: int
     name: str
@@ -48,15 +48,15 @@ class _Open:
         return ToolCall(name=self.name, arguments="{" + inside + end, text=text)
 
     def lacks(self, name: str) -> bool:
-        """Return whether the tool declares a parameter of which nothing was written."""
+        """Return whether the tool declares this parameter and nothing of it was written."""
         declared = properties_of(self.tool.parameters) if self.tool else {}
         return name in declared and name not in self.written
 
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """Where a value without its closing tag is over. `is_sure`: whatever follows, as another call
-    begins; then `behind` is where."""
+    """The end of a value whose closing tag is missing. `is_sure`: no later text changes it, because
+    another call begins at `behind`."""
 
     at: int
     is_sure: bool
@@ -86,7 +86,7 @@ class Reading:
             pass
 
     def _skip(self) -> bool:
-        """Go on with the next call behind text between calls; return whether there is one."""
+        """Continue with the next call after text between calls; return whether there is one."""
         if not (self.tags.tail and self.calls and self.text[self.at :].strip()):
             return False
         head = pattern(self.tags.head, self.tags.before).search(self.text, self.at)
@@ -119,8 +119,8 @@ class Reading:
         return True
 
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
-        """Return a parameter's declared schema, narrowed by what the model says of its type: text
-        if that may be, else a value, which may be null or a quoted string where text belongs."""
+        """Return a parameter's declared schema, narrowed by the type that the model writes: text if
+        allowed, else a value. A value may be null or a quoted string if text is declared."""
         declared = schema_of_parameter(self.by_name, name, self.tags.named(key[NAME]))
         said = key.groupdict().get(TYPE)
         allowed = kinds(declared)
@@ -147,8 +147,8 @@ class Reading:
         self.is_closed = match is not None or bool(has_next) or is_end
 
     def _break_off(self, call: _Open) -> bool:
-        """Leave a call in which other text stands, where it is over or the next one begins; return
-        whether that is known already."""
+        """Leave a call that contains other text at its end or at the next call; return whether that
+        position is known."""
         tags = self.tags
         rest = self.text[self.at :].lstrip()
         words = [tag.partition(NAME)[0] for tag in (tags.key, tags.tail, tags.head, tags.before)]
@@ -171,7 +171,7 @@ class Reading:
         return True
 
     def _read_value(self, key: re.Match[str], schema: Mapping[str, Any], call: _Open) -> bool:
-        """Read a value; return whether the call goes on. Mutates: call"""
+        """Read a value; return whether the call continues. Mutates: call"""
         name = self.tags.named(key[NAME])
         start, end = key.end(), self._value_end(key.end(), schema)
         missed = self._missed(start, end, schema, call, name)
@@ -200,8 +200,8 @@ class Reading:
     def _missed(
         self, start: int, end: int | None, schema: Mapping[str, Any], call: _Open, own: str
     ) -> _Missed | None:
-        """Return where a value is over whose closing tag was left out: where another parameter
-        begins that the tool declares and the call has nowhere else, or where another call does."""
+        """Return the end of a value whose closing tag was left out: where another call begins, or
+        another parameter that the tool declares and the call has nowhere else."""
         stop = len(self.text) if end is None else end
         is_bare = not (self.tags.is_wrapped and self.text.startswith("\n", start))
         num_seen = 0
@@ -233,18 +233,18 @@ class Reading:
         return tool is not None and name in properties_of(tool.parameters)
 
     def _is_apart(self, key: re.Match[str], start: int, stop: int) -> bool:
-        """Return whether the tag of a parameter stands where a template writes one, with a value
-        before it and one behind."""
+        """Return whether a parameter's tag is where a template writes one, with a value before and
+        after it."""
         behind = self.text[key.end() : stop]
         is_lined = key[LINE] is not None and (not self.tags.is_wrapped or behind[:1] in ("", "\n"))
         return self._is_amid(key, start, stop) and (self.tags.has_pair or is_lined)
 
     def _is_amid(self, key: re.Match[str], start: int, stop: int) -> bool:
-        """Return whether text stands before a tag in a value and behind it."""
+        """Return whether a value has text before and after a tag."""
         return bool(self.text[start : key.start()].strip() and self.text[key.end() : stop].strip())
 
     def _is_outside(self, start: int, at: int, schema: Mapping[str, Any]) -> bool:
-        """Return whether a place of a value stands in no string of its JSON."""
+        """Return whether a position in a value is outside its JSON strings."""
         return is_text(schema) or not _ends_in_string(self.text[start:at])
 
     def _names_behind(self, end: int | None) -> Iterator[str]:
@@ -258,7 +258,7 @@ class Reading:
             end = self.text.find(self.tags.value_end, found.end())
 
     def _call_end(self, start: int) -> int | None:
-        """Return where the call's own end closes a value that its own tag does not, or None."""
+        """Return where the call's end closes a value without a closing tag, or None."""
         tail = self.tags.tail
         at = self.text.rfind(tail, start) if tail else -1
         rest = self.text[at + len(tail) :].strip()
@@ -267,7 +267,7 @@ class Reading:
         return len(self.text) if self.is_over else None
 
     def _value_end(self, start: int, schema: Mapping[str, Any]) -> int | None:
-        """Return the place of the closing tag: in JSON the first that stands in no string."""
+        """Return the position of the closing tag: in JSON the first one outside a string."""
         tag = self.tags.value_end
         opening, closing = self.tags.wrapper
         if opening and self.text[start:].lstrip().startswith(opening):
@@ -288,7 +288,7 @@ class Reading:
         return first
 
     def _is_followed(self, at: int) -> bool:
-        """Return whether what a closing tag is followed by is the call's next tag."""
+        """Return whether the call's next tag follows a closing tag."""
         tags = (self.tags.tail, self.tags.key)
         return not all(tag and pattern(tag).match(self.text, at) is None for tag in tags)
 

@@ -22,14 +22,14 @@ _NAME_FIRST = re.compile(rf"(?:{NAME_PATTERN.pattern})?+\s*+(?:<|\Z)")
 class XmlTags:
     """The tags of a call: `before` `head` (`key` value `value_end`)* `tail` `after`.
 
-    NAME stands for the function's or parameter's name, a blank for any blanks or none. `before` and
-    `after` may be missing. `tail` empty: the region's end is the call's. `is_wrapped`: a line end
-    on either side of a value is not the value's. `gap` is written between the tags. `region` are
-    the tags around a call that has a separate region. TYPE, in a parameter's tag, stands for what
-    the model says of the value: `text_type` if it is a string, else `other_type`, or its JSON type
-    where that is empty. `wrapper` are texts around a value that may hold any tag. `is_special`: the
-    tags hold special tokens, so in a value they are never its text. `has_entities`: names are
-    written with XML's entities.
+    NAME is the placeholder for the function's or parameter's name; a blank matches any blanks or
+    none. `before` and `after` may be missing. `tail` empty: the region's end is the call's.
+    `is_wrapped`: a line end on either side of a value is not the value's. `gap` is written between
+    the tags. `region` are the tags around a call that has a separate region. TYPE, in a parameter's
+    tag, is the placeholder for the type of the value: `text_type` for a string, else `other_type`,
+    or the JSON type if that is empty. `wrapper` are texts around a value that may hold any tag.
+    `is_special`: the tags hold special tokens, so in a value they are never its text.
+    `has_entities`: names are written with XML's entities.
     """
 
     head: str
@@ -67,7 +67,7 @@ class XmlTags:
 
     @property
     def has_pair(self) -> bool:
-        """Return whether a parameter's name stands in its own tag (plain text is not a tag)."""
+        """Return whether a parameter's name has its own tag (plain text is not a tag)."""
         return self.key.count(">") > 1
 
     @property
@@ -76,7 +76,7 @@ class XmlTags:
         return tuple(tag for tag in (self.tail, self.region.end if self.region else "") if tag)
 
     def held(self, text: str) -> str:
-        """Return of a growing value what no tag, and no line end before one, can take."""
+        """Return the part of a growing value that no tag, and no line end before one, can take."""
         if self.wrapper[0] and text.lstrip()[:1] in ("", self.wrapper[0][0]):
             return ""
         text = text[: min((at for end in self.ends if (at := text.find(end)) >= 0), default=None)]

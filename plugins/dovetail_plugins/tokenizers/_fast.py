@@ -1,7 +1,7 @@
-"""FastTokenizer: a tokenizer.json through the `tokenizers` library alone.
+"""FastTokenizer: a tokenizer.json, using only the `tokenizers` library.
 
-Beginning and end tokens are those of the file's own post-processor, as AutoTokenizer has it (which
-drops add_bos_token and add_eos_token where there is a tokenizer.json). Imports no transformers.
+Beginning and end tokens come from the file's own post-processor, as in AutoTokenizer (which drops
+add_bos_token and add_eos_token if there is a tokenizer.json). Imports no transformers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SHORT_CHARS = 4096
 class FastTokenizer:
     """The tokenizer of a checkpoint that has tokenizer.json.
 
-    `content` and `settings` replace tokenizer.json and tokenizer_config.json where the checkpoint
-    says the same in other files, `path` among them.
+    `content` and `settings` replace tokenizer.json and tokenizer_config.json if the checkpoint has
+    the same data in other files, `path` among them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FastTokenizer:
 
     def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
         """Yield the token ids of a long text piece by piece: the library needs hundreds of bytes
-        for every character, and the tokens of these pieces are those of the whole."""
+        per character. The tokens of the pieces are those of the whole."""
         cut = self._shape.cut if len(text) > 2 * PIECE_CHARS else None
         if cut is None:
             yield self._encode_freely(text, add_special_tokens)
@@ -122,7 +122,7 @@ class FastTokenizer:
         return [*before, *self._plain_words.encode(text, plain), *after]
 
     def pair_frame(self) -> PairFrame:
-        """Return what the file puts around and between two texts."""
+        """Return the file's special tokens around and between two texts."""
         return self._pair_frame
 
     @cached_property
@@ -137,7 +137,7 @@ class FastTokenizer:
         return PlainWords(self._backend)
 
     def longest_token_chars(self) -> int | None:
-        """Return how many characters one token can stand for at most, None if that is unknown."""
+        """Return the maximum number of characters of one token, None if unknown."""
         return self._shape.longest_token_chars
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -163,7 +163,7 @@ class FastTokenizer:
         return [self._piece(i) for i in token_ids]
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return what the vocabulary calls each id; an id without a token is empty."""
+        """Return each id's name in the vocabulary; an id without a token is empty."""
         return [self._backend.id_to_token(i) or "" for i in token_ids]
 
     def token_bytes(self) -> list[bytes]:
@@ -232,10 +232,10 @@ class FastTokenizer:
 
     @cached_property
     def _byte_of(self) -> dict[str, int]:
-        """The printable character that stands for each byte, turned around.
+        """The inverse of the map from bytes to printable characters.
 
-        Source: Radford et al. 2019, section 2.2: printable Latin-1 bytes stand for themselves,
-        the others for the characters from 256 on, in order.
+        Source: Radford et al. 2019, section 2.2: printable Latin-1 bytes map to themselves, the
+        others to the characters from 256 on, in order.
         """
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [b for b in range(256) if b not in printable]

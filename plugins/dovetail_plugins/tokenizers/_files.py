@@ -68,12 +68,12 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def names_code(folder: Path) -> bool:
-    """Return whether a folder's settings name a tokenizer's class of its own."""
+    """Return whether a folder's settings name a custom tokenizer class."""
     return TOKENIZER in named_classes(folder)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json; what it lacks comes from special_tokens_map.json."""
+    """Return tokenizer_config.json, with missing settings from special_tokens_map.json."""
     settings = read_json(folder / "tokenizer_config.json", is_required=False)
     return {
         **read_json(folder / "special_tokens_map.json", is_required=False),
@@ -120,12 +120,12 @@ def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def max_tokens(settings: Mapping[str, Any]) -> int | None:
-    """Return model_max_length, None where it says "no limit"."""
+    """Return model_max_length, None if it means "no limit"."""
     value = settings.get("model_max_length")
     return int(value) if isinstance(value, int | float) and value < NO_LIMIT else None
 
 
 def tells_types(settings: Mapping[str, Any]) -> bool:
-    """Return whether the model may be told which of two texts a token belongs to."""
+    """Return whether the model takes token types (which of two texts a token belongs to)."""
     names = settings.get("model_input_names")
     return not isinstance(names, list) or "token_type_ids" in names

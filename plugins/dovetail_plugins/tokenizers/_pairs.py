@@ -10,10 +10,10 @@ from dovetail.interfaces.tokenizer import PairFrame
 def frame_of(
     ids: Sequence[int], texts: Sequence[int | None], types: Sequence[int] | None
 ) -> PairFrame:
-    """Return what stands around and between two texts.
+    """Return the special tokens around and between two texts.
 
-    `texts` says of each of `ids` whether it is of text 0 or 1 (None: a special token), `types`
-    which text the model takes it for (None: the model is not told).
+    `texts` says for each of `ids` whether it belongs to text 0 or 1 (None: a special token),
+    `types` which type it has (None: the model takes no types).
     """
     first = [at for at, text in enumerate(texts) if text == 0]
     second = [at for at, text in enumerate(texts) if text == 1]

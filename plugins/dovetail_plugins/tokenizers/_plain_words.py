@@ -1,8 +1,8 @@
 """PlainWords: tokenizes a text in which some control words are ordinary text.
 
-A text falls into stretches between the added tokens that stand in it. A stretch with such a word is
-tokenized by the same tokenizer without added tokens, so that its tokens are those of any text;
-everything else by the tokenizer itself. They share one vocabulary: what is made here is small.
+A text is split at its added tokens into stretches. A stretch with such a word is tokenized by the
+same tokenizer without added tokens, so it is treated as ordinary text; everything else goes through
+the tokenizer itself. They share one vocabulary, so the extra tokenizers are small.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PlainWords:
         return ids + self._encode(self._backend, text[done:])
 
     def _stretches(self, text: str, plain: Sequence[Span]) -> Iterator[Span]:
-        """Yield where the stretches are that hold a plain word, less the white space that the
-        tokens beside them take."""
+        """Yield the spans of the stretches with a plain word, without the white space that adjacent
+        tokens consume."""
         starts = {start for start, _ in plain}
         start, takes, rest = 0, False, sorted(starts)
         ends = list(self._matches(text, plain))
@@ -69,7 +69,7 @@ class PlainWords:
     def _plain(self, stretch: str, words: Sequence[Span], *, is_first: bool) -> list[int]:
         """Return the ids of a stretch of ordinary text.
 
-        Where the vocabulary itself holds a word whole, the word is cut behind its first character.
+        If the vocabulary itself has a word as one token, the word is cut after its first character.
         """
         backend = self._without_added if is_first else self._continuing
         ids = self._encode(backend, stretch)
@@ -134,12 +134,12 @@ _EMPTY: dict[str, Any] = {
 
 
 def _part(part: Any) -> Any:
-    """Return a part of a tokenizer as its file has it."""
+    """Return a part of a tokenizer as in its file."""
     return None if part is None else json.loads(part.__getstate__())
 
 
 def _ordinary(token: AddedToken) -> AddedToken:
-    """Return an added token as it is in ordinary text: special, which is passed over, unless it
+    """Return an added token as treated in ordinary text: special, which is skipped, unless it
     belongs to the vocabulary that text is normalized for."""
     if token.normalized and not token.special:
         return token

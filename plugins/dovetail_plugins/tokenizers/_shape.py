@@ -1,7 +1,7 @@
-"""What can be said of a tokenizer.json without a text: the longest stretch that a token stands for,
-and whether a text may be cut at the space between two words.
+"""Properties of a tokenizer.json that need no text: the longest stretch one token covers, and
+whether a text may be cut at the space between two words.
 
-Only byte-level and byte-fallback BPE answer: there every character leaves a token.
+Only byte-level and byte-fallback BPE are supported: there every character leaves a token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 SPACE_MARK = "\u2581"
 BYTE_SPACE = "\u0120"
 LETTERS = (r"[^\W\d_]", "[A-Za-z]")
-"""Letters between which a text may be cut: all where that is safe, else those of ASCII."""
+"""Letters between which a text may be cut: all if that is safe, else ASCII ones."""
 PIECE_CHARS = 1 << 16
 
 KEEPS_ALL = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", "UnicodeScripts"}
@@ -26,7 +26,7 @@ COMPOSED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """See the module. `longest_token_chars` None: a token may stand for any stretch of text. `cut`
+    """See the module. `longest_token_chars` None: a token may cover any stretch of text. `cut`
     matches the spaces at which a text may be cut; None: a text must stay whole."""
 
     longest_token_chars: int | None = None
@@ -96,7 +96,7 @@ def _longest(
     vocab: Sequence[str], added: Sequence[Mapping[str, Any]], normalizers: Sequence[Any]
 ) -> int | None:
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
-        return None  # such a token takes all white space beside it
+        return None  # such a token consumes all adjacent white space
     if not all(part["type"] in ("NFC", "Prepend") or _marks_spaces(part) for part in normalizers):
         return None
     composes = any(part["type"] == "NFC" for part in normalizers)
@@ -107,8 +107,8 @@ def _longest(
 def _cut(
     letters: str, vocab: Sequence[str], added: Sequence[Mapping[str, Any]], high: str
 ) -> re.Pattern[str] | None:
-    """Return the pattern of a space between these letters, where the tokens before and after it
-    never meet; None where they may. `high`: byte-level characters that may end a letter."""
+    """Return the pattern of a space between these letters, if tokens never cross it; None if they
+    may. `high`: byte-level characters that may end a letter."""
     cut = re.compile(f"(?<={letters}) (?={letters})")
     if any(cut.search(token["content"]) or token.get("rstrip") for token in added):
         return None

@@ -1,4 +1,4 @@
-"""SlowTokenizer: whatever transformers' AutoTokenizer makes of a folder (sentencepiece, tiktoken).
+"""SlowTokenizer: a folder's tokenizer from transformers' AutoTokenizer (sentencepiece, tiktoken).
 
 Tokenizers that ship with transformers, or the class of a checkpoint's code that was allowed to run.
 """
@@ -44,10 +44,10 @@ class SlowTokenizer:
     def encode_with_plain(
         self, text: str, plain: Sequence[tuple[int, int]], add_special_tokens: bool
     ) -> None:
-        """Return None: transformers cannot tell one occurrence from another."""
+        """Return None: transformers cannot distinguish occurrences."""
 
     def pair_frame(self) -> PairFrame:
-        """Return what the tokenizer puts around and between two texts."""
+        """Return the tokenizer's special tokens around and between two texts."""
         pair = self._tokenizer(
             "a", "a", return_special_tokens_mask=True, return_token_type_ids=True
         )
@@ -86,7 +86,7 @@ class SlowTokenizer:
         return [self.decode([i], skip_special_tokens=False) for i in token_ids]
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return what the vocabulary calls each id."""
+        """Return each id's name in the vocabulary."""
         return [str(name) for name in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     def token_bytes(self) -> list[bytes]:

@@ -39,7 +39,7 @@ class ByteLevelStream:
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """Return U+FFFD for an unfinished character, nothing otherwise."""
+        """Return U+FFFD for an unfinished character, else ""."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -82,7 +82,7 @@ class WindowStream:
         return self._take(text)
 
     def flush(self) -> str:
-        """Return what is still held back."""
+        """Return the text that is still buffered."""
         return self._take(self._decode(self._window)) if self._held else ""
 
     def _take(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: their vocabulary, merges and template, by `tokenizers` alone."""
+"""Tokenizers of GGUF files: their vocabulary, merges and template, using only `tokenizers`."""
 
 from __future__ import annotations
 

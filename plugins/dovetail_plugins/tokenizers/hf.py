@@ -1,5 +1,5 @@
-"""Tokenizers of checkpoint folders: by `tokenizers` where there is a tokenizer.json or Mistral's
-own file, by transformers otherwise. Decoded text is what the model wrote: spaces are never cleaned.
+"""Tokenizers of checkpoint folders: `tokenizers` for a tokenizer.json or Mistral's own file,
+transformers otherwise. Decoded text is exactly what the model wrote: spaces are never cleaned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail_plugins.tokenizers import _files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfOptions:
-    """What the tokenizer may run."""
+    """The code that the tokenizer may run."""
 
     code: CheckpointCode | None = field(
         default=None,
@@ -27,7 +27,7 @@ class HfOptions:
 
 
 class HfTokenizer(Tokenizer):
-    """The folder's tokenizer, without transformers where tokenizer.json allows it."""
+    """The folder's tokenizer, without transformers if there is a tokenizer.json."""
 
     Options: ClassVar[type[Any]] = HfOptions
 
@@ -39,7 +39,7 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
-        """Return why the path is none of a folder's. `query` is a path or None."""
+        """Return why the path is no tokenizer folder. `query` is a path or None."""
         if query is None:
             return []
         if Path(query).is_file():
@@ -50,7 +50,7 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def runs_code(cls, path: str) -> bool:
-        """Return whether the folder has a class of its own, and no file that is read without."""
+        """Return whether the folder has a custom class, and no file that can be read without it."""
         folder = Path(path)
         is_plain = (folder / "tokenizer.json").is_file() or find_file(folder) is not None
         return not is_plain and _files.names_code(folder)
@@ -85,7 +85,7 @@ class HfTokenizer(Tokenizer):
         yield from self._inner.encode_parts(text, add_special_tokens=add_special_tokens)
 
     def added_texts(self) -> frozenset[str]:
-        """Return the texts that become one token wherever they stand."""
+        """Return the texts that always become one token."""
         texts: frozenset[str] = self._inner.added_texts()
         return texts
 
@@ -99,12 +99,12 @@ class HfTokenizer(Tokenizer):
         return super().encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
 
     def pair_frame(self) -> PairFrame:
-        """Return what the checkpoint's own template puts around and between two texts."""
+        """Return the special tokens of the checkpoint's template around and between two texts."""
         frame: PairFrame = self._inner.pair_frame()
         return frame
 
     def longest_token_chars(self) -> int | None:
-        """Return how many characters one token can stand for at most, None if that is unknown."""
+        """Return the maximum number of characters of one token, None if unknown."""
         longest: int | None = self._inner.longest_token_chars()
         return longest
 
@@ -130,7 +130,7 @@ class HfTokenizer(Tokenizer):
         return pieces
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return what the vocabulary calls each id."""
+        """Return each id's name in the vocabulary."""
         names: list[str] = self._inner.names(token_ids)
         return names
 
@@ -157,7 +157,7 @@ class TransformersTokenizer(HfTokenizer):
 
     @classmethod
     def runs_code(cls, path: str) -> bool:
-        """Return whether the folder has a class of its own."""
+        """Return whether the folder has a custom class."""
         return _files.names_code(Path(path))
 
     def _load(self, folder: Path) -> Any:

@@ -15,7 +15,7 @@ from dovetail_plugins.tokenizers.hf import HfTokenizer
 
 
 class MistralTokenizer(HfTokenizer):
-    """The tokenizer in Mistral's own file, even where there is a tokenizer.json."""
+    """The tokenizer in Mistral's own file, even if there is a tokenizer.json."""
 
     Options = NoOptions
     info = Info(

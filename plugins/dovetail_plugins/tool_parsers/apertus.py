@@ -29,12 +29,12 @@ class KeyedCalls(JsonCalls):
     names: tuple[str, ...] = ()
 
     def first_key(self) -> str:
-        """Return the pattern of the key with which a call behind a broken one begins."""
+        """Return the pattern of the key that starts a call after a broken one."""
         names = [re.escape(json.dumps(name)) for name in self.names]
         return rf"(?:{'|'.join(names) or '(?!)'})\s*:\s*\{{"
 
     def parts(self, text: str) -> tuple[Any, Member | None, list[str]]:
-        """Return (the first key, its member, nothing else). Raises: MalformedToolCall"""
+        """Return (the first key, its member, []). Raises: MalformedToolCall"""
         member = next(members(text, 0), None)
         return (member.key if member else None), member, []
 
@@ -79,7 +79,7 @@ class Apertus(ToolParser):
         return _calls_of(tools).parse(body)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return _calls_of(tools).so_far(body)
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:

@@ -26,7 +26,7 @@ SECTION_V4 = Markers(start=f"<{DSML}tool_calls>", end=f"</{DSML}tool_calls>")
 
 
 def samples_of(section: Markers) -> tuple[Sample, ...]:
-    """Return samples whose calls stand in this section."""
+    """Return samples whose calls are in this section."""
     invoke, param, end = f"<{DSML}invoke name=", f"<{DSML}parameter name=", f"</{DSML}parameter>"
     return (
         Sample(

@@ -1,4 +1,4 @@
-"""Tool calls of DeepSeek-V4.1: the tags of V4, each name behind a space, in a section "calls".
+"""Tool calls of DeepSeek-V4.1: the tags of V4, each name after a space, in a section "calls".
 
 Source: the encoding notes of DeepSeek-V4.1-Flash.
 """

@@ -1,4 +1,4 @@
-"""Tool calls of IQuest-Q1: GLM's keys and values in a section of their own name.
+"""Tool calls of IQuest-Q1: GLM's keys and values in a section with its own name.
 
 Source: IQuest's parsers for vLLM and SGLang (https://github.com/IQuestLab/vllm-iquest-q1).
 """

@@ -1,4 +1,4 @@
-"""Tool calls of LFM2: a list of Python calls between tags, or of JSON objects if asked for.
+"""Tool calls of LFM2: a list of Python calls between tags, or of JSON objects on request.
 
 Source: the model card of LFM2-1.2B (its section on tool use); some chat templates of LFM2.5 mention
 no tag of a call.
@@ -69,13 +69,13 @@ class Lfm2(PythonToolParser):
         return _JSON.parse(body) if _IS_JSON.match(body) else self._python(body).parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         if _IS_JSON.match(body):
             return _JSON.so_far(body)
         return self._python(body).so_far(body, tools) if body.strip() else []
 
     def _python(self, body: str) -> PythonCalls:
-        """Return how the calls stand together: models leave the list's brackets out."""
+        """Return the syntax of the calls: models may leave out the list's brackets."""
         return self.calls if body.lstrip().startswith("[") else _UNLISTED
 
     def bare(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:

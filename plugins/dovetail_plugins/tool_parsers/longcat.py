@@ -76,7 +76,7 @@ class Longcat(JsonToolParser):
         return super().parse(body, tools) if _is_json(body) else _XML.parse(body, tools)
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the call as far as it is written. Raises: MalformedToolCall"""
+        """Return the call written so far. Raises: MalformedToolCall"""
         return super().so_far(body, tools) if _is_json(body) else _XML.so_far(body, tools)
 
     def close(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:

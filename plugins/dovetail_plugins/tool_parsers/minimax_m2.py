@@ -17,7 +17,7 @@ SECTION = Markers(start="<minimax:tool_call>", end="</minimax:tool_call>")
 
 
 def samples_of(section: Markers) -> tuple[Sample, ...]:
-    """Return samples whose calls stand in this section."""
+    """Return samples whose calls are in this section."""
     return (
         Sample(
             text=f'{section.start}\n<invoke name="weather">\n<parameter name="city">Paris'

@@ -1,6 +1,6 @@
 """Tool calls of MiniMax-M3: invoke tags with a tag per argument, a mark before every tag.
 
-Source: the chat template of MiniMax-M3. Arguments may nest; what is null is left out.
+Source: the chat template of MiniMax-M3. Arguments may nest; null values are left out.
 """
 
 from __future__ import annotations

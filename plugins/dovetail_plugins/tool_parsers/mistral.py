@@ -75,7 +75,7 @@ class Mistral(JsonToolParser):
         return [_called(head, object_at(body.rstrip(), head.end()))]
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         head = _HEAD.match(body)
         if head is not None:
             return [_called(head, body[head.end() : check(body, head.end()).end])]
@@ -86,7 +86,7 @@ class Mistral(JsonToolParser):
         return []
 
     def region_end(self, body: str) -> int | None:
-        """Return where the list, or the arguments, are over."""
+        """Return where the list, or the arguments, end."""
         if (head := _HEAD.match(body)) is not None:
             return check(body, head.end()).over
         return super().region_end(body) if body.lstrip().startswith(("[", "{")) else None

@@ -107,7 +107,7 @@ class OpenAi(ToolParser):
         return [ToolCall(name=head["name"], arguments=object_at(text.strip()))]
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the call as far as it is written. Raises: MalformedToolCall"""
+        """Return the call written so far. Raises: MalformedToolCall"""
         head = HEAD.match(body)
         if head is None and (MESSAGE in body or not _may_be_head(body)):
             raise MalformedToolCall("no recipient")
@@ -117,7 +117,7 @@ class OpenAi(ToolParser):
         return [ToolCall(name=head["name"], arguments=body[start : check(body, start).end])]
 
     def region_end(self, body: str) -> int | None:
-        """Return where the arguments, or the message, are over."""
+        """Return where the arguments, or the message, end."""
         head = HEAD.match(body)
         if head is None:
             return None

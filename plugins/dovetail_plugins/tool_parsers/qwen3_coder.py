@@ -92,7 +92,7 @@ class Qwen3Coder(XmlToolParser):
         return calls
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         calls = self.calls.so_far(body, tools)
         if not _are_offered(body, calls, tools):
             raise MalformedToolCall("no <tool_call>, and no such tool")
@@ -100,5 +100,5 @@ class Qwen3Coder(XmlToolParser):
 
 
 def _are_offered(body: str, calls: list[ToolCall], tools: Sequence[Tool]) -> bool:
-    """Return whether the first call was asked for, if no <tool_call> says that it is one."""
+    """Return whether the first call's tool was offered, if no <tool_call> marks it as a call."""
     return not (body.startswith(BARE) and calls) or calls[0].name in {tool.name for tool in tools}

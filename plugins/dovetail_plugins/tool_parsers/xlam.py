@@ -1,7 +1,7 @@
 """Tool calls of the xLAM family: a JSON list, bare, fenced, after [TOOL_CALLS] or after </think>.
 
-Source: the model cards of xLAM-2 and Llama-xLAM-2. The bare list and the fence count only where the
-answer begins.
+Source: the model cards of xLAM-2 and Llama-xLAM-2. The bare list and the fence count only at the
+beginning of an answer.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Xlam(JsonToolParser):
         return self.calls.parse(text.rstrip().removesuffix(FENCE_END))
 
     def so_far(self, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls as far as they are written. Raises: MalformedToolCall"""
+        """Return the calls written so far. Raises: MalformedToolCall"""
         return [] if FENCE.startswith(body.lstrip()) else self.calls.so_far(_unfenced(body))
 
     def region_end(self, body: str) -> int | None:
-        """Return where the list, or the fence around it, is over."""
+        """Return where the list, or the fence around it, ends."""
         text = _unfenced(body)
         end = None if FENCE.startswith(body.lstrip()) else self.calls.end(text)
         if end is None:
@@ -94,6 +94,6 @@ class Xlam(JsonToolParser):
 
 
 def _unfenced(body: str) -> str:
-    """Return the text behind an opening fence, or the body where there is none."""
+    """Return the text after an opening fence, or the body if there is none."""
     text = body.lstrip()
     return text.removeprefix(FENCE) if text.startswith(FENCE) else body

@@ -1,4 +1,4 @@
-"""CudaMemory: what a CUDA device says of its memory, in four calls that tests replace."""
+"""CudaMemory: a CUDA device's memory, in four calls that tests replace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CudaMemory:
         return free, total
 
     def peak_of(self, function: Callable[[], object]) -> int:
-        """Run a function; return the most bytes its tensors took at once beside those before."""
+        """Run a function; return the peak bytes of its tensors, on top of existing ones."""
         import torch
 
         torch.cuda.synchronize(self._device)

@@ -1,10 +1,10 @@
 """SecondTeam: makes OpenMP's idle threads go to sleep soon, in a process that has loaded torch.
 
-After each of torch's operations GNU's OpenMP keeps its other threads waiting awake, for some
-milliseconds of processor time each, unless its variables said otherwise when it was loaded. That
-takes the cores from native kernels, which have threads of their own. Where a process has more
-OpenMP threads than processors they wait for 1,000 rounds in place of some 300,000, and a second
-team of as many threads, none of which ever has work again, brings that about.
+After each of torch's operations GNU's OpenMP lets its other threads spin, for some milliseconds of
+processor time each, unless its variables said otherwise when it was loaded. That takes the cores
+from native kernels, which have their own threads. If a process has more OpenMP threads than
+processors, they wait for 1,000 rounds instead of about 300,000; a second team of as many threads,
+none of which ever has work again, achieves that.
 
 Source: GOMP_SPINCOUNT, https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
 """

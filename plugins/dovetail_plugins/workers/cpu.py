@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MARGIN_BYTES = 512 << 20
-"""Left to the rest of the machine whatever the engine is told to take."""
+"""Always left to the rest of the machine, whatever the engine may take."""
 CGROUP_FILES = (
     (
         "/sys/fs/cgroup/memory.max",
@@ -71,7 +71,7 @@ class CpuWorker(DeviceWorker):
             log.info("matrix products run on torch: %s", native.missing_reason())
             return
         count = run.num_threads or torch.get_num_threads()
-        place = 0 if run.processors else run.rank.local_rank  # bound ranks have cores of their own
+        place = 0 if run.processors else run.rank.local_rank  # bound ranks have their own cores
         cores = _pinned_cores(place, count) if run.pins_threads else None
         made = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
         log.info("native kernels: %s, %d threads", library.isa, made)
@@ -105,7 +105,7 @@ def _pinned_cores(rank: int, count: int) -> list[int] | None:
 
 
 def container_rooms() -> list[int]:
-    """Return the bytes that this process's control group may still take, where it is limited.
+    """Return the bytes that this process's control group may still take, if it is limited.
 
     Cached file content counts as free: the kernel drops it when memory is needed.
     """
@@ -121,6 +121,6 @@ def container_rooms() -> list[int]:
 
 
 def _cached_bytes(stat: str) -> int:
-    """Return the file cache told of in a memory.stat."""
+    """Return the file cache listed in a memory.stat."""
     pairs = (line.split() for line in stat.splitlines())
     return sum(int(value) for word, value in pairs if word in CACHE_WORDS)

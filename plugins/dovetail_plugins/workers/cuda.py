@@ -66,9 +66,9 @@ class CudaWorker(DeviceWorker):
         return device
 
     def free_bytes(self) -> int:
-        """Return what is left of the share of the device's memory that this engine may use, once
-        256 MiB, all that is in use, the encodings of media and the memory of a largest step, which
-        is run and measured, are taken off; and no more than is free."""
+        """Return the rest of this engine's share of the device's memory, without 256 MiB, all
+        memory in use, the media encodings and a largest step's memory, which is run and measured.
+        It is never more than the free memory."""
         largest = self.runner.largest_step_bytes(self.memory.peak_of)
         self.memory.release()
         free, total = self.memory.free_and_total()

@@ -1,5 +1,5 @@
-"""Acceptance: chances between 0 and 1, weights to draw from, and where it says exact, a sum of both
-that is the model's own distribution, whatever the drafts."""
+"""Acceptance: chances between 0 and 1 and weights to sample from; if it claims to be exact, both
+together give the model's own distribution, whatever the drafts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def every_draft(shape: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def outcome(
     acceptance: Acceptance, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the distribution of what stands in place of each draft. Shapes: [K, V]"""
+    """Return the distribution of the tokens that replace each draft. Shapes: [K, V]"""
     chance = acceptance.chance(p, drafts, q).double()
     left = acceptance.residual(p, drafts, q)
     weight = p if left is None else left.double()
@@ -72,8 +72,8 @@ class TestAcceptance:
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_nothing_impossible_stands(self, acceptance: Acceptance, shape: str) -> None:
-        """What the model would never draw, as a mask or a filter has it, is neither accepted nor
-        drawn in place of a draft."""
+        """Tokens with probability 0 (by a mask or a filter) are neither accepted nor sampled in
+        place of a draft."""
         p, drafts, q = every_draft(shape)
         for theirs in (q, None):
             told = outcome(acceptance, p, drafts, theirs)
@@ -89,7 +89,7 @@ class TestAcceptance:
         assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
 
     def test_rows_do_not_mix(self, acceptance: Acceptance) -> None:
-        """A draft's chance is the same alone as among others."""
+        """A draft's chance is the same by itself as among others."""
         p, drafts, q = every_draft("far")
         together = outcome(acceptance, p, drafts, q)
         for i in range(VOCAB_SIZE):
@@ -99,8 +99,8 @@ class TestAcceptance:
     @requires(EXACT)
     @pytest.mark.parametrize("shape", SHAPES)
     def test_keeps_the_distribution(self, acceptance: Acceptance, shape: str) -> None:
-        """Over drafts as q has them, what stands in their place is distributed as p; a draft that
-        was not sampled is one of which q is sure."""
+        """For drafts distributed as q, the resulting tokens are distributed as p; a draft that was
+        not sampled has probability 1 in q."""
         p, drafts, q = every_draft(shape)
         told = outcome(acceptance, p, drafts, q)
         weight = (rows(shape)[1].double() / rows(shape)[1].double().sum()).unsqueeze(1)

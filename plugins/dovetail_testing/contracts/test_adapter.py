@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "PROMPT_TUNING": ({"num_virtual_tokens": 3}, {"prompt_embeddings": (3, SIZE)}),
     "P_TUNING": ({"num_virtual_tokens": 3}, {"prompt_embeddings": (3, SIZE)}),
 }
-"""PEFT's types: what adapter_config.json says beside the type, and the shapes of tensors."""
+"""PEFT's types: their extra fields in adapter_config.json, and the shapes of tensors."""
 Json = dict[str, Any]
 
 
@@ -72,7 +72,7 @@ def kind(plugin: Any) -> str:
 
 @pytest.fixture
 def example(kind: str, tmp_path: Path) -> Json:
-    """Write an adapter of the method's type; return its config. Skips where none is known here."""
+    """Write an adapter of the method's type; return its config. Skips if none is known here."""
     if kind not in EXAMPLES:
         pytest.skip(f"there is no example of the type {kind}")
     save_file(tensors_of(kind), tmp_path / FILE)
@@ -99,7 +99,7 @@ class TestAdapter:
         )
 
     def test_reads_an_adapter(self, method: AdapterMethod, tmp_path: Path, example: Json) -> None:
-        """What is read is finite numbers, and some of what the method says that it can change."""
+        """The result has finite numbers, and only kinds of changes that the method claims."""
         weights = method.read(tmp_path, example)
         found = numbers(weights)
         assert found and all(bool(torch.isfinite(one).all()) for one in found.values())
@@ -154,7 +154,7 @@ class TestAdapter:
 
     @requires("prompt")
     def test_counts_its_vectors(self, method: AdapterMethod, tmp_path: Path, example: Json) -> None:
-        """As many vectors are read as the config alone tells."""
+        """The number of vectors matches the config."""
         prompt = method.read(tmp_path, example).prompt
         assert prompt is not None
         assert tuple(prompt.shape) == (method.num_prompt_tokens(example), SIZE)

@@ -1,4 +1,4 @@
-"""AdapterResolver: finds folders of adapters under the names that it was asked for, and no others.
+"""AdapterResolver: finds folders of adapters under the requested names, and no others.
 
 The plugin is made with its `Options` filled by `sample_options`, for a folder that it may fill by
 `sample`.
@@ -41,7 +41,7 @@ class TestAdapterResolver:
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
-        """Return a folder in which an adapter lies, beside one that is outside of it."""
+        """Return a folder with an adapter in it; another adapter is outside of it."""
         for folder in (tmp_path / "within" / NAME, tmp_path / NAME):
             _write(folder, BASE)
         _write(tmp_path / "within" / "foreign", "another/base")
@@ -75,7 +75,7 @@ class TestAdapterResolver:
         assert made.find("foreign") is None
 
     def test_threads_do_not_mix(self, made: AdapterResolver) -> None:
-        """Many threads may ask at once; each gets the answer to its own name."""
+        """Many threads may call it concurrently; each gets the answer to its own name."""
         names = [NAME, "nothing-of-this-name"] * 32
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(made.find, names))

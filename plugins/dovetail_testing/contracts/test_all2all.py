@@ -26,7 +26,7 @@ class Given:
 
 
 def given(num_ranks: int, num_tokens: int, seed: int, dtype: torch.dtype = torch.float32) -> Given:
-    """Return tokens; some of their picks are of experts that no rank of the group holds."""
+    """Return tokens; some of their picks are experts that no rank of the group holds."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.rand(num_tokens, num_ranks * SLOTS + 1, generator=generator).argsort(1)
     return Given(
@@ -37,12 +37,12 @@ def given(num_ranks: int, num_tokens: int, seed: int, dtype: torch.dtype = torch
 
 
 def expert(x: torch.Tensor, place: int) -> torch.Tensor:
-    """Return what the expert in a place makes of tokens."""
+    """Return the output of the expert in a place."""
     return torch.tanh(x * (place + 1)) + place
 
 
 def wanted(one: Given) -> torch.Tensor:
-    """Return what a rank that held all experts would make of its tokens. Shapes: [T, E]"""
+    """Return a rank's outputs as if it held all experts. Shapes: [T, E]"""
     out = torch.zeros(one.x.shape)
     for token, (weights, places) in enumerate(zip(one.weights, one.places.tolist(), strict=True)):
         for weight, place in zip(weights, places, strict=True):
@@ -59,7 +59,7 @@ class Rank:
         self.made: All2All = plugin(default_options(plugin), group)
 
     def compute(self, x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sums of what is in this rank's slots."""
+        """Return the weighted sums of this rank's experts."""
         assert weights.dtype == torch.float32 and slots.dtype == torch.int64
         assert len(x) == len(weights) == len(slots), "a row for each token"
         assert bool(((slots >= -1) & (slots < SLOTS)).all()), "slots are those of this rank"

@@ -51,8 +51,8 @@ def frontend(api: Api, tmp_path: Path) -> FrontendConfig:
 
 @asynccontextmanager
 async def served(api: Api, frontend: FrontendConfig, *tasks: str) -> Any:
-    """Give an application that serves the family alone, around an engine that is not one: it
-    generates, or pools by the `tasks` that are named."""
+    """Give an application that serves only this family, around a fake engine: it generates, or
+    pools for the named `tasks`."""
     from dovetail.server.app import build_app
     from dovetail.server.families import opened_apis
 
@@ -64,8 +64,8 @@ async def served(api: Api, frontend: FrontendConfig, *tasks: str) -> Any:
 
 
 def by_tasks(api: Api) -> list[tuple[tuple[str, ...], list[Route]]]:
-    """Return the routes that declare a body by what the model must do: generate or nothing (no
-    tasks are named), or any of the other tasks."""
+    """Return the routes with a body, grouped by the model's tasks: generate or none, or any of the
+    other tasks."""
     bodies = [route for route in api.routes if route.body is not None]
     tasks = {route.path: api.tasks_of(route) for route in bodies}
     pooled = [r for r in bodies if tasks[r.path] and GENERATE not in tasks[r.path]]
@@ -126,7 +126,7 @@ class TestApi:
         )
 
     def test_takes_no_route_of_dovetail(self, plugin: Any, api: Api) -> None:
-        """A route of dovetail's own is claimed by nobody else."""
+        """No other family claims a route of dovetail's own."""
         from dovetail.server.families import build_apis
 
         others = [api for api in build_apis().values() if type(api) is not plugin]
@@ -154,7 +154,7 @@ class TestApi:
             assert route.flag is None or value is None or isinstance(value, bool), route.flag
 
     def test_state_opens_again(self, api: Api, frontend: FrontendConfig) -> None:
-        """What the family keeps can be opened after it was closed."""
+        """The family's state can be opened after it was closed."""
 
         async def open_twice() -> None:
             for _ in range(2):
@@ -174,7 +174,7 @@ class TestApi:
         assert set(asyncio.run(statuses()).values()) <= {401}
 
     def test_described_in_openapi(self, api: Api, frontend: FrontendConfig) -> None:
-        """/openapi.json has every route, and the model of its body where one is declared."""
+        """/openapi.json has every route, and the model of its body if one is declared."""
 
         async def description(tasks: tuple[str, ...]) -> Any:
             async with served(api, frontend, *tasks) as app:

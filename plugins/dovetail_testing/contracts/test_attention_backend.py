@@ -58,7 +58,7 @@ class TestAttentionBackend:
 
     @pytest.mark.parametrize("case", [n for n in CASES if not n.endswith("float32")])
     def test_narrow_dtypes(self, plugin: Any, backend: Any, case: str) -> None:
-        """float16 and bfloat16, where the backend takes them."""
+        """float16 and bfloat16, if the backend supports them."""
         check(plugin, backend, case)
 
     @requires("window")
@@ -102,7 +102,7 @@ class TestAttentionBackend:
     @requires("non_causal")
     @cases_of("bias_not_causal")
     def test_position_bias_to_both_sides(self, plugin: Any, backend: Any, case: str) -> None:
-        """Keys after a query have biases of their own."""
+        """Keys after a query have separate biases."""
         check(plugin, backend, case)
 
     @requires("chunk")
@@ -126,7 +126,7 @@ class TestAttentionBackend:
 
     @cases_of("all")
     def test_together(self, plugin: Any, backend: Any, case: str) -> None:
-        """Window, soft cap and sinks at once, for backends that claim all three."""
+        """Window, soft cap and sinks combined, for backends that claim all three."""
         if not {"window", "soft_cap", "sinks"} <= plugin.capabilities:
             pytest.skip("does not claim all three")
         check(plugin, backend, case)
@@ -164,7 +164,7 @@ class TestAttentionBackend:
 
     @requires("graphs")
     def test_lengths_are_read_on_the_device(self, plugin: Any, backend: Any) -> None:
-        """A decode told of the largest lengths on the host gives the same answers."""
+        """A decode with the largest lengths on the host gives the same answers."""
         step = AttentionStep(backend, CASES["decode_plain_H4_K2-float32"], device_of(plugin))
         found = step.run()
         layout = step.layout
@@ -177,7 +177,7 @@ class TestAttentionBackend:
         torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-5)
 
     def test_prefill_then_decode_equals_one_pass(self, plugin: Any, backend: Any) -> None:
-        """A row computed token by token equals the row computed at once."""
+        """A row computed token by token equals the row computed in one pass."""
         device = device_of(plugin)
         step = AttentionStep(backend, CASES["prefill_plain_H4_K2-float32"], device)
         whole = step.run()[: step.layout.seq_lens_host[0]]

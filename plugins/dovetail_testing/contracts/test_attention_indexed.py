@@ -22,7 +22,7 @@ INDEX = IndexSpec(num_heads=3, head_size=16, num_picked=7)
 
 
 def eighths(*shape: int, random: torch.Generator) -> torch.Tensor:
-    """Return numbers of which sums of products are exact, so that equal scores are equal."""
+    """Return numbers whose sums of products are exact, so that equal scores are equal."""
     return (torch.randn(*shape, generator=random) * 2).round() / 8
 
 
@@ -33,7 +33,7 @@ class TestIndexed:
 
     @requires("indexed")
     def test_picks_equal_the_definition(self, plugin: Any) -> None:
-        """The highest scores, of equal ones the earliest, in ascending order, -1 behind them."""
+        """The highest scores (of equal ones the earliest) in ascending order, followed by -1."""
         rows = Latents(plugin)
         keys = eighths(*rows.plain.shape[:2], INDEX.head_size, random=rows.random)
         for counts in STEPS:
@@ -86,7 +86,7 @@ class TestIndexed:
 
     @without("indexed")
     def test_says_that_it_picks_nothing(self, plugin: Any) -> None:
-        """One that claims nothing says so when it is asked all the same."""
+        """A backend that claims nothing says so when it is called anyway."""
         rows = Latents(plugin)
         layout = on_device(rows.scene.layout([(0, 1)], "cpu"), rows.device)
         one = torch.zeros(1, 3, 16, device=rows.device)

@@ -22,7 +22,7 @@ GAP = 16
 
 
 class Latents:
-    """Rows over a cache of latents whose blocks lie apart, poisoned where nothing was written."""
+    """Rows over a cache of latents with strided blocks, poisoned where nothing was written."""
 
     def __init__(self, plugin: Any) -> None:
         self.backend: AttentionBackend = plugin(default_options(plugin))
@@ -64,7 +64,7 @@ class TestLatents:
 
     @requires("latent")
     def test_latents_equal_the_definition(self, plugin: Any) -> None:
-        """Decodes and prefills of rows that begin and go on, in blocks that lie apart."""
+        """Decodes and prefills of rows that begin and continue, in strided blocks."""
         rows = Latents(plugin)
         for counts in STEPS:
             found, wanted = rows.step(counts)
@@ -73,7 +73,7 @@ class TestLatents:
 
     @requires("latent")
     def test_latents_are_written_alone(self, plugin: Any) -> None:
-        """What is kept is what was given, and nothing lies outside of the step's slots."""
+        """The cache has what was passed, and nothing outside of the step's slots is written."""
         rows = Latents(plugin)
         for counts in STEPS:
             rows.step(counts)
@@ -89,6 +89,6 @@ class TestLatents:
 
     @without("latent")
     def test_says_that_it_attends_none(self, plugin: Any) -> None:
-        """One that claims nothing says so when it is asked all the same."""
+        """A backend that claims nothing says so when it is called anyway."""
         with pytest.raises(NotImplementedError, match=plugin.__name__):
             Latents(plugin).step([(0, 1)])

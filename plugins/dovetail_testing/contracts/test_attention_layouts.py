@@ -33,7 +33,7 @@ KV_SCALES = {"ones": (1.0, 1.0), "tight": (0.01, 0.004), "wide": (40.0, 9.0)}
 ROUNDED = 2.0**-6
 MAX_DIFFERENCE = 2e-5
 GAP = 96
-"""Numbers between two blocks, the bytes of which are a multiple of 64."""
+"""Numbers between two blocks, in bytes a multiple of 64."""
 PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=16, scale=0.25)
 
 
@@ -50,7 +50,7 @@ def scene(
     block_tokens: int = 4,
     kv_dtype: torch.dtype = torch.float32,
 ) -> Scene:
-    """Return three rows over a poisoned cache; skip what the backend says it cannot do."""
+    """Return three rows over a poisoned cache; skip settings that the backend rejects."""
     device = device_of(type(backend))
     query = AttentionQuery(
         device=device,
@@ -80,7 +80,7 @@ def compare(stage: Scene, steps: list[UsageCounter]) -> None:
 def over_8_bit_floats(
     backend: AttentionBackend, kv_dtype: str, scales: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each step's result and what is wanted, over a cache of 8-bit floats under scales."""
+    """Yield each step's actual and expected result, over a cache of 8-bit floats with scales."""
     k_scale, v_scale = KV_SCALES[scales]
     spec = replace(PLAIN, k_scale=k_scale, v_scale=v_scale)
     stage = scene(backend, spec, 16, FLOAT8[kv_dtype])
@@ -106,12 +106,12 @@ class TestAttentionLayouts:
 
     @pytest.mark.parametrize("block_tokens", [1, 8, 16, 128])
     def test_block_sizes(self, backend: AttentionBackend, block_tokens: int) -> None:
-        """Every block size of --block-size, but for those it objects to."""
+        """Every block size of --block-size, except those it rejects."""
         compare(scene(backend, PLAIN, block_tokens), STEPS["mixed"])
 
     @pytest.mark.parametrize("head_size", [8, 64, 80, 128, 256])
     def test_head_sizes(self, backend: AttentionBackend, head_size: int) -> None:
-        """Head sizes of real models, but for those it objects to."""
+        """Head sizes of real models, except those it rejects."""
         spec = replace(PLAIN, head_size=head_size, scale=head_size**-0.5)
         compare(scene(backend, spec), STEPS["mixed"])
 
@@ -132,7 +132,7 @@ class TestAttentionLayouts:
     @requires("alibi")
     @pytest.mark.parametrize("steps", list(STEPS))
     def test_alibi_over_steps(self, backend: AttentionBackend, steps: str) -> None:
-        """Distances are those within the row, wherever its tokens lie in a step."""
+        """Distances are within the row, wherever its tokens are in a step."""
         compare(scene(backend, replace(PLAIN, alibi_slopes=(0.5, 0.3, 0.2, 0.01))), STEPS[steps])
 
     @requires("window")
@@ -168,7 +168,7 @@ class TestAttentionLayouts:
     def test_8_bit_floats_count_times_their_scale(
         self, backend: AttentionBackend, kv_dtype: str, scales: str
     ) -> None:
-        """Quotients by the spec's scales are stored, what is out of range as the largest number."""
+        """Quotients by the spec's scales are stored, clamped to the type's range."""
         for got, wanted in over_8_bit_floats(backend, kv_dtype, scales):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=MAX_DIFFERENCE)
 
@@ -184,14 +184,14 @@ class TestAttentionLayouts:
             torch.testing.assert_close(got, wanted, rtol=0, atol=allowed)
 
     def test_freed_blocks_serve_another_row(self, backend: AttentionBackend) -> None:
-        """A row that takes over another's blocks sees nothing of what they held."""
+        """A row that takes over another's blocks sees nothing of their old content."""
         stage = scene(backend, PLAIN)
         stage.step([(0, 17)])
         stage.blocks[2] = stage.blocks[0][::-1]
         compare(stage, [[(2, 6)], [(2, 1)], [(2, 7)]])
 
     def test_batch_order_does_not_matter(self, backend: AttentionBackend) -> None:
-        """A row's result does not depend on where it lies in a batch of prefills."""
+        """A row's result does not depend on its place in a batch of prefills."""
         results = []
         for order in ((0, 1, 2), (2, 0, 1)):
             stage = scene(backend, PLAIN)
@@ -203,7 +203,7 @@ class TestAttentionLayouts:
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=MAX_DIFFERENCE)
 
     def test_blocks_may_lie_apart(self, backend: AttentionBackend) -> None:
-        """Where other layers' blocks take more, each block of this one begins where theirs do."""
+        """If other layers' blocks are larger, each block of this one begins where theirs do."""
         stage = scene(backend, PLAIN, 16)
         stage.lay_apart(GAP)
         compare(stage, STEPS["mixed"] + STEPS["decode"][1:])

@@ -1,4 +1,4 @@
-"""AttentionBackend that tells log-sum-exps: what a cache that is divided over ranks needs."""
+"""AttentionBackend with log-sum-exps, which a cache divided over ranks needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestLogSumExps:
     @requires("lse")
     @pytest.mark.parametrize("rule", RULES)
     def test_tells_log_sum_exps(self, plugin: Any, stage: Scene, rule: str) -> None:
-        """Of decodes and prefills, beside the attended values."""
+        """For decodes and prefills, along with the attended values."""
         if rule != "plain" and rule not in plugin.capabilities:
             pytest.skip(f"does not claim {rule}")
         stage.spec = replace(SPEC, **RULES[rule])
@@ -64,6 +64,6 @@ class TestLogSumExps:
 
     @without("lse")
     def test_says_that_it_does_not(self, plugin: Any, stage: Scene) -> None:
-        """One that claims nothing says so when it is asked all the same."""
+        """A backend that claims nothing says so when it is called anyway."""
         with pytest.raises(NotImplementedError, match=plugin.__name__):
             stage.lse_step([(0, 1)])

@@ -88,7 +88,7 @@ class TestSharedCaches:
 
     @without("shared")
     def test_says_that_it_does_not_share(self, plugin: Any, stage: Scene) -> None:
-        """One that claims nothing says so when it is asked all the same."""
+        """A backend that claims nothing says so when it is called anyway."""
         counts: UsageCounter = [(0, 1)]
         layouts = [stage.layout(counts, device) for device in (stage.device, "cpu")]
         with pytest.raises(NotImplementedError, match=plugin.__name__):

@@ -1,4 +1,4 @@
-"""BenchDataset: as many prompts as asked, the same ones every time."""
+"""BenchDataset: as many prompts as requested, the same ones every time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestBenchDataset:
 
     @pytest.mark.parametrize("num_prompts", [1, 9])
     def test_gives_what_was_asked(self, plugin: Any, query: DatasetQuery, num_prompts: int) -> None:
-        """As many prompts as asked, none empty, each asking for at least one token."""
+        """As many prompts as requested, none empty, each requesting at least one token."""
         drawn = draw(plugin, replace(query, num_prompts=num_prompts))
         assert len(drawn) == num_prompts
         assert all(one.prompt and one.output_tokens >= 1 for one in drawn)
@@ -61,12 +61,12 @@ class TestBenchDataset:
         assert longer[:9] == draw(plugin, query)
 
     def test_output_length_is_kept(self, plugin: Any, query: DatasetQuery) -> None:
-        """A length that is asked for wins over the dataset's own."""
+        """A requested length overrides the dataset's own."""
         drawn = draw(plugin, replace(query, output_tokens=5))
         assert {one.output_tokens for one in drawn} == {5}
 
     def test_text_is_text(self, plugin: Any, query: DatasetQuery) -> None:
-        """Where text is needed no token ids come, and lengths are the tokenizer's count."""
+        """If text is required no token ids come, and lengths are the tokenizer's count."""
         tokenizer = ByteTokenizer(None, "")
         for one in draw(plugin, query):
             assert isinstance(one.prompt, str)

@@ -66,7 +66,7 @@ class TestCommand:
             assert one.common <= known | {flag.name for flag in parser.flags()}
 
     def test_an_unknown_argument_is_an_error(self, command: Command) -> None:
-        """A word that begins with two dashes and is no argument ends with an error, unrun."""
+        """An unknown argument that begins with two dashes is an error, and nothing runs."""
         for one in runnable(command):
             parser = Parser(prog="dovetail", description=one.info.summary)
             one.add_arguments(parser)

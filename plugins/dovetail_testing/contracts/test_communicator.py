@@ -51,7 +51,7 @@ class Ranks:
         )
 
     def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return what the calls return, made at the same time, one by each rank."""
+        """Return the results of concurrent calls, one by each rank."""
         futures = [self._pool.submit(call) for call in calls]
         return [future.result(LIMIT_S) for future in futures]
 
@@ -115,7 +115,7 @@ class TestCommunicator:
             torch.testing.assert_close(answers[0][0], wanted)
 
     def test_gathers_in_rank_order(self, ranks: Ranks) -> None:
-        """all_gather stacks the ranks' tensors, whatever their type and however they lie."""
+        """all_gather stacks the ranks' tensors, whatever their type and memory layout."""
         for dtype in (torch.float32, torch.uint8, torch.int64, torch.bool):
 
             def work(one: Communicator, rank: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -219,8 +219,8 @@ class TestCommunicator:
             assert answer[1::2] == sums, "the gathered tensor is the summed one"
 
     def test_calls_that_were_begun_end_in_their_order(self, ranks: Ranks) -> None:
-        """begin gives the results of calls, whatever was begun behind them, in inference mode too;
-        a communicator that claims overlaps does not wait for the other ranks."""
+        """begin gives the results of calls, whatever was begun after them, in inference mode too; a
+        communicator that claims overlaps does not wait for the other ranks."""
 
         def work(one: Communicator, rank: int) -> list[torch.Tensor]:
             with torch.inference_mode():
@@ -264,7 +264,7 @@ class TestCommunicator:
             ranks.each([lambda: ranks.ranks[0].all_reduce(torch.ones(4))])
 
     def test_a_rank_that_never_comes_is_told(self, plugin: Any, tmp_path: Path) -> None:
-        """Joining alone is a ConfigError after the time that was given."""
+        """Joining without the others is a ConfigError after the given time."""
         device, size = device_and_size(plugin)
         if size < 2:
             pytest.skip("there is a device for one rank only")

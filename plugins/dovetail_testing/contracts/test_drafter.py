@@ -58,7 +58,7 @@ class TestDrafter:
     @without("on_worker")
     @pytest.mark.parametrize("max_tokens", [1, 2, MAX_TOKENS])
     def test_never_more_than_asked(self, drafter: Drafter, max_tokens: int) -> None:
-        """There are at most as many guesses as were asked for, maybe none."""
+        """There are at most as many guesses as requested, maybe none."""
         for number, text in enumerate(texts()):
             for part in growth(text, number):
                 assert len(drafter.propose(str(number), part, max_tokens)) <= max_tokens
@@ -81,14 +81,14 @@ class TestDrafter:
 
     @without("on_worker")
     def test_is_deterministic(self, plugin: Any) -> None:
-        """Two drafters asked the same say the same."""
+        """Two drafters with the same input give the same drafts."""
         for number, text in enumerate(texts()):
             first, second = made(plugin), made(plugin)
             assert answers(first, str(number), text) == answers(second, str(number), text)
 
     @without("on_worker")
     def test_requests_do_not_mix(self, plugin: Any) -> None:
-        """Asked about several requests in turn, it says of each what it says of it alone."""
+        """With interleaved requests, each request gets the same drafts as by itself."""
         alone = [answers(made(plugin), str(n), text) for n, text in enumerate(texts())]
         together, crowd = made(plugin), [list(growth(text, 0)) for text in texts()]
         told: list[list[list[int]]] = [[] for _ in crowd]
@@ -101,14 +101,14 @@ class TestDrafter:
 
     @without("on_worker")
     def test_calls_may_be_far_apart(self, drafter: Drafter) -> None:
-        """A request that was not asked about for a while has grown by many tokens."""
+        """Between two calls a request may have grown by many tokens."""
         drafter.propose("r", [1, 2, 3], MAX_TOKENS)
         guesses = drafter.propose("r", [1, 2, 3] * 100, MAX_TOKENS)
         assert len(guesses) <= MAX_TOKENS
 
     @requires("remembers")
     def test_remembers(self, plugin: Any) -> None:
-        """A text that was asked about before is drafted better than the first time."""
+        """A text that was drafted before is drafted better than the first time."""
         drafter, text = made(plugin), texts()[0]
 
         def num_right(name: str) -> int:
@@ -124,7 +124,7 @@ class TestDrafter:
     @without("on_worker")
     @without("remembers")
     def test_forgets(self, plugin: Any, drafter: Drafter) -> None:
-        """After forget the same name stands for another request; unknown names are ignored."""
+        """After forget the same name means another request; unknown names are ignored."""
         first, second = texts()[0], texts()[3]
         answers(drafter, "r", first)
         drafter.forget("r")

@@ -1,4 +1,4 @@
-"""Executor: steps run in order, ahead of their results where claimed; a fault is reported."""
+"""Executor: steps run in order, ahead of their results if claimed; a fault is reported."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestExecutor:
     def test_sleep_reaches_the_workers(
         self, plugin: Any, shared: Shared, async_steps: bool
     ) -> None:
-        """Workers sleep and wake up when asked to; one that refuses is heard and lives on."""
+        """Workers sleep and wake up on request; a refusal is reported, and the worker survives."""
         made = shared.get(plugin, async_steps=async_steps)
         awake_bytes = made.free_bytes()
         with pytest.raises(RequestError, match="nothing can be kept"):
@@ -146,7 +146,7 @@ class TestExecutor:
 
     @requires("several_ranks")
     def test_several_ranks_answer_as_one(self, plugin: Any, executor: Executor) -> None:
-        """Two ranks get every order: the answers are those of one, and all of them end."""
+        """Two ranks get every order: the answers are the same as with one, and all of them end."""
         if "launched_ranks" in plugin.capabilities:
             pytest.skip("a launcher starts its ranks")
         run_spec = msgspec.structs.replace(
@@ -190,7 +190,7 @@ class TestExecutor:
     @requires("collective_rpc")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_methods_are_called(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
-        """A method gets its arguments, and its answer comes back; steps go on."""
+        """A method gets its arguments, and its answer comes back; steps continue."""
         made = shared.get(plugin, async_steps=async_steps)
         call = WorkerCall(method="place", args=(1, "b", [None]), kwargs={"more": {"c": b"d"}})
         (answer,) = made.collective_rpc(call)
@@ -221,7 +221,7 @@ class TestExecutor:
     @requires("collective_rpc")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_a_call_ends_in_time(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
-        """A caller waits no longer than it says; what was late disturbs nothing."""
+        """A caller waits no longer than its timeout; a late answer disturbs nothing."""
         made = shared.get(plugin, async_steps=async_steps)
         start_s = time.perf_counter()
         with pytest.raises(RequestError, match="rank 0") as caught:
@@ -285,7 +285,7 @@ class TestExecutor:
         made.shutdown()
 
     def test_bad_models_are_config_errors(self, plugin: Any) -> None:
-        """What the loader says reaches the caller, and nothing is left running."""
+        """The loader's error reaches the caller, and nothing is left running."""
         before = threading.active_count()
         with pytest.raises(ConfigError):
             plugin(default_options(plugin), tiny_run(model=REPLAY, async_steps=True), WORKER)

@@ -34,7 +34,7 @@ def sample(plugin: Any) -> Any:
 
 
 def vectors(count: int, task: str) -> list[np.ndarray[Any, Any]]:
-    """Return what a model could make of prompts."""
+    """Return possible outputs of a model for prompts."""
     shape = (3, SIZE) if task.startswith("token_") else (SIZE,)
     return [np.full(shape, 0.25 * (i + 1), dtype=np.float32) for i in range(count)]
 

@@ -77,7 +77,7 @@ class TestKVConnector:
 
     @without("fake")
     def test_unknown_keys_are_not_there(self, connector: KVConnector) -> None:
-        """A key that nobody wrote is neither had nor read."""
+        """A key that was never written is neither in the index nor readable."""
         index, store = connector.index(FACTS), connector.store(FACTS)
         assert index.keep(key_of(1))
         store.write(key_of(1), block_of(1))
@@ -85,7 +85,7 @@ class TestKVConnector:
         assert store.read(key_of(2)) is None
 
     def test_a_block_is_kept_once(self, connector: KVConnector) -> None:
-        """What is there is not to be written again."""
+        """A stored block is not to be written again."""
         index = connector.index(FACTS)
         index.keep(key_of(1))
         assert not index.keep(key_of(1))
@@ -137,7 +137,7 @@ class TestKVConnector:
 
     @without("fake")
     def test_dropped_blocks_are_gone(self, connector: KVConnector) -> None:
-        """A dropped block is not read, and dropping what is not there harms nothing."""
+        """A dropped block is not read, and dropping a missing one harms nothing."""
         store = connector.store(FACTS)
         store.write(key_of(1), block_of(1))
         store.drop(key_of(1))
@@ -154,8 +154,8 @@ class TestKVConnector:
 
     @without("fake")
     def test_what_the_index_has_can_be_read(self, connector: KVConnector) -> None:
-        """With far more blocks than there is room for, what the index has is there; the rest
-        is dropped when it says so."""
+        """With far more blocks than there is room for, all blocks in the index are readable; the
+        rest is dropped when it says so."""
         index, store = connector.index(FACTS), connector.store(FACTS)
         for number in range(FAR_MORE):
             if index.keep(key_of(number)):
@@ -180,8 +180,8 @@ class TestKVConnector:
 
     @requires("peers")
     def test_engines_ask_each_other(self, plugin: Any, tmp_path: Path) -> None:
-        """What one engine has written another is told of and gets; one of another identity is not,
-        and from one that has ended nobody gets anything."""
+        """Another engine with the same identity finds and gets what one engine has written; one
+        with another identity does not, and an engine that has ended gives nothing."""
         one, other = facts(engine=0, engine_id="one"), facts(engine=1, engine_id="other")
         giver, keys = made(plugin, tmp_path).store(one), [key_of(1), key_of(2)]
         giver.write(key_of(1), block_of(1))
@@ -201,8 +201,8 @@ class TestKVConnector:
 
     @requires("pieces")
     def test_pieces_go_to_other_ranks(self, plugin: Any, tmp_path: Path) -> None:
-        """One rank gets the pieces of two, each with the rank that wrote it, and of these ranks
-        alone that it asks for; an engine with pieces of another length finds nothing."""
+        """One rank gets the pieces of two, each with the rank that wrote it, and only from the
+        requested ranks; an engine with pieces of another length finds nothing."""
         ranks = [facts(engine=0, rank=rank, world_size=2, unit_tokens=8) for rank in range(2)]
         givers = [made(plugin, tmp_path).store(one) for one in ranks]
         for rank, giver in enumerate(givers):
@@ -226,7 +226,7 @@ class TestKVConnector:
 
     @requires("slow_look_up")
     def test_look_ups_in_another_thread(self, connector: KVConnector) -> None:
-        """One thread looks blocks up while another has them kept and written."""
+        """One thread looks blocks up while another stores and writes them."""
         index, store = connector.index(FACTS), connector.store(FACTS)
         faults: list[Exception] = []
         is_over = threading.Event()

@@ -1,4 +1,4 @@
-"""KVEventPublisher: takes every batch at once, with listeners or without, and ends in order."""
+"""KVEventPublisher: takes every batch immediately, with or without listeners, and ends in order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestKVEventPublisher:
     kind = "kv_event_publisher"
 
     def test_takes_batches_at_once(self, plugin: Any, folder: str) -> None:
-        """Nobody listens, and no call waits for anybody."""
+        """Without listeners, no call waits."""
         publisher = made(plugin, folder)
         began_s = time.monotonic()
         for number in range(NUM_BATCHES):
@@ -67,14 +67,14 @@ class TestKVEventPublisher:
         publisher.close()
 
     def test_several_engines_publish(self, plugin: Any, folder: str) -> None:
-        """Engines of other numbers publish beside the first one with the same options."""
+        """Engines with other numbers publish alongside the first one with the same options."""
         publishers = [made(plugin, folder, engine) for engine in range(3)]
         for publisher in publishers:
             publisher.publish(batch_of(0))
             publisher.close()
 
     def test_ends_twice(self, plugin: Any, folder: str) -> None:
-        """A publisher may be closed twice, and another one made in its place."""
+        """A publisher may be closed twice, and a new one can replace it."""
         for _ in range(2):
             publisher = made(plugin, folder)
             publisher.close()

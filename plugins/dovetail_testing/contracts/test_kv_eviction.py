@@ -1,4 +1,4 @@
-"""KVEviction: no more than its limit, nothing lost without a word, the same for the same calls."""
+"""KVEviction: no more than its limit, no silent loss, the same for the same calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(plugin: Any, limit: int) -> KVEviction:
 
 
 def keys(number: int, seed: int = 0) -> list[bytes]:
-    """Return keys, some of which come often."""
+    """Return keys, some of which occur often."""
     chance = random.Random(seed)
     return [bytes(32) + int(chance.expovariate(1 / 60)).to_bytes(4, "big") for _ in range(number)]
 
@@ -33,7 +33,7 @@ class TestKVEviction:
 
     @pytest.mark.parametrize("limit", LIMITS)
     def test_keeps_no_more_than_its_limit(self, plugin: Any, limit: int) -> None:
-        """However many blocks come, so many are kept at most."""
+        """However many blocks come, at most `limit` are stored."""
         eviction, asked = made(plugin, limit), keys(NUM_CALLS)
         for number, key in enumerate(asked):
             eviction.add(key)
@@ -42,7 +42,7 @@ class TestKVEviction:
 
     @pytest.mark.parametrize("limit", LIMITS)
     def test_says_what_goes(self, plugin: Any, limit: int) -> None:
-        """What was added and has not been named since as going is kept, and nothing else."""
+        """A block is stored exactly from its addition until it is reported as evicted."""
         eviction, asked, kept = made(plugin, limit), keys(NUM_CALLS), set[bytes]()
         for number, key in enumerate(asked):
             gone = eviction.add(key)

@@ -38,7 +38,7 @@ class TestKVPolicy:
     kind = "kv_policy"
 
     def test_every_layer_has_its_place(self, policy: KVPolicy) -> None:
-        """The layout has each layer once, in blocks of the tokens that were asked for."""
+        """The layout has each layer once, in blocks of the requested number of tokens."""
         room = KVRoom(block_tokens=BLOCK_TOKENS, memory_bytes=ENOUGH_BYTES)
         layout = policy.plan(LAYERS, room)
         placed = sorted(name for group in layout.groups for name in group.layers)

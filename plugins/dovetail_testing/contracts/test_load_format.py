@@ -75,7 +75,7 @@ class TestLoadFormat:
     def test_headers_tell_what_is_read(
         self, load_format: LoadFormat, folders: dict[str, Path]
     ) -> None:
-        """Headers, where the format has them, are those of the tensors it yields."""
+        """Headers, if the format has them, match the tensors it yields."""
         for folder in folders.values():
             headers = load_format.headers(Checkpoint(path=str(folder)))
             if headers is None:
@@ -100,7 +100,7 @@ class TestLoadFormat:
 
     @without("random_weights")
     def test_damaged_head(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
-        """A file whose first bytes lie about sizes is a ConfigError, not a huge allocation."""
+        """A file whose first bytes have wrong sizes is a ConfigError, not a huge allocation."""
         for folder in folders.values():
             file = weight_file(folder)
             whole = file.read_bytes()
@@ -173,7 +173,7 @@ class TestLoadFormat:
 
     @requires("lazy")
     def test_keeps_no_tensor(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
-        """Once the caller drops a tensor it is gone: at most one is held beside the caller's."""
+        """Once the caller drops a tensor it is gone: at most one more than the caller's is held."""
         for folder in folders.values():
             alive: list[weakref.ref[torch.Tensor]] = []
             for _, tensor in load_format.tensors(Checkpoint(path=str(folder), shapes=SHAPES)):
@@ -183,7 +183,7 @@ class TestLoadFormat:
 
     @requires("writes_cache")
     def test_written_cache_is_read(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
-        """The first read leaves files beside the originals, and the second gives the same."""
+        """The first read leaves files next to the originals, and the second gives the same."""
         for folder in folders.values():
             before = set(folder.rglob("*"))
             read(load_format, folder)
@@ -194,7 +194,7 @@ class TestLoadFormat:
     def test_reads_what_it_writes(
         self, plugin: Any, load_format: LoadFormat, tmp_path: Path
     ) -> None:
-        """The tensors come back, and the bytes it tells are those of its files."""
+        """The tensors come back, and the reported bytes are the size of its files."""
         with skipping_unavailable():
             size_bytes = plugin.write(str(tmp_path), sample_tensors().items(), rank=RankSpec())
         assert size_bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
@@ -205,7 +205,7 @@ class TestLoadFormat:
     def test_ranks_read_their_own(
         self, plugin: Any, load_format: LoadFormat, tmp_path: Path
     ) -> None:
-        """Each rank's tensors, written side by side, come back to that rank alone."""
+        """Each rank's tensors, written next to each other, come back only to that rank."""
         for number in range(2):
             rank = RankSpec(rank=number, world_size=2, tensor_rank=number, tensor_size=2)
             mine = {name: t + number for name, t in sample_tensors().items()}

@@ -120,7 +120,7 @@ class TestLogitsProcessor:
     def test_batch_does_not_matter(
         self, plugin: Any, processor: LogitsProcessor, params: SamplingParams
     ) -> None:
-        """A row gets the same logits alone, in a batch, and in another order."""
+        """A row gets the same logits by itself, in a batch, and in another order."""
         outputs: list[list[int]] = [[], [4], [5, 4, 3]]
         logits = random_logits(3)
         alone = []

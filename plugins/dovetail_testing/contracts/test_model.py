@@ -49,7 +49,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def stages_of(model: ModelSpec) -> tuple[int, int] | None:
     """Return how many layers each of two stages has, so that none reads the cache of a layer on the
-    other; None where there is no such place."""
+    other; None if there is no such split."""
     sources = () if model.cache is None else model.cache.sources
     for first in range(model.num_layers - 1, 0, -1):
         if all((layer < first) == (source < first) for layer, source in enumerate(sources)):
@@ -130,7 +130,7 @@ class TestModel:
 
     @without("no_weights")
     def test_equals_transformers(self, loaded: Any) -> None:
-        """Prompts computed alone give transformers' logits."""
+        """Prompts computed one at a time give transformers' logits."""
         model, wanted = loaded
         for number, row in enumerate(TOKENS):
             assert_close(model.forward([(number, row)])[0], wanted[number])

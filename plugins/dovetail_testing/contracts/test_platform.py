@@ -70,7 +70,7 @@ class TestPlatform:
 
     @pytest.mark.parametrize("stored", STORED)
     def test_auto_gives_types_it_takes(self, platform: Platform, stored: str | None) -> None:
-        """Whatever a checkpoint stores, "auto" comes to types that core knows and it allows."""
+        """Whatever a checkpoint stores, "auto" becomes types that core knows and it allows."""
         computed, kept = platform.dtypes(AUTO_DTYPE, stored)
         for name in (computed, kept):
             fault = value_fault("dtype", name)
@@ -86,7 +86,7 @@ class TestPlatform:
         assert free > 0, f"free_bytes() is {free}"
 
     def test_engines_get_a_device_each(self, platform: Platform) -> None:
-        """Several engines have different environments, or none of their own, or are refused."""
+        """Several engines have different environments, or none, or are refused."""
         try:
             found = [dict(platform.engine_variables(place, 2, 1)) for place in range(2)]
         except ConfigError as error:
@@ -96,7 +96,7 @@ class TestPlatform:
         assert found == [{}, {}] or found[0] != found[1]
 
     def test_ops_compute_what_is_defined(self, plugin: Any) -> None:
-        """Each of its ops gives, in the op's own cases, what the reference gives."""
+        """Each of its ops gives the reference's results in the op's own cases."""
         import torch
 
         from dovetail_kernels import load_op

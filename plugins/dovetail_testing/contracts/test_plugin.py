@@ -1,4 +1,4 @@
-"""Every kind: what each plugin owes whatever it does."""
+"""Every kind: clauses for all plugins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _packages(entry: Entry) -> tuple[str, ...]:
 
 
 def selection(entry: Entry) -> Selection:
-    """Return the entry as it is shipped to a child process."""
+    """Return the entry as sent to a child process."""
     return Selection(kind=entry.kind, name=entry.name, target=entry.target)
 
 
@@ -49,7 +49,7 @@ class TestEveryPlugin:
     kind = "*"
 
     def test_loads_in_a_fresh_process(self, entry: Entry, fresh: dict[str, Any]) -> None:
-        """It loads where nothing else was imported before it."""
+        """It loads in a process that has imported nothing else."""
         error = fresh[entry.target]["error"]
         assert error is None, error
 
@@ -73,7 +73,7 @@ class TestEveryPlugin:
         assert is_told, f"{entry.target} has no docstring: write one sentence that says what it is"
 
     def test_says_why_it_is_unavailable(self, entry: Entry) -> None:
-        """unavailable_reason is None or a text with a fix, and the same when asked again."""
+        """unavailable_reason is None or a text with a fix, and the same on a second call."""
         plugin = import_target(entry.target)
         reason = plugin.unavailable_reason()
         assert reason is None or "Fix: " in reason, (
@@ -89,7 +89,7 @@ class TestEveryPlugin:
             assert reasons == [], f"why_not(None) is {reasons!r}, and must be []"
 
     def test_selection_round_trips(self, entry: Entry, plugin: Any) -> None:
-        """What a child process receives names the same plugin."""
+        """The selection received by a child process names the same plugin."""
         sent = msgspec.msgpack.encode(selection(entry))
         received = msgspec.msgpack.decode(sent, type=Selection)
         assert registry.load_selection(received) is plugin, f"{received} names another plugin"
@@ -124,7 +124,7 @@ class TestEveryPlugin:
 
 
 def clauses_of(kind: str) -> set[str]:
-    """Return the clause names of a kind ("plugin": of every kind); none where there is no file."""
+    """Return the clause names of a kind ("plugin": of every kind); none if there is no file."""
     modules = [name for name in files_of(kind) if importlib.util.find_spec(name)]
     return {
         function.removeprefix("test_")

@@ -1,5 +1,5 @@
-"""Pooler: one vector of a prompt or one for each of several tokens, of that prompt alone, whatever
-its length and type; what it claims to read is all that it reads."""
+"""Pooler: one vector of a prompt or one for each of several tokens, depending only on that prompt,
+whatever its length and type; it reads only what it claims to."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestPooler:
 
     @requires("per_token")
     def test_vectors_are_those_of_their_tokens(self, pooler: Pooler) -> None:
-        """A token's vector does not depend on how long the prompt goes on."""
+        """A token's vector does not depend on later tokens."""
         hidden, tokens = prompt(9)
         first = pooler.pool(hidden[:5], [*tokens[:4], MARK])
         whole = pooler.pool(hidden, [*tokens[:4], MARK, *tokens[5:]])
@@ -72,8 +72,8 @@ class TestPooler:
 
     @requires("per_token")
     def test_steps_are_found(self, plugin: Any) -> None:
-        """Where the model marks ends of steps, their vectors are among those told, also when there
-        are several, and a prompt without any is not an error."""
+        """If the model marks ends of steps, their vectors are among the results, also if there are
+        several, and a prompt without any is not an error."""
         pooler = made(plugin, step_token_id=MARK)
         hidden, _ = prompt(6)
         found = pooler.pool(hidden, [1, MARK, 2, 3, MARK, 4])
@@ -82,7 +82,7 @@ class TestPooler:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
     def test_narrow_types_lose_little(self, pooler: Pooler, dtype: torch.dtype) -> None:
-        """Of states in 16 bits comes what comes of the same numbers in 32, but for rounding."""
+        """16-bit states give the same as 32-bit ones, except for rounding."""
         hidden, tokens = prompt(40)
         narrow = hidden.to(dtype)
         pooled, wanted = pooler.pool(narrow, tokens), pooler.pool(narrow.float(), tokens)
@@ -96,7 +96,7 @@ class TestPooler:
         assert torch.equal(hidden, before) and tokens == listed
 
     def test_prompts_do_not_mix(self, pooler: Pooler) -> None:
-        """What comes of a prompt does not depend on those before it."""
+        """A prompt's result does not depend on earlier prompts."""
         first = pooler.pool(*prompt(9)).clone()
         for length in LENGTHS:
             pooler.pool(*prompt(length, seed=1))
@@ -112,7 +112,7 @@ class TestPooler:
 
     @requires("first_token")
     def test_reads_the_first_token_alone(self, pooler: Pooler) -> None:
-        """Whatever comes behind the first token may be missing, or anything else."""
+        """Tokens after the first one may be missing, or anything else."""
         hidden, tokens = prompt(9)
         whole = pooler.pool(hidden, tokens)
         assert torch.equal(pooler.pool(hidden[:1], tokens[:1]), whole)

@@ -1,4 +1,4 @@
-"""QuantMethod: layers that multiply as they say, alone, fused and in any batch."""
+"""QuantMethod: layers that multiply correctly, single, fused and in any batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def method(plugin: Any) -> QuantMethod:
 
 
 def loaded(method: LinearMethod, spec: LinearSpec) -> nn.Module:
-    """Return a layer whose parameters are small numbers, as they are before `finish`."""
+    """Return a layer whose parameters are small numbers, before `finish`."""
     layer = nn.Module()
     method.create(layer, spec)
     random = torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ class TestQuantization:
     kind = "quantization"
 
     def test_claims_an_origin(self, plugin: Any, entry: Any) -> None:
-        """Every method but the unquantized one says where its weights come from."""
+        """Every method except the unquantized one says where its weights come from."""
         assert entry.name == "none" or plugin.capabilities
 
     @pytest.mark.parametrize("layout", list(SPECS))
@@ -128,7 +128,7 @@ class TestQuantization:
             assert all(axis is None or isinstance(axis, int) for axis in axes.values()), name
 
     def test_tells_what_stays(self, method: QuantMethod) -> None:
-        """What `kept` says of a full-precision layer is what the layer has once it is finished."""
+        """The memory estimate of a full-precision layer matches the finished layer."""
         spec = SPECS["plain"]
         shape = (spec.out_size, spec.in_size)
         header = TensorHeader(
@@ -147,7 +147,7 @@ class TestQuantization:
         assert (told.num_values, told.num_bytes) == (math.prod(shape), held)
 
     def test_batch_does_not_matter(self, method: QuantMethod) -> None:
-        """A token's output does not depend on the tokens beside it."""
+        """A token's output does not depend on the other tokens."""
         spec = SPECS["plain"]
         linear = method.linear(spec)
         layer = filled(linear, spec)

@@ -1,4 +1,4 @@
-"""Quantizer: a matrix comes back near what it was, the same each time; nothing else changes."""
+"""Quantizer: a matrix comes back almost unchanged, the same each time; nothing else changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestQuantizer:
     kind = "quantizer"
 
     def test_means_about_the_same(self, plugin: Any, quantizer: Quantizer) -> None:
-        """What the tensors mean is near the matrix, and finite."""
+        """The dequantized tensors are near the matrix, and finite."""
         weight = weight_of()
         done = quantizer.quantize(LAYER, weight.clone(), given(plugin))
         assert done.meant.shape == weight.shape
@@ -94,7 +94,7 @@ class TestQuantizer:
 
     @pytest.mark.parametrize("filling", ["zeros", "constant"])
     def test_flat_matrices(self, plugin: Any, quantizer: Quantizer, filling: str) -> None:
-        """Matrices without any spread come back as they are, about."""
+        """Matrices without any spread come back almost unchanged."""
         weight = torch.zeros(SIZE, SIZE) if filling == "zeros" else torch.full((SIZE, SIZE), 0.5)
         done = quantizer.quantize(LAYER, weight.clone(), given(plugin))
         assert bool(done.meant.isfinite().all())
@@ -102,7 +102,7 @@ class TestQuantizer:
 
     @requires("calibrated")
     def test_inputs_that_are_always_zero(self, quantizer: Quantizer) -> None:
-        """Inputs of which nothing is known do no harm."""
+        """Inputs without any statistics do no harm."""
         strength = torch.ones(SIZE)
         strength[::3] = 0
         done = quantizer.quantize(LAYER, weight_of(), inputs_of(torch.eye(SIZE) * strength))
@@ -110,7 +110,7 @@ class TestQuantizer:
 
     @requires("calibrated")
     def test_a_block_computes_what_it_did(self, plugin: Any, quantizer: Quantizer) -> None:
-        """Whatever is scaled, a norm and the matrices after it multiply to what they did."""
+        """Whatever is scaled, the product of a norm and the matrices after it is unchanged."""
         inputs = given(plugin)
         assert inputs is not None
         tensors = {f"{name}.weight": weight_of(seed) for seed, name in enumerate(TAKERS)}

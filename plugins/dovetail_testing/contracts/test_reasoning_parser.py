@@ -1,4 +1,4 @@
-"""ReasoningParser: samples parse as they say, however the text is cut, beside any tool parser."""
+"""ReasoningParser: samples parse as stated, however the text is cut, with any tool parser."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestReasoningParser:
 
     @without("implicit_start")
     def test_unmarked_text_is_content(self, parser: ReasoningParser) -> None:
-        """Without an opening marker nothing is thinking."""
+        """Without an opening marker there is no thinking."""
         assert run(parser, ["just an answer"]).content == "just an answer"
 
     def test_unclosed_thinking_is_kept(self, parser: ReasoningParser) -> None:
@@ -98,11 +98,11 @@ class TestReasoningParser:
                 assert sorted(letters(said)) == sorted(letters(text, parser.layout))
 
     def unmarked(self, parser: ReasoningParser, text: str) -> str:
-        """Return the text without markers (one inside other text may stay as it is)."""
+        """Return the text without markers (one inside other text may remain)."""
         return text.replace(parser.markers.start, "").replace(parser.markers.end, "")
 
     def test_composes_with_tool_parsers(self, parser: ReasoningParser) -> None:
-        """Thinking, then a call: each comes out in its place, for every tool parser here."""
+        """Thinking, then a call: each is recognized, with every available tool parser."""
         for entry in registry.entries("tool_parser"):
             try:
                 made = registry.load_entry(entry)

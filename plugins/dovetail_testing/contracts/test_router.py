@@ -1,5 +1,5 @@
-"""Router: one of the engines that take requests, in bounded memory; what it claims about loads and
-prefixes holds."""
+"""Router: one of the engines that take requests, in bounded memory; its claims about loads and
+prefixes hold."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def requests(seed: int, count: int = NUM_REQUESTS) -> list[RoutedRequest]:
 
 
 def choices(router: Router, seed: int, count: int = NUM_ENGINES) -> list[int]:
-    """Return where the requests of a seed go while loads and engines come and go."""
+    """Return the engines chosen for the requests of a seed while loads and engines change."""
     random = Random(seed)
     return [router.choose(request, loaded(random, count)) for request in requests(seed)]
 
 
 def where(router: Router, ids: Sequence[int], salt: str = "") -> int:
-    """Return where a prompt goes among engines that have nothing to do."""
+    """Return the engine chosen for a prompt among idle engines."""
     return router.choose(RoutedRequest(ids, salt), idle())
 
 
@@ -106,7 +106,7 @@ class TestRouter:
 
     @pytest.mark.parametrize("facts", [FACTS, MANY], ids=["few", "many"])
     def test_names_an_engine_that_takes_requests(self, plugin: Any, facts: RouterFacts) -> None:
-        """Every choice is a plain int and the number of one of the engines asked about."""
+        """Every choice is a plain int and the number of one of the offered engines."""
         router, random = made(plugin, facts), Random(1)
         for request in requests(1):
             engines = loaded(random, facts.num_engines)
@@ -115,12 +115,12 @@ class TestRouter:
             assert number in {engine.number for engine in engines}
 
     def test_a_single_engine_is_chosen(self, router: Router) -> None:
-        """Where one engine is left it gets everything, however busy it is."""
+        """If one engine is left it gets everything, however busy it is."""
         busy = View(number=3, num_running=64, num_waiting=500, pending_tokens=10**6, kv_usage=1.0)
         assert {router.choose(request, [busy]) for request in requests(2)} == {3}
 
     def test_is_deterministic(self, plugin: Any) -> None:
-        """Two routers asked the same say the same."""
+        """Two routers with the same input make the same choices."""
         assert choices(made(plugin), 3) == choices(made(plugin), 3)
 
     def test_leaves_the_tokens_alone(self, router: Router) -> None:
@@ -145,7 +145,7 @@ class TestRouter:
         assert where(router, (1, 2, 3)) in range(NUM_ENGINES)
 
     def test_memory_is_bounded(self, router: Router) -> None:
-        """What it remembers of requests does not grow for ever."""
+        """Its memory of requests does not grow for ever."""
         random, sizes = Random(7), []
         tracemalloc.start()
         try:
@@ -180,7 +180,7 @@ class TestRouter:
 
     @requires("prefixes")
     def test_a_prefix_is_followed(self, router: Router) -> None:
-        """Requests that begin alike go to one engine while nobody has anything to do."""
+        """Requests with the same beginning go to one engine while all are idle."""
         random = Random(10)
         shared = [prompt(random) for _ in range(3 * NUM_ENGINES + 1)]
         first = [where(router, ids) for ids in shared]
@@ -197,8 +197,8 @@ class TestRouter:
 
     @requires("prefixes")
     def test_a_prefix_is_left_for_an_idle_engine(self, router: Router) -> None:
-        """An engine that has the prefix is left when its queue costs more than the prefix saves,
-        and kept when it costs less."""
+        """An engine that has the prefix is avoided if its queue costs more than the prefix saves,
+        and chosen if it costs less."""
         ids = prompt(Random(12))
         home = where(router, ids)
         engines = idle()

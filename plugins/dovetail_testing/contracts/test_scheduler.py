@@ -80,7 +80,7 @@ def new_request(num_tokens: int) -> Request:
 
 
 class TestScheduler:
-    """Clauses of schedulers. Unchunked prefill is set where the plugin does not claim it."""
+    """Clauses of schedulers. Unchunked prefill is set if the plugin does not claim it."""
 
     kind = "scheduler"
 
@@ -110,7 +110,7 @@ class TestScheduler:
     def test_swapped_blocks_are_where_they_should_be(
         self, plugin: Any, num_host_blocks: int
     ) -> None:
-        """With much and with little host memory every block holds what is read from it."""
+        """With much and with little host memory every block has the expected content."""
         report = run(plugin, replace(TIGHT, num_host_blocks=num_host_blocks))
         assert report.num_swaps > 0
 
@@ -132,7 +132,7 @@ class TestScheduler:
     def test_keeps_the_stages_of_a_pipeline_busy(
         self, plugin: Any, windows: tuple[int | None, ...]
     ) -> None:
-        """As many plans are under way as there are stages, of requests whose tokens are known."""
+        """As many plans are in flight as there are stages, of requests whose tokens are known."""
         is_drafting = "drafts" in plugin.capabilities
         settings = replace(TIGHT, num_stages=3, draft_rate=0.5 if is_drafting else 0.0)
         if len(windows) > 1:
@@ -153,7 +153,7 @@ class TestScheduler:
     @requires("worker_drafts")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_drafts_of_the_worker_have_room(self, plugin: Any, async_steps: bool) -> None:
-        """No more are asked for than a request wants, and blocks are there before they are made."""
+        """No more are requested than a request wants, and blocks are there before they are made."""
         is_ahead = async_steps and "async_steps" in plugin.capabilities
         settings = replace(ROOMY, async_steps=is_ahead, drafts_on_worker=True, draft_rate=0.9)
         report = run(plugin, settings)
@@ -199,7 +199,7 @@ class TestScheduler:
 
     @pytest.mark.parametrize("stage", ["waiting", "in flight", "running"])
     def test_abort_ends_at_every_stage(self, bench: Bench, stage: str) -> None:
-        """An aborted request owns nothing at once, and a result that comes later is ignored."""
+        """An aborted request immediately owns nothing, and a later result is ignored."""
         request = new_request(20)
         bench.scheduler.add(request)
         plan = None if stage == "waiting" else bench.scheduler.plan()

@@ -1,4 +1,4 @@
-"""SchedulingPolicy: keys that order requests completely and stay what they were."""
+"""SchedulingPolicy: keys that order requests completely and never change."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class TestStatLogger:
         assert (time.perf_counter() - start_s) / (2 * CALLS) < MEAN_CALL_S
 
     def test_two_models_in_one_process(self, plugin: Any, stat_logger: StatLogger) -> None:
-        """A second logger can live beside the first, for the same model or another."""
+        """A second logger can exist next to the first, for the same model or another."""
         for name in ("org/model", "other"):
             second = plugin(plugin.Options(), name, 128)
             second.step(step_stats())
@@ -74,7 +74,7 @@ class TestStatLogger:
 
     @requires("offline")
     def test_requests_without_steps(self, stat_logger: StatLogger) -> None:
-        """An engine without a server tells of its requests alone."""
+        """An engine without a server reports only its requests."""
         stat_logger.request(request_stats())
         stat_logger.flush()
         stat_logger.close()

@@ -1,4 +1,4 @@
-"""StructuredOutputBackend: what a mask allows is what is accepted, and what was written meets the
+"""StructuredOutputBackend: masks and acceptance agree, and the written text meets the
 constraint."""
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def backend_of(plugin: Any, vocabulary: Vocabulary) -> StructuredOutputBackend:
 
 
 def loaded(backend: StructuredOutputBackend, word: str, constraint: Constraint) -> LoadedConstraint:
-    """Return a constraint compiled and loaded; skip where the backend does not claim it."""
+    """Return a constraint compiled and loaded; skip if the backend does not claim it."""
     if word not in backend.capabilities:
         pytest.skip(f'does not claim "{word}"')
     refused = unsupported_parts(type(backend), constraint)
@@ -162,7 +162,7 @@ class TestStructuredOutputBackend:
     def test_walks_have_the_constraint(
         self, backend: StructuredOutputBackend, wanderer: Wanderer, case: Case
     ) -> None:
-        """Random walks end, and what they write is of the constraint."""
+        """Random walks end, and their text meets the constraint."""
         compiled = loaded(backend, case.word, case.constraint)
         num_ended = 0
         for number in range(NUM_WALKS):
@@ -186,7 +186,7 @@ class TestStructuredOutputBackend:
         wanderer: Wanderer,
         case: Case,
     ) -> None:
-        """A token is accepted exactly where its bit is set; a refused one changes nothing."""
+        """A token is accepted exactly if its bit is set; a refused one changes nothing."""
         compiled = loaded(backend, case.word, case.constraint)
         chance = random.Random(7)
         matcher = compiled.matcher()
@@ -198,7 +198,7 @@ class TestStructuredOutputBackend:
                 is_accepted = matcher.accept(token_id)
                 if is_accepted:
                     matcher.rollback(1)
-                # Of a text that leaves no choice the mask may leave one spelling alone.
+                # For forced text the mask may leave only one spelling.
                 is_spelling = "forced" in backend.capabilities and may.sum() == 1
                 assert is_accepted is bool(may[token_id]) or (is_accepted and is_spelling)
             assert (allowed(matcher, vocabulary) == may).all()
@@ -304,8 +304,8 @@ class TestStructuredOutputBackend:
 
     @requires("json")
     def test_refusals_have_pointers(self, plugin: Any) -> None:
-        """A keyword that is not enforced is refused where it stands, however deep; one that does
-        not validate is an annotation."""
+        """An unsupported keyword is refused with its location, however deep; one that does not
+        validate is an annotation."""
         if not {"properties", "items"} <= plugin.keywords:
             pytest.skip("does not claim lists and members")
         keyword = min(VALIDATING - plugin.keywords, default="")
@@ -341,7 +341,7 @@ class TestStructuredOutputBackend:
     def test_special_tokens(
         self, backend: StructuredOutputBackend, vocabulary: Vocabulary, wanderer: Wanderer
     ) -> None:
-        """A special token stands where a literal has its text, and nowhere else."""
+        """A special token is allowed where a literal has its text, and nowhere else."""
         word = "<|call|>"
         token_id = vocabulary.special[word]
         if "concat" not in backend.capabilities:
@@ -358,7 +358,7 @@ class TestStructuredOutputBackend:
     def test_special_tokens_are_never_text(
         self, backend: StructuredOutputBackend, vocabulary: Vocabulary
     ) -> None:
-        """Where anything may be written, special tokens and ids without a token may not."""
+        """If anything may be written, special tokens and ids without a token still may not."""
         if "regex" not in backend.capabilities:
             pytest.skip('does not claim "regex"')
         matcher = backend.load(backend.compile(Regex(r"[\s\S]*"))).matcher()
@@ -390,7 +390,7 @@ class TestStructuredOutputBackend:
 
     @requires("choice")
     def test_choices(self, backend: StructuredOutputBackend, vocabulary: Vocabulary) -> None:
-        """One of the words is taken whole, even where another begins with it."""
+        """One of the words is taken whole, even if another begins with it."""
         takes(backend, vocabulary, "choice", Choice(WORDS), ["yes", "yesterday"], ["yest", "noyes"])
 
     @requires("regex")
@@ -415,7 +415,7 @@ class TestStructuredOutputBackend:
     def test_grammars(
         self, plugin: Any, backend: StructuredOutputBackend, vocabulary: Vocabulary
     ) -> None:
-        """Each of its languages is read, those without terminals as they are written: no part takes
+        """Each of its languages is supported; without terminals, grammars are exact: no part takes
         what the next one needs."""
         for name in plugin.languages:
             constraint = Grammar(GRAMMARS[name], name)
@@ -426,7 +426,7 @@ class TestStructuredOutputBackend:
 
     @requires("free_text")
     def test_free_text(self, backend: StructuredOutputBackend, vocabulary: Vocabulary) -> None:
-        """Free text ends where its word was written."""
+        """Free text ends when its word has been written."""
         takes(
             backend, vocabulary, "free_text", UNTIL, ["a\nb}]1", "}]2"], ["}]}]1", "a1", "}]1}]2"]
         )

@@ -64,7 +64,7 @@ class TestTokenizer:
             assert tokenizer.decode(ids) == text
 
     def test_parts(self, tokenizer: Tokenizer) -> None:
-        """Tokens part by part are those of the whole, none longer than the longest."""
+        """The parts' tokens are the tokens of the whole, none longer than the longest."""
         text = " ".join(TEXTS) * 1000
         for adds in (True, False):
             whole = tokenizer.encode(text, add_special_tokens=adds)
@@ -74,7 +74,7 @@ class TestTokenizer:
         assert longest is None or len(text) <= longest * len(whole)
 
     def test_plain_control_words(self, tokenizer: Tokenizer) -> None:
-        """A control word is a token where it is not said to be plain, and nowhere else."""
+        """A control word is a token unless it is marked as plain."""
         facts = tokenizer.facts()
         end, word = facts.eos_token_id, facts.special_tokens["eos_token"]
         assert end is not None and word in tokenizer.added_texts()
@@ -86,7 +86,7 @@ class TestTokenizer:
             assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
     def test_pair_frame(self, tokenizer: Tokenizer) -> None:
-        """Around and between two texts stand special tokens alone, of one text or the other."""
+        """Only special tokens are around and between two texts, of one text or the other."""
         frame = tokenizer.pair_frame()
         special = {*frame.before, *frame.between, *frame.after}
         assert special <= tokenizer.facts().special_ids
@@ -94,7 +94,7 @@ class TestTokenizer:
         assert tokenizer.pair_frame() == frame
 
     def test_special_tokens(self, tokenizer: Tokenizer) -> None:
-        """Special tokens are left out or shown, as asked."""
+        """Special tokens are left out or shown, as requested."""
         end = tokenizer.facts().eos_token_id
         assert end is not None
         ids = [*tokenizer.encode("hi", add_special_tokens=False), end]
@@ -146,7 +146,7 @@ class TestTokenizer:
         assert shown == tokenizer.decode(ids, skip_special_tokens=False)
 
     def test_tokens_one_by_one(self, tokenizer: Tokenizer) -> None:
-        """`tokens` gives one piece per id; joined they are the text where it is plain."""
+        """`tokens` gives one piece per id; for plain text they join to the text."""
         ids = tokenizer.encode("the dog, \U0001f600", add_special_tokens=False)
         assert len(tokenizer.tokens(ids)) == len(ids)
         plain = tokenizer.encode("the dog does", add_special_tokens=False)
@@ -165,7 +165,7 @@ class TestTokenizer:
         assert tuple(text + s.flush() for text, s in zip(joined, streams, strict=True)) == texts
 
     def test_threads(self, tokenizer: Tokenizer) -> None:
-        """Several threads may use it at once."""
+        """Several threads may use it concurrently."""
         wanted = [tokenizer.encode(text) for text in TEXTS]
         with ThreadPoolExecutor(4) as pool:
             for _ in range(4):

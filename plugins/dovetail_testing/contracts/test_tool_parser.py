@@ -29,7 +29,7 @@ BODIES = (
 )  # fmt: skip
 NUM_DAMAGED = 25
 LETTERS_EACH = 7
-"""Every so many cuts a text is streamed letter by letter up to the cut: that takes its square."""
+"""Every N-th cut, a text is streamed letter by letter up to it, which is quadratic."""
 LONG_TEXT_BYTES = 60_000
 LONG_TEXT_S = 5.0
 
@@ -73,7 +73,7 @@ def bodies(parser: ToolParser, text: str) -> list[str]:
 
 
 def opening(parser: ToolParser, text: str) -> Markers | None:
-    """Return the markers that stand first in a text."""
+    """Return the markers that come first in a text."""
     found = [(text.find(m.start), -len(m.start), m) for m in parser.markers if m.start in text]
     return min(found, key=lambda place: place[:2])[2] if found else None
 
@@ -90,7 +90,7 @@ def is_cut(parser: ToolParser, text: str) -> bool:
 
 
 def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall]:
-    """Return the parser's calls of a beginning; none where it cannot be a call."""
+    """Return the parser's calls of a prefix; none if it cannot be a call."""
     try:
         return parser.so_far(body, tools)
     except MalformedToolCall:
@@ -98,7 +98,7 @@ def so_far(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolC
 
 
 def parsed(parser: ToolParser, body: str, tools: tuple[Tool, ...]) -> list[ToolCall] | None:
-    """Return the calls of a whole body, or None where it is none."""
+    """Return the calls of a whole body, or None if it is none."""
     try:
         return parser.parse(body, tools)
     except MalformedToolCall:
@@ -148,9 +148,9 @@ class TestToolParser:
                 assert run(parser, pieces, sample) == whole, pieces
 
     def test_a_cut_answer_holds_the_beginning_of_its_calls(self, parser: ToolParser) -> None:
-        """Wherever max_tokens cuts a sample, its calls are those of the whole so far: names whole,
-        arguments not closed before they are. Letter by letter it is the same (tried at
-        some of the cuts)."""
+        """Wherever max_tokens cuts a sample, its calls are a prefix of the whole's: names whole,
+        arguments not closed before they are. Letter by letter it is the same (tried at some of the
+        cuts)."""
         for sample in parser.samples:
             tools = tools_of(sample)
             whole = run(parser, [sample.text], sample)
@@ -164,7 +164,7 @@ class TestToolParser:
                     assert cut == again, at
 
     def test_calls_only_grow(self, parser: ToolParser) -> None:
-        """What `so_far` says of a beginning holds for every longer one, and for `parse`."""
+        """A result of `so_far` for a prefix holds for every longer one, and for `parse`."""
         for sample in parser.samples:
             tools = tools_of(sample)
             for body in bodies(parser, sample.text):
@@ -176,7 +176,7 @@ class TestToolParser:
                 assert grows(before, parsed(parser, body, tools) or before), body
 
     def test_region_end_stays(self, parser: ToolParser) -> None:
-        """Once a region is over by its own syntax, no longer body moves its end."""
+        """Once a region is over by its own syntax, a longer body does not move its end."""
         for sample in parser.samples:
             for body in bodies(parser, sample.text):
                 ends = [parser.region_end(body[:end]) for end in range(len(body) + 1)]
@@ -211,8 +211,8 @@ class TestToolParser:
                 assert all(json.loads(call.arguments) == arguments for call in got.calls), text
 
     def test_arguments_are_json_objects(self, parser: ToolParser) -> None:
-        """The arguments of every call that is not cut off are the text of a JSON object: what the
-        parser says of a whole region, and what comes out in the end."""
+        """The arguments of every call that is not cut off are the text of a JSON object, both in
+        the parser's result for a whole region and in the end."""
         whole = [s for s in parser.samples if not is_cut(parser, s.text)]
         assert any(sample.calls for sample in whole)
         for sample in whole:
@@ -223,7 +223,7 @@ class TestToolParser:
                 assert isinstance(json.loads(call.arguments), dict)
 
     def test_content_around_calls_stays(self, parser: ToolParser) -> None:
-        """Text before and after a call is content, unchanged but for blanks beside the call."""
+        """Text before and after a call is content, unchanged except for blanks next to the call."""
         for sample in (s for s in parser.samples if s.calls and not s.content):
             marker = opening(parser, sample.text)
             assert marker is not None
@@ -252,8 +252,8 @@ class TestToolParser:
                     assert said(parser, got.content) == said(parser, text)
 
     def test_damaged_text_loses_nothing(self, parser: ToolParser) -> None:
-        """Samples with parts deleted, doubled and exchanged come to the same however they are cut;
-        what is not a call is content."""
+        """Samples with parts deleted, doubled and exchanged give the same result however they are
+        cut; text that is not a call is content."""
         for number, sample in enumerate(parser.samples):
             for text in damaged(sample.text, seed=number, num=NUM_DAMAGED):
                 whole = run(parser, [text], sample)

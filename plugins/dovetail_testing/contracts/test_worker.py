@@ -59,7 +59,7 @@ def run(worker: Worker, requests: Sequence[DriveRequest], **ways: Any) -> dict[s
 def drafted(worker: Worker, ask: DriveRequest, drafts: tuple[int, ...]) -> list[int]:
     """Return a request's draws with its prompt, with drafts after that, and in a last step."""
     plans = list(Driver(tiny_layout(worker.kv_layers())).plans([ask]))
-    # All blocks at once: the steps after the first are made here.
+    # All blocks in the first step: the steps after it are made here.
     blocks = zip(*(step.new_blocks for plan in plans for step in plan.rows), strict=True)
     row_blocks = tuple(tuple(b for step in group for b in step) for group in blocks)
     first = msgspec.structs.replace(plans[0].rows[0], new_blocks=row_blocks)
@@ -143,7 +143,7 @@ class TestWorker:
         ahead.shutdown()
 
     def test_faults_are_reported_not_raised(self, plugin: Any) -> None:
-        """A row whose logits are NaN ends alone."""
+        """A row whose logits are NaN ends without affecting others."""
         scripts = [{"tokens": [7, 8, 9]}, {"tokens": [4, 5], "nan_at": 1}]
         made = started(plugin, model=REPLAY, hf_config={"replay": scripts, "cue_base": 90})
         layout = tiny_layout(made.kv_layers())
@@ -175,7 +175,7 @@ class TestWorker:
         assert tokens == drawn[4:]
 
     def test_drafts_change_no_token(self, worker: Worker) -> None:
-        """A row draws one token more than drafts come true, and they are those of single steps."""
+        """A row samples one token more than accepted drafts, the same as in single steps."""
         prompt = tuple(range(3, 12))
         for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)):
             ask = DriveRequest(request_id="r", prompt_ids=prompt, sampling=sampling, seed=3)
@@ -199,8 +199,8 @@ class TestWorker:
 
     @requires("kv_connector")
     def test_saved_blocks_come_back(self, plugin: Any) -> None:
-        """A row whose blocks went to a connector's store, and came back as others, draws the same
-        ones on; what is not in the store is refused."""
+        """A row whose blocks went to a connector's store, and came back as others, continues with
+        the same tokens; blocks missing in the store are refused."""
         spec = TransferSpec(connector=MEMORY_CONNECTOR, identity="")
         made = started(plugin, transfer=spec)
         keys = tuple(bytes((number,)) * 20 for number in range(64))
@@ -221,7 +221,7 @@ class TestWorker:
 
     @staticmethod
     def assert_blocks_come_back(made: Worker, leave: Move, come: Move) -> None:
-        """Assert that a row goes on after `leave` has kept its blocks, pairs (block, place), and
+        """Assert that a row continues after `leave` has saved its blocks, pairs (block, place), and
         `come` has brought them back, pairs (place, block)."""
         layout = msgspec.structs.replace(tiny_layout(made.kv_layers()), num_host_blocks=32)
         made.allocate(layout)

@@ -46,7 +46,7 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
 
 
 class FakeTarget:
-    """The model beside the drafter, of these settings: a table and a head."""
+    """The drafter's target model, with these settings: a table and a head."""
 
     rank = RankSpec()
 
@@ -63,7 +63,7 @@ class FakeTarget:
 
 
 class Beside(nn.Module):
-    """A drafter as a model: the state beside a token depends on the token alone."""
+    """A drafter as a model: a token's state depends only on the token."""
 
     def __init__(self, drafter: WorkerDrafter) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Beside(nn.Module):
         return self.drafter.advance(token_ids, positions, states, 0)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits behind known tokens. Shapes: [T, E] -> [T, V]"""
+        """Return the logits after known tokens. Shapes: [T, E] -> [T, V]"""
         return self.drafter.logits(states, 0)
 
 
@@ -107,7 +107,7 @@ def drafter(plugin: Any, tmp_path: Path) -> WorkerDrafter:
 
 
 class TestWorkerDrafter:
-    """Clauses of drafters that run beside the model."""
+    """Clauses of drafters that run on the worker."""
 
     kind = "drafter"
 
@@ -126,7 +126,7 @@ class TestWorkerDrafter:
 
     @requires("on_worker")
     def test_batch_and_chunks(self, drafter: WorkerDrafter) -> None:
-        """Rows in one batch, cut into chunks and single tokens, give the logits of rows alone."""
+        """Rows in one batch, cut into chunks and single tokens, give the logits of single rows."""
         with torch.inference_mode():
             alone = [PagedModel(Beside(drafter)).forward([(0, row)])[0] for row in TOKENS]
             model, at = PagedModel(Beside(drafter)), [0] * len(TOKENS)
@@ -153,13 +153,13 @@ class TestWorkerDrafter:
 
     @requires("on_worker")
     def test_is_deterministic(self, drafter: WorkerDrafter) -> None:
-        """Asked twice, it guesses the same."""
+        """Two runs give the same guesses."""
         for one, other in zip(guessed(drafter), guessed(drafter), strict=True):
             assert torch.equal(one, other)
 
     @requires("hidden_states")
     def test_states_count(self, drafter: WorkerDrafter) -> None:
-        """The same token behind another state is followed by other logits."""
+        """The same token after another state is followed by other logits."""
         beside = Beside(drafter)
         with torch.inference_mode():
             found = []
@@ -171,7 +171,7 @@ class TestWorkerDrafter:
 
     @requires("on_worker")
     def test_owns_nothing_of_the_model(self, drafter: WorkerDrafter) -> None:
-        """Its module has names for a checkpoint's tensors, and counts its own layers alone."""
+        """Its module has names for a checkpoint's tensors, and counts only its own layers."""
         module: Any = drafter.module()
         module.weight_map()
         own = sum(1 for _ in module.modules())
@@ -179,7 +179,7 @@ class TestWorkerDrafter:
 
 
 def guessed(drafter: WorkerDrafter) -> list[torch.Tensor]:
-    """Return the logits at each place of a draft behind one token."""
+    """Return the logits at each position of a draft after one token."""
     with torch.inference_mode():
         beside = Beside(drafter)
         at_depth = _AtDepth(drafter, beside)
