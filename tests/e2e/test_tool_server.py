@@ -23,10 +23,14 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer
 
 from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.launch.frontend_checks import check_frontend
-from dovetail_plugins.apis.responses.mcp import MAX_RESULT_BYTES, McpFault, McpServer, connected
+from dovetail_plugins.apis.responses.mcp import (
+    MAX_RESULT_BYTES,
+    McpFault,
+    McpServer,
+    connected,
+    named_servers,
+)
 from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
 from dovetail_testing.models import write_replay_checkpoint
 from support.server_process import ServerProcess
@@ -398,10 +402,10 @@ def test_two_tools_of_one_name_and_chosen_tools(tools: Tools) -> None:
 
 def test_at_start(tools: Tools, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no tools come with the server"):
-        check_frontend(FrontendConfig(tool_server=("demo",)))
+        named_servers(("demo",))
     for wrong in ("http://one:1", "one", "one:0", "one:99999", "o ne:1"):
         with pytest.raises(ConfigError, match="is not an address"):
-            check_frontend(FrontendConfig(tool_server=(wrong,)))
+            named_servers((wrong,))
     both = asyncio.run(connected([f"{tools.label},{tools.label}"]))
     assert [server.label for server in both] == [tools.label]
     with socket.socket() as closed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin, DovetailError
@@ -84,8 +85,14 @@ def _at_fault(error: BaseException, loaded: list[Entry]) -> Entry | None:
         near = [one for one in loaded if _is_near(one, module, file)]
         exact = [one for one in near if one.module in (module, file)]
         if near:
-            return (exact or near)[0]
+            return _named_in(frames, exact or near)
     return None
+
+
+def _named_in(frames: list[FrameType], plugins: list[Entry]) -> Entry:
+    """Return the plugin of one package whose class's code is in a traceback, or the first."""
+    classes = {frame.f_code.co_qualname.partition(".")[0] for frame in frames}
+    return next((one for one in plugins if one.attribute in classes), plugins[0])
 
 
 def _is_near(plugin: Entry, module: str, file: str) -> bool:
