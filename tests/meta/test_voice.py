@@ -17,7 +17,7 @@ MARKERS = re.compile(
     r"|lies|lie|stands|stand)\b",
     re.IGNORECASE,
 )
-"""Words that have a plainer one nearly everywhere. A few are right: a file is kept, a wall stands."""
+"""Words that have a plainer one nearly everywhere; a few are right: a file is kept."""
 WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 PARTS = ("core", "plugins", "kernels")
 MAX_PER_THOUSAND = {"docstrings": 5.0, "comments": 6.0}

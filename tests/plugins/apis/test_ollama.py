@@ -235,7 +235,7 @@ def test_models_and_what_a_server_does_not_do() -> None:
         assert shown.modelinfo["Fake.context_length"] == 99
         assert shown.capabilities == ["completion", "tools", "thinking"]
         assert "<|im_start|>" in shown.template
-        with pytest.raises(ollama.ResponseError, match='"other" is not served here'):
+        with pytest.raises(ollama.ResponseError, match='model "other" not found'):
             await client.show("other")
         with pytest.raises(ollama.ResponseError, match='a model that can "embed"'):
             await client.embed("fake", "text")

@@ -39,7 +39,7 @@ def test_a_line_runs_as_the_key_that_made_the_batch(tmp_path: Path) -> None:
                 name: row["response"]["status_code"]
                 for name, row in (await results(stranger, crossed.error_file_id)).items()
             }
-            assert codes == {"line-0": 404, "line-1": 404} and crossed.output_file_id is None
+            assert codes == {"line-0": 404, "line-1": 400} and crossed.output_file_id is None
             assert not (await client.conversations.items.list(talk.id)).data
             done = await ended(client, await begun(client, asks, RESPONSES))
             assert done.request_counts.completed == 2

@@ -11,7 +11,7 @@ from dovetail.server.generate.words import Words
 from dovetail_plugins.apis.messages import words as messages
 from dovetail_plugins.apis.responses import words as responses
 
-PAGE = Path(__file__).parents[4] / "docs" / "how_to" / "use_the_apis.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "use_the_apis.md"
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.main import main
+from dovetail.cli.main import load_command, main, part_of
 from dovetail.cli.parser import Parser
 from dovetail.config.parse.flags import config_of
 from dovetail.config.sections.field import Flag, flags_of
 from dovetail.errors import ConfigError
 from dovetail.registry import KINDS
-from dovetail_plugins.bench import latency, serve, throughput
+from dovetail_plugins.bench import serve
 from dovetail_plugins.bench.report import check_report
 from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND, ReportFlags
 
@@ -56,15 +56,15 @@ def test_help_is_written_in_one_style(flag: Flag) -> None:
     assert text[0].islower()
 
 
-def parsed(module: object, *words: str) -> object:
+def parsed(part: str, *words: str) -> object:
     parser = Parser(prog="dovetail bench", description="")
-    module.add_arguments(parser)  # type: ignore[attr-defined]
+    part_of(load_command("bench"), part).add_arguments(parser)
     return parser.parse(words)
 
 
 def test_serve_flags() -> None:
     args = parsed(
-        serve, "--request-rate", "inf", "--random-input-len", "7", "--goodput", "ttft:200",
+        "serve", "--request-rate", "inf", "--random-input-len", "7", "--goodput", "ttft:200",
         "tpot:50", "--percentile-metrics", "ttft,itl", "--extra-body.top_k", "3", "--port", "1",
     )  # fmt: skip
     flags = serve.flags_of_args(args)  # type: ignore[arg-type]
@@ -75,13 +75,13 @@ def test_serve_flags() -> None:
     assert flags.target.extra_body == {"top_k": 3}
 
 
-@pytest.mark.parametrize("module", [latency, throughput])
-def test_offline_takes_the_engines_flags(module: object) -> None:
-    args = parsed(module, "some/model", "--dtype", "half", "--seed", "5", "--max-num-seqs", "3")
+@pytest.mark.parametrize("part", ["latency", "throughput"])
+def test_offline_takes_the_engines_flags(part: str) -> None:
+    args = parsed(part, "some/model", "--dtype", "half", "--seed", "5", "--max-num-seqs", "3")
     config = config_of(args, model=args.model_tag)  # type: ignore[arg-type, attr-defined]
     assert (config.model.model, config.model.dtype, config.model.seed) == ("some/model", "half", 5)
     with pytest.raises(ConfigError, match="--port"):
-        parsed(module, "--port", "1")
+        parsed(part, "--port", "1")
 
 
 def test_the_parts_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -435,8 +435,8 @@ def test_products_may_be_written_over_residuals(
     folder: Any, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As products are on a GPU (layers/residual.py): no layer reads what it has handed on."""
-    for where in ("residual", "matrix_linear"):
-        monkeypatch.setattr(f"dovetail.layers.{where}.adds_in_place", lambda residual: True)
+    for where in ("dovetail.layers.residual", "dovetail_plugins.layers.matrix_linear"):
+        monkeypatch.setattr(f"{where}.adds_in_place", lambda residual: True)
     monkeypatch.setattr(
         "dovetail_plugins.layers.matrix_linear.runs_natively", lambda device, dtype: False
     )

@@ -312,9 +312,8 @@ def known_markers(reasoning: ReasoningParser | None, tail: str) -> Markers | Non
 
 def layout_in_use(parser: ToolParser | None, reasoning: ReasoningParser | None) -> Layout:
     """Return the texts and tags that are never content, longest first."""
-    return longest_first(
-        (*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ()))
-    )
+    found = (*(parser.layout if parser else ()), *(reasoning.layout if reasoning else ()))
+    return longest_first(found) if len(found) > 1 else found
 
 
 def kept_special_ids(

@@ -39,12 +39,13 @@ def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> P
     found = problem_of(error)
     path = str(scope["path"])[:MAX_PATH_CHARS]
     headers = dict(error.headers or {})
-    if (error.status_code, error.detail) == (405, "Method Not Allowed"):
+    own = path.removeprefix(str(scope.get("root_path", "")))
+    is_other_method = (error.status_code, error.detail) == (405, "Method Not Allowed")
+    if is_other_method and own not in flags:
         what = f"{path} takes {headers.get('Allow', 'other methods')}, not {scope['method']}."
         return problem(405, what, code="method_not_allowed", headers=headers)
-    if (error.status_code, error.detail) != (404, "Not Found"):
+    if not is_other_method and (error.status_code, error.detail) != (404, "Not Found"):
         return found
-    own = path.removeprefix(str(scope.get("root_path", "")))
     missing = unsupported_route(own)
     if missing is not None:
         return problem(404, missing, code="not_supported", headers=headers)

@@ -17,7 +17,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.constraint import Constraint, Grammar, JsonSchema
 from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.server.generate.structured_outputs import requested_constraint
-from dovetail.structured_output.compile_worker import Job
+from dovetail.structured_output.compile_worker import CompileResult, Job
 from dovetail.structured_output.compiler import ConstraintCompiler
 from dovetail.structured_output.select_backend import select_backend
 from dovetail_plugins.apis.completions.protocol import CompletionRequest
@@ -76,9 +76,9 @@ def test_bounds(cache_bytes: int, num_compiled: int, monkeypatch: pytest.MonkeyP
     test."""
     compiled: list[Job] = []
 
-    async def counted(self: ConstraintCompiler, job: Job, where: str) -> bytes:
+    async def counted(self: ConstraintCompiler, job: Job, where: str) -> CompileResult:
         compiled.append(job)
-        return b"artifact"
+        return CompileResult(artifact=b"artifact", rewritten=job.constraint)
 
     async def body(spec: StructuredOutputSpec) -> None:
         compiler = ConstraintCompiler(spec)

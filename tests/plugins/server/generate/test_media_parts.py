@@ -180,7 +180,7 @@ def test_options_of_media_need_a_model_that_takes_some() -> None:
         (lambda: responses({"type": "input_image", "file_id": "f"}), "input[0].content[0].file_id"),
         (lambda: messages({"type": "image", "source": {"type": "file", "file_id": "f"}}),
          "messages[0].content[0].source"),
-        (lambda: messages({"type": "document", "source": SOURCE}), "messages[0].content[0]"),
+        (lambda: messages({"type": "document", "source": SOURCE}), "messages[0].content[0].source"),
         (lambda: ollama("a", [3]), "messages[0].images"),  # type: ignore[list-item]
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from dovetail.errors import RequestError
 from dovetail.server.generate.chat_body import Message
 from dovetail.server.generate.template.messages import normalise, unused_extras
+from dovetail.server.generate.template.template import ChatTemplate
 from support.serving import USER, app_for, send
 
 PLAIN = "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.reasoning_content }}{% endfor %}"
@@ -25,7 +26,7 @@ READ_CALL = {"id": "c", "type": "function", "function": {"name": "add", "argumen
 
 def turn_of(template: str = PLAIN, **fields: Any) -> dict[str, Any]:
     message = Message.model_validate({"role": "assistant", **fields})
-    turns, _ = normalise([message], "string", template)
+    turns, _ = normalise([message], "string", ChatTemplate(template))
     return turns[0]
 
 
