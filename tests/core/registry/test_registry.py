@@ -337,7 +337,7 @@ def test_the_table_of_kinds() -> None:
     for kind in registry.KINDS.values():
         assert kind.group == f"dovetail.{kind.name}"
         assert kind.summary
-        assert kind.name in ("model", "model_type", "file_importer") or kind.flags
+        assert kind.name in ("command", "model", "model_type", "file_importer") or kind.flags
 
 
 def allow_auto(monkeypatch: pytest.MonkeyPatch) -> None:

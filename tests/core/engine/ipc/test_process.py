@@ -23,7 +23,8 @@ from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail_testing.fake_engine import fake_spec
 from support.wake_ups import counts_wake_ups, wake_ups
 
-CORE = Path(__file__).resolve().parents[4] / "core"
+ROOT = Path(__file__).resolve().parents[4]
+PATHS = os.pathsep.join(str(ROOT / part) for part in ("core", "kernels", "plugins"))
 
 PARENT = """
 import asyncio, sys
@@ -72,7 +73,7 @@ def test_no_child_and_no_socket_outlive_a_killed_parent(stage: str, tmp_path: Pa
     parent = subprocess.Popen(
         [sys.executable, str(script), stage],
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(CORE)},
+        env=os.environ | {"PYTHONPATH": PATHS},
     )
     with parent:
         assert parent.stdout is not None
@@ -253,7 +254,7 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
         with subprocess.Popen(
             [sys.executable, str(script), *engine.addresses_for(0)],
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(CORE)},
+            env=os.environ | {"PYTHONPATH": PATHS},
         ) as other:
             assert other.stdout is not None
             loop = asyncio.get_running_loop()
