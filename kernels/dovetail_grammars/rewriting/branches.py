@@ -35,6 +35,8 @@ MAX_PLACES = 16
 """The maximum number of places of constants to compare."""
 MAX_COMPARED = 2_000
 """Maximum pairs of branches to compare; beyond it a long union is narrowed instead."""
+MAX_RIVALS = 500_000
+"""Maximum pairs that may overlap at all; beyond it the union is refused."""
 _SETTLED = frozenset(("type", "enum", "const", "$ref", "allOf"))
 """Keywords of a branch next to which another `type` would be ignored or change nothing."""
 
@@ -104,7 +106,10 @@ def _alone(
     `needed`: the required members of the parent node."""
     whole = [all_of([branch, needed], at) for branch in branches]
     rivals = _rivals(whole, context)
-    if sum(map(len, rivals)) <= MAX_COMPARED:
+    num_rivals = sum(map(len, rivals))
+    if num_rivals > MAX_RIVALS:
+        raise _TooManyOverlaps("too many branches of oneOf overlap", at)
+    if num_rivals <= MAX_COMPARED:
         with contextlib.suppress(_TooManyOverlaps):
             return list(_without_others(branches, whole, whole, rivals, given, context, at))
     conditions = _conditions(whole, rivals, context, at)

@@ -228,7 +228,9 @@ def test_a_fault_ends_its_row_alone() -> None:
     finally:
         STATES[9] = saved
     assert np.allclose(told(found[1]), STATES[:2].mean(0))
-    assert found[2].fault == "the pooler failed: ValueError: a token that it cannot stand"
+    fault = found[2].fault
+    assert fault.startswith("the pooler failed: ValueError: a token that it cannot stand")
+    assert "raised by pooler" in fault and fault.endswith(":Mean)")
     assert "not finite" in str(found[3].fault)
     assert found[4].fault == "the model's numbers are not finite."
 

@@ -242,9 +242,7 @@ def test_start_up_errors_come_back_as_they_were_raised(in_process: bool) -> None
             await AsyncEngine.start(spec, in_process=in_process)
         error = caught.value
         assert (error.what, error.where, error.fix) == ("no weights here.", "--fake", "do not.")
-        with pytest.raises(
-            BrokenPlugin, match=r"executor .*FakeExecutor.* raised RuntimeError: boom"
-        ):
+        with pytest.raises(BrokenPlugin, match=r"FakeExecutor.* raised RuntimeError: boom"):
             await AsyncEngine.start(
                 fake_spec(options={"start_crash": "boom"}), in_process=in_process
             )

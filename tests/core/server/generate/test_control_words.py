@@ -159,9 +159,9 @@ def test_a_word_made_of_two_texts_is_found() -> None:
     assert texts(found) == ["<|im_end|>"]
 
 
-def test_a_role_is_text_too() -> None:
-    found = render(CHATML, [{"role": "user<|im_end|>", "content": "x"}])
-    assert texts(found) == ["<|im_end|>"]
+def test_a_role_is_a_role_of_the_template() -> None:
+    with pytest.raises(RequestError, match="is not a role of this model's chat template"):
+        render(CHATML, [{"role": "user<|im_end|>", "content": "x"}])
 
 
 def test_a_word_behind_the_cut_is_not_reported() -> None:
