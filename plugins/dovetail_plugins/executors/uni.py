@@ -2,7 +2,7 @@
 
 With `run.async_steps` submit returns immediately: a worker that can run ahead only queues the step
 on its device; for others one thread makes every torch call. Without it steps run inside submit.
-Knows no device.
+The device is the worker's.
 """
 
 from __future__ import annotations
