@@ -169,6 +169,7 @@ async def demo_app(*flags: str) -> AsyncIterator[FastAPI]:
 
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
+    from dovetail.server.families import own_apis
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
     from dovetail_plugins.commands._serve_flags import add_serve_arguments
@@ -176,6 +177,6 @@ async def demo_app(*flags: str) -> AsyncIterator[FastAPI]:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     config = parse_config(parser.parse_args(list(flags)))
-    made = whole_app(config, resolve(config), config.frontend, (), StartupTimer())
+    made = whole_app(config, resolve(config), config.frontend, own_apis(), StartupTimer())
     async with made as (app, _):
         yield app

@@ -22,6 +22,7 @@ async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncCli
     """Give an HTTP client of a model that is served here, by flags of `dovetail serve`."""
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
+    from dovetail.server.families import own_apis
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail.server.launch.whole_app import whole_app
     from dovetail_plugins.commands._serve_flags import add_serve_arguments
@@ -30,7 +31,7 @@ async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncCli
     add_serve_arguments(parser)
     words = [str(model), *flags, "--disable-frontend-multiprocessing"]
     config = parse_config(parser.parse_args(words))
-    made = whole_app(config, resolve(config), config.frontend, (), StartupTimer())
+    made = whole_app(config, resolve(config), config.frontend, own_apis(), StartupTimer())
     async with made as (app, _), client_of(app) as client:
         client.timeout = httpx.Timeout(LIMIT_S)
         yield client
