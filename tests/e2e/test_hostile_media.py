@@ -98,7 +98,7 @@ def to_speech(stage: Stage) -> Iterator[Sent]:
         "content": b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\nab",
         "headers": {"content-type": "multipart/form-data; boundary=x"}}, "cut off")  # fmt: skip
     yield Sent("no form", SPEECH, {"content": b"RIFF"}, "form")
-    yield Sent("JSON of another kind", SPEECH, {"json": {"file_url": {"a": 1}}}, "expected")
+    yield Sent("JSON of another kind", SPEECH, {"json": {"file_url": {"a": 1}}}, "another kind")
     yield Sent(
         "a file elsewhere", SPEECH, {"json": {"file_url": "file:///etc/passwd"}}, "not read here"
     )
