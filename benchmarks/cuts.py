@@ -44,7 +44,7 @@ NUM_WARM = 20
 """Cuts of each kind before the start is measured: by then caches and pools have what they hold."""
 NUM_ROWS = 10
 WHOLE_EVERY = 8
-"""One request of so many is not cut: moments are drawn from the time that it took."""
+"""Every eighth request is not cut; its duration is the range of the moments of later cuts."""
 SMALL_CACHES = (
     "--kv-cache-memory-bytes", "24M", "--structured-outputs-config.cache_bytes", "16777216",
 )  # fmt: skip

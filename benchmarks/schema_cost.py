@@ -62,7 +62,7 @@ def alone(backend: Any, schema: Any) -> None:
 
 
 def least_ms(work: Callable[[], None], rounds: int) -> float:
-    """Return the least processor time of so many rounds, in milliseconds."""
+    """Return the minimum processor time of `rounds` calls, in milliseconds."""
     times = []
     for _ in range(rounds):
         begun_s = time.process_time()

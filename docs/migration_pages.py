@@ -75,10 +75,9 @@ def code(names: Iterable[str]) -> str:
 
 def _commands() -> str:
     from dovetail import registry
-
-    commands = registry.names("command")
     from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND
 
+    commands = registry.names("command")
     names = next(row["names"] for row in facts("choices") if row["kind"] == "subcommand")
     kinds = next(row["names"] for row in facts("choices") if row["kind"] == "bench_type")
     missing = [n for n in names if n not in commands] + [

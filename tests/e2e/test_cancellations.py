@@ -12,7 +12,8 @@ import os
 import pytest
 
 from support.cut_kinds import KINDS, NAME
-from support.cuts import Holdings, Verdicts, cut_all, demo_app, settled
+from support.cuts import Holdings, Verdicts, cut_all, settled
+from support.whole_app import served_app
 
 pytest.importorskip("dovetail_plugins")
 NUM_EACH = int(os.environ.get("CANCELLED_PER_KIND", "5"))
@@ -25,7 +26,7 @@ SPARE_BYTES = 64 << 20
 @pytest.mark.timeout(max(600, 10 * NUM_EACH))
 def test_a_server_is_as_before_after_requests_of_every_kind_were_cut_off() -> None:
     async def main() -> tuple[Holdings, Holdings, Verdicts]:
-        async with demo_app("--max-num-seqs", "16", "--served-model-name", NAME) as app:
+        async with served_app("--max-num-seqs", "16", "--served-model-name", NAME) as app:
             await cut_all(app, seed=1, num_each=NUM_WARM)
             before = await settled(app)
             verdicts = await cut_all(app, seed=2, num_each=NUM_EACH)

@@ -9,11 +9,10 @@ minutes; `benchmarks/cuts.py` cuts them at a server's sockets.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,23 +159,3 @@ async def _call(
         await asyncio.sleep(0)
 
     await app(post_scope(path), receive, send)
-
-
-@contextlib.asynccontextmanager
-async def demo_app(*flags: str) -> AsyncIterator[FastAPI]:
-    """Give the application of the demo model with an engine of its own process."""
-    import argparse
-
-    from dovetail.config.parse.parse_config import parse_config
-    from dovetail.config.resolve import resolve
-    from dovetail.server.families import own_apis
-    from dovetail.server.launch.startup_timer import StartupTimer
-    from dovetail.server.launch.whole_app import whole_app
-    from dovetail_plugins.commands._serve_flags import add_serve_arguments
-
-    parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
-    config = parse_config(parser.parse_args(list(flags)))
-    made = whole_app(config, resolve(config), config.frontend, own_apis(), StartupTimer())
-    async with made as (app, _):
-        yield app

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from support.serving import client_of
 
@@ -18,8 +19,8 @@ LIMIT_S = 120.0
 
 
 @contextlib.asynccontextmanager
-async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Give an HTTP client of a model that is served here, by flags of `dovetail serve`."""
+async def served_app(*words: str) -> AsyncIterator[FastAPI]:
+    """Give the application that `dovetail serve` makes of these words, and its engine."""
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
     from dovetail.server.families import own_apis
@@ -29,10 +30,17 @@ async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncCli
 
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
-    words = [str(model), *flags, "--disable-frontend-multiprocessing"]
     config = parse_config(parser.parse_args(words))
     made = whole_app(config, resolve(config), config.frontend, own_apis(), StartupTimer())
-    async with made as (app, _), client_of(app) as client:
+    async with made as (app, _):
+        yield app
+
+
+@contextlib.asynccontextmanager
+async def whole_client(model: Path, *flags: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Give an HTTP client of a model that is served here, by flags of `dovetail serve`."""
+    words = (str(model), *flags, "--disable-frontend-multiprocessing")
+    async with served_app(*words) as app, client_of(app) as client:
         client.timeout = httpx.Timeout(LIMIT_S)
         yield client
 

@@ -27,7 +27,7 @@ class MoveDirectionality(Enum):
 @dataclass(frozen=True)
 class BatchUpdate:
     """What changed in the batch since the last step. `added` are (index, params, prompt ids, output
-    ids), of which the last is a list that grows; `moved` are (from, to, direction)."""
+    ids); the list of output ids grows later. `moved` are (from, to, direction)."""
 
     batch_size: int
     removed: Sequence[int]

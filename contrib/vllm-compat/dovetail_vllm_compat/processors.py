@@ -1,7 +1,7 @@
 """VllmLogitsProcessor: dovetail's logits processor over a class of vLLM's V1 interface.
 
-Such a class knows the rows of a batch by their index, is told of every change of the batch, and
-changes all rows at once. A row joins its batch when it first draws.
+Such a class identifies rows by their index in a batch, receives every change of the batch, and
+processes all rows in one call. A row joins its batch when it first draws.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _follow(known: list[int], output_ids: Sequence[int]) -> None:
 
 
 class VllmLogitsProcessor(LogitsProcessor):
-    """A logits processor of core over one that was written for vLLM."""
+    """An adapter: dovetail's interface in front of a logits processor written for vLLM."""
 
     info = Info(summary="a logits processor written for vLLM")
     claims = {ANY_FIELD: "fields of vllm_xargs that a class written for vLLM reads"}

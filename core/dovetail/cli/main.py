@@ -1,7 +1,7 @@
 """`dovetail`: finds the subcommand, prints help and errors, returns the exit status.
 
-Subcommands are plugins of the kind `command` (dovetail.interfaces.command). They are listed from
-metadata and source text; only the one that runs is imported.
+Subcommands are plugins of the kind `command` (dovetail.interfaces.command). The list of them comes
+from package metadata and source text, without imports; a command is imported to run it.
 """
 
 from __future__ import annotations

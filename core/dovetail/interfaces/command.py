@@ -35,4 +35,4 @@ class Command(Plugin):
 
     def run(self, args: argparse.Namespace) -> int:
         """Run; return the exit status. Raises: DovetailError, which is shown as cause and fix"""
-        raise NotImplementedError(f"{type(self).__name__} has parts, of which one runs")
+        raise NotImplementedError(f"{type(self).__name__} does not run; one of its parts does")

@@ -160,4 +160,4 @@ class Executor(Plugin):
         """Raise EngineDead when a worker has died. Cheap; called while idle."""
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Register a callback, called from any thread when a worker dies by itself."""
+        """Register a callback, called from any thread when a worker dies unexpectedly."""

@@ -83,7 +83,7 @@ class KVEventPublisher(Plugin):
 
     @classmethod
     def sample_options(cls, folder: str) -> dict[str, Any]:
-        """Return options for a test in a folder of its own. The default: none."""
+        """Return options for a test that has an empty folder. The default: none."""
         del folder
         return {}
 

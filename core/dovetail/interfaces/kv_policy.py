@@ -80,7 +80,7 @@ class HostUse(Protocol):
     def num_requests(self) -> int: ...
 
     def take_released(self) -> list[int]:
-        """Return, once, the loads from elsewhere that are no longer needed. Mutates: self"""
+        """Return the external loads that were released since the last call. Mutates: self"""
 
 
 class KVAccounting(KVCache, Protocol):

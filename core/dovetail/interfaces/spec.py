@@ -465,7 +465,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def _transfer_of(self, share: EngineShare) -> TransferSpec | None:
-        """Return one engine's connector settings, with an engine id of its own."""
+        """Return one engine's connector settings, with a separate engine id."""
         transfer = self.run.transfer
         if transfer is None:
             return None

@@ -74,7 +74,7 @@ OF_A_DEVICE = (
     *("run.model.dtype", "run.model.weight_dtype", "run.kv_dtype", "run.conv_state_dtype"),
     "kv_policy",
 )
-"""Paths unknown to a server without engines of its own: its machine may have another device."""
+"""Paths that depend on the device. A server that runs no engine does not know them."""
 
 
 def difference(

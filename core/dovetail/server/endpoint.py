@@ -103,6 +103,7 @@ from dovetail.server.generate.streaming import (
     StreamHead,
     cancel_on_disconnect,
     data_frame,
+    event_frame,
     merged,
     named_frame,
     one_line,

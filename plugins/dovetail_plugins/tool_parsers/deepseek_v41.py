@@ -5,11 +5,11 @@ Source: the encoding notes of DeepSeek-V4.1-Flash.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
+from dovetail_plugins.syntax.respelled import respelled_calls, respelled_samples
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
@@ -31,22 +31,8 @@ class DeepseekV41(DeepseekV4):
         source="https://huggingface.co/deepseek-ai/DeepSeek-V4.1-Flash",
     )
     markers: ClassVar[tuple[Markers, ...]] = (SECTION, INVOKE)
-    calls: ClassVar[XmlCalls] = replace(
-        DeepseekV4.calls,
-        head=_spaced(DeepseekV4.calls.head),
-        key=_spaced(DeepseekV4.calls.key),
-        value_end=_spaced(DeepseekV4.calls.value_end),
-        tail=_spaced(DeepseekV4.calls.tail),
-    )
-    samples: ClassVar[tuple[Sample, ...]] = tuple(
-        replace(
-            sample,
-            text=_spaced(sample.text),
-            content=_spaced(sample.content),
-            calls=tuple(replace(c, arguments=_spaced(c.arguments)) for c in sample.calls),
-        )
-        for sample in DeepseekV4.samples
-    )
+    calls: ClassVar[XmlCalls] = respelled_calls(DeepseekV4.calls, _spaced)
+    samples: ClassVar[tuple[Sample, ...]] = respelled_samples(DeepseekV4.samples, _spaced)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Layout, Markers, Sample, Tag
+from dovetail_plugins.syntax.respelled import respelled_calls, respelled_samples
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.deepseek_v32 import DSML, DeepseekV4
@@ -38,22 +39,8 @@ class GigaChat35(DeepseekV4):
         *(replace(t, start=_own(t.start)) for t in DeepseekV4.layout if isinstance(t, Tag)),
     )
     inner: ClassVar[tuple[str, ...]] = (GCML,)
-    calls: ClassVar[XmlCalls] = replace(
-        DeepseekV4.calls,
-        head=_own(DeepseekV4.calls.head),
-        key=_own(DeepseekV4.calls.key),
-        value_end=_own(DeepseekV4.calls.value_end),
-        tail=_own(DeepseekV4.calls.tail),
-    )
-    samples: ClassVar[tuple[Sample, ...]] = tuple(
-        replace(
-            sample,
-            text=_own(sample.text),
-            content=_own(sample.content),
-            calls=tuple(replace(c, arguments=_own(c.arguments)) for c in sample.calls),
-        )
-        for sample in DeepseekV4.samples
-    )
+    calls: ClassVar[XmlCalls] = respelled_calls(DeepseekV4.calls, _own)
+    samples: ClassVar[tuple[Sample, ...]] = respelled_samples(DeepseekV4.samples, _own)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

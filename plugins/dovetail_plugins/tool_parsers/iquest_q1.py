@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.text import Markers, Sample
+from dovetail_plugins.syntax.respelled import respelled_samples
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.tool_parsers.glm45 import Glm45
@@ -30,15 +31,7 @@ class IquestQ1(Glm45):
     )
     markers: ClassVar[tuple[Markers, ...]] = (REGION,)
     calls: ClassVar[XmlCalls] = replace(Glm45.calls, region=REGION)
-    samples: ClassVar[tuple[Sample, ...]] = tuple(
-        replace(
-            sample,
-            text=_own(sample.text),
-            content=_own(sample.content),
-            calls=tuple(replace(c, arguments=_own(c.arguments)) for c in sample.calls),
-        )
-        for sample in Glm45.samples
-    )
+    samples: ClassVar[tuple[Sample, ...]] = respelled_samples(Glm45.samples, _own)
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:

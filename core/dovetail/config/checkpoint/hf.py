@@ -243,7 +243,7 @@ def _verify_windows(path: str | Path, text: Mapping[str, Any], num_layers: int) 
 
 def _encoder(text: Mapping[str, Any], generation: Mapping[str, Any]) -> EncoderSpec | None:
     """Return the encoder of a generating encoder-decoder, or None. The decoder's first tokens are
-    the start token and, if it is forced, the one that follows."""
+    the start token and the forced first token, if there is one."""
     facts = facts_of(text)
     if not facts.encoder_input:
         return None

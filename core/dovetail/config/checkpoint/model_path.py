@@ -79,7 +79,7 @@ def find_model(
 
 
 def _usable(found: StoredModel) -> Path:
-    """Return the path of a stored model. Raises: ConfigError for one that cannot be served"""
+    """Return the path of a stored model. Raises: ConfigError if it cannot be served"""
     if found.fault:
         raise ConfigError(
             f"{found.name} is in {found.store}, but {found.fault}.",

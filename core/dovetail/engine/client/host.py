@@ -157,7 +157,7 @@ class EngineThread:
         """Return None: no other process can reach a thread."""
 
     def hand_over(self) -> None:
-        """Do nothing: there are no other processes."""
+        """Do nothing: this engine is a thread, so no process takes it over."""
 
     def watch(self, on_exit: OnExit) -> None:
         """Register a callback for the end of the engine."""

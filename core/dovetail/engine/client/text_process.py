@@ -277,7 +277,7 @@ def _give_up(future: asyncio.Future[Answer]) -> None:
 
 
 def _trim() -> None:
-    """Return freed memory to the system; glibc does not do so by itself."""
+    """Return freed memory to the system; glibc keeps it unless `malloc_trim` is called."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -47,7 +47,7 @@ class Vocabularies:
         self._lock = Lock()
 
     def knows(self, adapter: str) -> bool:
-        """Return whether an adapter is known ("": none), or has no vocabulary of its own."""
+        """Return whether an adapter ("": none) uses the model's vocabulary or a known one."""
         return not adapter or not self.can_grow or adapter in self._sources
 
     def is_new(self, sources: Iterable[AdapterSource]) -> bool:

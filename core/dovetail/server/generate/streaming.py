@@ -7,6 +7,7 @@ answer joins them.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import (
     AsyncGenerator,
@@ -243,6 +244,12 @@ def data_frame(data: bytes) -> bytes:
 def named_frame(name: str, data: bytes) -> bytes:
     """Return a named event."""
     return b"event: " + name.encode() + b"\n" + data_frame(data)
+
+
+def event_frame(event: dict[str, Any]) -> bytes:
+    """Return an event named by its "type", with the whole event as its JSON data."""
+    data = json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
+    return named_frame(event["type"], data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from dovetail.server.endpoint import (
     Step,
     UsageCounter,
     engine_names,
+    event_frame,
     named_frame,
 )
 from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
@@ -179,17 +179,17 @@ async def message_frames(
             changes = message.take(step)
             opening.usage = message.usage()
             started = opening.model_dump(exclude_unset=True)
-            yield _framed({"type": "message_start", "message": started})
-            yield _framed({"type": "ping"})
+            yield event_frame({"type": "message_start", "message": started})
+            yield event_frame({"type": "ping"})
             is_first = False
         else:
             changes = message.take(step)
         for change in changes:
             for event in _events(change):
-                yield _framed(event)
+                yield event_frame(event)
         if step.finish_reason is not None:
-            yield _framed(message.end())
-    yield _framed({"type": "message_stop"})
+            yield event_frame(message.end())
+    yield event_frame({"type": "message_stop"})
 
 
 async def message_body(steps: AsyncIterator[Step], message: Message) -> MessageReply:
@@ -197,12 +197,6 @@ async def message_body(steps: AsyncIterator[Step], message: Message) -> MessageR
     async for step in steps:
         message.take(step)
     return message.body()
-
-
-def _framed(event: dict[str, Any]) -> bytes:
-    return named_frame(
-        event["type"], json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
-    )
 
 
 def framing(request_id: str) -> Framing:

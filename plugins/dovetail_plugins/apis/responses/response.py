@@ -5,7 +5,6 @@ Source: the OpenAI API reference, responses and their streaming events.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -21,7 +20,7 @@ from dovetail.server.endpoint import (
     Step,
     UsageCounter,
     engine_names,
-    named_frame,
+    event_frame,
 )
 from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
 from dovetail_plugins.apis.responses.call_text import ARGUMENTS, INPUT
@@ -471,10 +470,10 @@ def _part(block: ContentBlock, text: str | None = None) -> dict[str, Any]:
 async def response_frames(news: AsyncIterator[News], answer: Answer) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream, framed. Mutates: answer"""
     for event in answer.begin():
-        yield framed(event)
+        yield event_frame(event)
     async for one in news:
         for event in answer.take(one):
-            yield framed(event)
+            yield event_frame(event)
 
 
 async def response_body(news: AsyncIterator[News], answer: Answer) -> ResponseReply:
@@ -484,14 +483,7 @@ async def response_body(news: AsyncIterator[News], answer: Answer) -> ResponseRe
     return answer.reply()
 
 
-def framed(event: dict[str, Any]) -> bytes:
-    """Return an encoded event."""
-    return named_frame(
-        event["type"], json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
-    )
-
-
 def framing(answer: Answer) -> Framing:
     """Return the framing of a response stream: an error ends the response and is sent as a failed
     response."""
-    return Framing(frame=bytes, end=b"", error=lambda found: framed(answer.fail(found)))
+    return Framing(frame=bytes, end=b"", error=lambda found: event_frame(answer.fail(found)))

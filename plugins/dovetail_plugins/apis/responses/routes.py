@@ -31,6 +31,7 @@ from dovetail.server.endpoint import (
     ServerState,
     StreamHead,
     count_prompt_tokens,
+    event_frame,
     event_stream_response,
     in_words_of,
     json_reply,
@@ -63,7 +64,6 @@ from dovetail_plugins.apis.responses.response import (
     RESPONSES,
     Answer,
     News,
-    framed,
     framing,
     response_body,
     response_frames,
@@ -396,7 +396,7 @@ async def _run(
                     if log is not None:
                         log.add(frame)
             except Exception as error:
-                kept.add(framed(answer.fail(problem_of(error))))
+                kept.add(event_frame(answer.fail(problem_of(error))))
 
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
