@@ -11,7 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 NOTE = "imported"
-OURS = ("dovetail", "dovetail_plugins", "dovetail_kernels")
+OURS = ("dovetail", "dovetail_grammars", "dovetail_kernels", "dovetail_plugins", "dovetail_testing")
 AT_START = ("sitecustomize", "usercustomize")
 IMPOSTOR = """
 import os

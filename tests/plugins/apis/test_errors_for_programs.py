@@ -16,7 +16,7 @@ from dovetail.errors import EngineDead, Overloaded, RequestFault
 from dovetail_testing.fake_async_engine import Script
 from support.serving import USER, app_for, client_of, send
 
-PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "errors_for_programs.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "errors_for_programs.md"
 LINES = PAGE.read_text(encoding="utf-8").splitlines()
 Fields = dict[str, Any]
 TOO_LONG = "a prompt that does not fit"
