@@ -295,9 +295,9 @@ class Registry:
     ) -> Iterator[None]:
         """Add entries {kind: {name: target}} inside the with block; `only` hides all others.
 
-        Files loaded and plugins hidden meanwhile are also undone at the end.
+        Plugins loaded, added from files and hidden inside the block are forgotten at its end.
         """
-        before = self._added, self._shows_discovered, self._blocked
+        before = self._added, self._shows_discovered, self._blocked, dict(self._loaded)
         entries = [
             Entry(
                 kind=kind if kind == HOOKS else kind_named(kind).name,
@@ -314,7 +314,7 @@ class Registry:
         try:
             yield
         finally:
-            self._added, self._shows_discovered, self._blocked = before
+            self._added, self._shows_discovered, self._blocked, self._loaded = before
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every kind with its entries, statuses and options, as plain data for docs.
