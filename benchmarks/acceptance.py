@@ -15,7 +15,7 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dovetail.config.checkpoint.model_path import find_model
+from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.interfaces.acceptance import Acceptance
 from dovetail.interfaces.plugin import NoOptions
 from dovetail_plugins.acceptance.rejection_sampler import RejectionSampler

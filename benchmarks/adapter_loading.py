@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.engine.client.sync_engine import SyncEngine
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.engine.client.offline.sync_engine import SyncEngine
+from dovetail.interfaces.data.adapter_spec import AdapterSource
 
 Clock = Callable[[], float]
 HIDDEN, INNER, LAYERS, KV_SIZE = 896, 4864, 24, 128

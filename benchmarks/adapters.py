@@ -36,7 +36,7 @@ from benchmarks.adapter_loading import (
     write_adapter,
 )
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.sync_engine import SyncEngine
+from dovetail.engine.client.offline.sync_engine import SyncEngine
 
 VOCAB = 151936
 CONFIG = {

@@ -25,7 +25,7 @@ import torch
 from dovetail import registry
 from dovetail.interfaces.all2all import All2All
 from dovetail.interfaces.communicator import Communicator, Membership
-from dovetail.process import Child, read_boot, spawn
+from dovetail.processes.process import Child, read_boot, spawn
 
 TOKENS = (1, 16, 256)
 COMMUNICATORS = ("shared_memory", "gloo")

@@ -122,7 +122,7 @@ def names() -> dict[str, str]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
-    from dovetail.config.rules.transformers_models import known_classes
+    from dovetail.config.rules.model.transformers_models import known_classes
 
     causal = dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     known = known_classes()

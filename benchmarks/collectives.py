@@ -25,7 +25,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from dovetail.process import Child, read_boot, spawn
+from dovetail.processes.process import Child, read_boot, spawn
 from dovetail_kernels.collective import SharedMemoryRanks
 
 KB = 1024

@@ -25,8 +25,8 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import RequestError, RequestFault
-from dovetail.interfaces.constraint import Literal
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.constraint import Literal
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.structured_output.compiler import ConstraintCompiler
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from benchmarks.drafts import GREEDY, params_of, questions
-from dovetail.config.checkpoint.model_path import find_model
+from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.client.sync_engine import SyncEngine
+from dovetail.engine.client.offline.sync_engine import SyncEngine
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Drafts of a tree or chain."""

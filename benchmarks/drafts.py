@@ -28,8 +28,8 @@ from typing import Any
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.client.sync_engine import SyncEngine
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.engine.client.offline.sync_engine import SyncEngine
+from dovetail.interfaces.data.sampling_params import SamplingParams
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "demo_model"
 NONE = "none"

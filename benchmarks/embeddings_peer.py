@@ -81,7 +81,7 @@ def bert_base(real: Path, folder: Path) -> None:
 
 def dovetail(folder: Path, flags: list[str]) -> Embed:
     """Return dovetail's vectors of texts, by the offline class."""
-    from dovetail.llm import LLM
+    from dovetail.llm.llm import LLM
 
     fields: dict[str, Any] = {
         name.removeprefix("--").replace("-", "_"): value

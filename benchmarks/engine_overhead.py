@@ -18,12 +18,12 @@ import msgspec
 
 from dovetail import registry
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.engine.client.input import InputProcessor, load_tokenizer
+from dovetail.engine.client.requests.input_processor import InputProcessor, load_tokenizer
 from dovetail.engine.core import EngineCore
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.step import RowResult, StepPlan, StepResult
-from dovetail_testing.fake_engine import FakeExecutor, fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.step import RowResult, StepPlan, StepResult
+from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
 
 NUM_TOKENS = 500
 LETTER = ord("a")

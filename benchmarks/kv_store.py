@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import LLM, SamplingParams
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 

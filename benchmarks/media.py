@@ -153,7 +153,7 @@ class Bench(Timer):
         params = self._params(temperature=0.0, max_tokens=120, ignore_eos=True)
         for i in range(4):
             engine.submit(engine.prepare([20 + i] * 30, params))
-        from dovetail.llm_prompts import listed
+        from dovetail.llm.prompts import listed
 
         (late,) = listed(self.prompt(self.fresh()))
         prepared = engine.prepare(late, params)

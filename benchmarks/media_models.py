@@ -53,7 +53,7 @@ def write_model(folder: Path, size: str, dtype: str) -> None:
     import torch
     import transformers as hf
 
-    from dovetail_testing.tiny_models import write_tiny_tokenizer
+    from dovetail_testing.tiny.models import write_tiny_tokenizer
 
     write_tiny_tokenizer(folder)
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)

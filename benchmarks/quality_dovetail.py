@@ -21,9 +21,9 @@ import numpy as np
 
 from benchmarks.quality_figures import Comparison, Reference, figures
 from dovetail import LLM
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import torch

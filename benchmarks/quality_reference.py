@@ -47,7 +47,7 @@ def windows_of(model: Path, count: int) -> tuple[list[list[int]], bool]:
     """Return the first tokens of each text, and whether a token begins every text."""
     from dovetail.config.config import Config
     from dovetail.config.resolve import resolve
-    from dovetail.engine.client.input import load_tokenizer
+    from dovetail.engine.client.requests.input_processor import load_tokenizer
 
     tokenizer: Any = load_tokenizer(resolve(Config.from_fields({"model": str(model)})))
     windows = [tokenizer.encode(text)[:WINDOW] for text in topics(TOPICS[:count])]

@@ -83,7 +83,7 @@ def windows_of(text: str, num_tokens: int) -> list[list[int]]:
     """Return the first tokens of a text in windows."""
     from tokenizers import Tokenizer
 
-    from dovetail.config.checkpoint.model_path import DEMO_PATH
+    from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
     tokenizer = Tokenizer.from_file(str(DEMO_PATH / "tokenizer.json"))
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]
@@ -96,7 +96,7 @@ def loaded(folder: Path, **options: str) -> Any:
 
     from dovetail.config.config import Config
     from dovetail.config.resolve import resolve
-    from dovetail.runner.loader import load_model
+    from dovetail.runner.load.loader import load_model
     from dovetail_testing.harness import PagedModel
 
     fields = {"model": str(folder), "dtype": "float32", "use_tqdm_on_load": False}
@@ -118,7 +118,7 @@ def chances(model: Any, windows: list[list[int]]) -> Any:
 def continued(windows: list[list[int]]) -> list[list[int]]:
     """Return what the model goes on with after the beginning of every window."""
     from dovetail import LLM, SamplingParams
-    from dovetail.config.checkpoint.model_path import DEMO_PATH
+    from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
     length = WINDOW - START
     asked = [
@@ -189,7 +189,7 @@ def best_temperature(chances: Any, windows: list[list[int]], first: int) -> floa
 def quantized(shown: str, folder: Path, text: Path, asked: argparse.Namespace) -> int:
     """Write the model by a method; return the bytes of its weights."""
     from dovetail.cli.main import main as dovetail
-    from dovetail.config.checkpoint.model_path import DEMO_PATH
+    from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
     method, has_groups, options = METHODS[shown]
     words = ["--group", str(asked.group)] if has_groups else []
@@ -214,7 +214,7 @@ def weights_bytes(folder: Path) -> int:
 
 def measured(asked: argparse.Namespace) -> list[Result]:
     """Return a result for the model itself and for each method."""
-    from dovetail.config.checkpoint.model_path import DEMO_PATH
+    from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
     windows = windows_of(chats(seed=999, count=asked.tokens // 50), asked.tokens)
     written = continued(windows)

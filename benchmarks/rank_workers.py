@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import KVLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel.groups import stage_after, stage_before
 from dovetail_testing.stage_worker import StageWorker

@@ -30,17 +30,12 @@ import psutil
 from benchmarks import rank_workers
 from benchmarks.ping_pong import PingPong
 from dovetail import LLM, SamplingParams, registry
-from dovetail.config.rules.cores import cores_of_ranks
-from dovetail.interfaces.spec import RankSpec, Selection
-from dovetail.interfaces.step import (
-    KVLayout,
-    NewRow,
-    RowStep,
-    StepPlan,
-)
+from dovetail.config.rules.machine.cores import cores_of_ranks
+from dovetail.interfaces.data.spec import RankSpec, Selection
+from dovetail.interfaces.data.step import KVLayout, NewRow, RowStep, StepPlan
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.executors.uni import UniExecutor
-from dovetail_testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 
 NUM_ROWS = 32
 PLAN_S = 200e-6

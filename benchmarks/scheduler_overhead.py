@@ -12,10 +12,10 @@ from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.schedule_spec import ScheduleSpec
-from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import KVLayer, RowResult, StepPlan, StepResult
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.spec import CacheSpec
+from dovetail.interfaces.data.step import KVLayer, RowResult, StepPlan, StepResult
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 

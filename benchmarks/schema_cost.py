@@ -18,7 +18,7 @@ from typing import Any
 from structured_output import PERSON, made_up
 
 from dovetail import registry
-from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.data.constraint import JsonSchema
 from dovetail.structured_output.first_token_probe import FirstTokenProbe
 from dovetail.structured_output.schemas import rewritten_constraint
 

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
-from dovetail.interfaces.constraint import JsonSchema
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.constraint import JsonSchema
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import LoadedConstraint
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.compiler import ConstraintCompiler

@@ -27,7 +27,7 @@ import psutil
 from foundation import ROOT, resident_bytes, serving
 from loads import complete, percentile, run_level
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
 CLIENTS = 16
 PART_S = 10.0

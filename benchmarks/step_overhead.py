@@ -21,15 +21,15 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import Selection
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
-from dovetail.interfaces.step import StepPlan
 from dovetail.layers.attention import Attention
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_testing.scripted_steps import Driver, DriveRequest
-from dovetail_testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 
 BAR_S, BAR_ROW_S = 300e-6, 10e-6
 WAYS = {

@@ -24,14 +24,14 @@ import torch
 
 from dovetail import registry
 from dovetail.errors import PluginError
-from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Regex
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.constraint import Choice, Constraint, JsonSchema, Literal, Regex
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.llm import LLM
+from dovetail.llm.llm import LLM
 
 NUM_REQUESTS = 16
 PERSON: dict[str, Any] = {

@@ -219,7 +219,7 @@ def _routes() -> str:
 
 def _fields() -> str:
     """Return the fields of requests that are refused because a feature is missing."""
-    from dovetail.server.generate.undeclared_fields import UNSUPPORTED_FIELDS
+    from dovetail.server.generate.body.undeclared_fields import UNSUPPORTED_FIELDS
     from dovetail.unsupported import sentence
 
     rows = _by_reason((name, sentence(feature)) for name, feature in UNSUPPORTED_FIELDS.items())

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.registry import register
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Regex
+from dovetail.interfaces.data.constraint import Choice, Constraint, JsonSchema, Literal, Regex
 
 CITY = {
     "type": "object",

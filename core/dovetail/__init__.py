@@ -14,9 +14,9 @@ from dovetail.version import __version__
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
     from dovetail.inputs import PromptType, TextPrompt, TokensPrompt
-    from dovetail.interfaces.pooling_params import PoolingParams
-    from dovetail.interfaces.sampling_params import SamplingParams
-    from dovetail.llm import LLM
+    from dovetail.interfaces.data.pooling_params import PoolingParams
+    from dovetail.interfaces.data.sampling_params import SamplingParams
+    from dovetail.llm.llm import LLM
     from dovetail.lora_request import LoRARequest
     from dovetail.outputs import (
         ClassificationRequestOutput,
@@ -60,10 +60,10 @@ _HOMES = {
     "TextPrompt": "dovetail.inputs",
     "TokensPrompt": "dovetail.inputs",
     "AsyncEngine": "dovetail.engine.client.async_engine",
-    "LLM": "dovetail.llm",
+    "LLM": "dovetail.llm.llm",
     "LoRARequest": "dovetail.lora_request",
-    "PoolingParams": "dovetail.interfaces.pooling_params",
-    "SamplingParams": "dovetail.interfaces.sampling_params",
+    "PoolingParams": "dovetail.interfaces.data.pooling_params",
+    "SamplingParams": "dovetail.interfaces.data.sampling_params",
     "register": "dovetail.registry",
 }
 

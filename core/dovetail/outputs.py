@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dovetail.engine.client.outputs import Completion as CompletionOutput
-from dovetail.engine.client.outputs import GenerationResult as RequestOutput
-from dovetail.engine.client.outputs import Logprob
-from dovetail.engine.client.pooling_results import (
+from dovetail.engine.client.pooling.results import (
     ClassificationResult as ClassificationRequestOutput,
 )
-from dovetail.engine.client.pooling_results import EmbeddingResult as EmbeddingRequestOutput
-from dovetail.engine.client.pooling_results import PoolingResult as PoolingRequestOutput
-from dovetail.engine.client.pooling_results import ScoringResult as ScoringRequestOutput
-from dovetail.llm_beams import BeamSearchOutput, BeamSearchSequence
+from dovetail.engine.client.pooling.results import EmbeddingResult as EmbeddingRequestOutput
+from dovetail.engine.client.pooling.results import PoolingResult as PoolingRequestOutput
+from dovetail.engine.client.pooling.results import ScoringResult as ScoringRequestOutput
+from dovetail.engine.client.results.outputs import Completion as CompletionOutput
+from dovetail.engine.client.results.outputs import GenerationResult as RequestOutput
+from dovetail.engine.client.results.outputs import Logprob
+from dovetail.llm.beams import BeamSearchOutput, BeamSearchSequence
 
 __all__ = [
     "BeamSearchOutput",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.sampling_params import SamplingParams, StructuredOutputsParams
-from dovetail.llm_beams import BeamSearchParams
+from dovetail.interfaces.data.sampling_params import SamplingParams, StructuredOutputsParams
+from dovetail.llm.beams import BeamSearchParams
 
 GuidedDecodingParams = StructuredOutputsParams
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.interfaces.sealed_block import unsealed
+from dovetail.interfaces.data.sealed_block import unsealed
 from dovetail.json_values import json_value
 
 ABOUT = "about.json"

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.checkpoint_code import CheckpointCode
+from dovetail.interfaces.data.checkpoint_code import CheckpointCode
 
 PACKAGE = "dovetail_checkpoint_code"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.config.rules.cores import UNBOUND
-from dovetail.config.rules.joining import BACKEND
+from dovetail.config.rules.machine.cores import UNBOUND
+from dovetail.config.rules.parallel.joining import BACKEND
 from dovetail.engine.faults import error_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dovetail.interfaces.plugin import Value
 
 _HASHES = "dovetail.engine.kv.prefix_hash"
-_ROPE_RULES = "dovetail.layers.rotary"
+_ROPE_RULES = "dovetail.layers.attention.rotary"
 
 # Number types of weights and activations: the choices of --dtype.
 # `value` is torch's name of the type; None leaves the choice to the checkpoint and the device.
@@ -61,8 +61,8 @@ BLOCK_SIZE_128 = Value(summary="128 tokens: short block tables, more unused slot
 BLOCK_SIZE_256 = Value(summary="256 tokens: required by flash-attn 2", value=256)
 
 # Hashes by which equal prefixes are found: the choices of --prefix-caching-hash-algo.
-# `value` is the "module:attribute" of a BlockHash (`dovetail.interfaces.block_hash`). All of them
-# are keyed with a secret of the running engine, at full length, so names taken over from other
+# `value` is the "module:attribute" of a BlockHash (`dovetail.interfaces.data.block_hash`). All of
+# them are keyed with a secret of the running engine, at full length, so names taken over from other
 # servers are no weaker here.
 HASH_SHA256 = Value(summary="keyed SHA-256", value=f"{_HASHES}:SHA256")
 HASH_BLAKE2B = Value(
@@ -77,7 +77,7 @@ HASH_SHA256_CBOR_64BIT = Value(
 
 # How the rotary embedding is stretched: rope_type in --rope-scaling and in checkpoints.
 # `value` is the "module:function" of the rule: it takes RopeSettings and returns Frequencies (see
-# `dovetail.layers.rotary`).
+# `dovetail.layers.attention.rotary`).
 ROPE_TYPE_DEFAULT = Value(summary="no scaling", value=f"{_ROPE_RULES}:default")
 ROPE_TYPE_LINEAR = Value(summary="positions divided by factor", value=f"{_ROPE_RULES}:linear")
 ROPE_TYPE_DYNAMIC = Value(

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,

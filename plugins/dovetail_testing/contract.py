@@ -10,9 +10,9 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import PluginError, UnavailablePlugin
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import ModelSpec
 
 Clause = TypeVar("Clause")
 _GATES = "dovetail_gates"

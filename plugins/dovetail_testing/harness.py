@@ -19,26 +19,20 @@ from dovetail import registry
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.rules.selections import stored_quantization
 from dovetail.interfaces.attention import AttentionBackend, BatchLayout
+from dovetail.interfaces.data.spec import ModelSpec, RankSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.model import BuildContext, Model
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.attention import Attention
-from dovetail.layers.context import (
-    INDEX_KEYS,
-    LATENTS,
-    ForwardContext,
-    LayerCache,
-    use_context,
-)
+from dovetail.layers.attention.latent import LatentAttention
+from dovetail.layers.context import INDEX_KEYS, LATENTS, ForwardContext, LayerCache, use_context
 from dovetail.layers.kept import Keeper
-from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.stages import stage_of
 from dovetail.layers.state import RowStates, State
 from dovetail.layers.weights import load_weights
-from dovetail_plugins.layers.indexed_attention import IndexedAttention
-from dovetail_plugins.layers.rounding import FLOAT, ActivationOptions
+from dovetail_plugins.layers.attention.indexed import IndexedAttention
+from dovetail_plugins.layers.stored.rounding import FLOAT, ActivationOptions
 from dovetail_testing.reference import ReferenceAttention
 
 P = TypeVar("P", bound=Plugin)

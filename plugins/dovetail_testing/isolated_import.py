@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 
 Wanted = tuple[str, str, tuple[str, ...]]
 TIMEOUT_S = 300

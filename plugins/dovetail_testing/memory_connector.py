@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts, StoreIndex
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.selection import Selection
 
 
 class MemoryIndex(StoreIndex):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from dovetail.interfaces.schedule_spec import ScheduleSpec
-from dovetail.interfaces.step import (
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.step import (
     KVLayout,
     NewRow,
     RowResult,

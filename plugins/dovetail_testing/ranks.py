@@ -14,9 +14,9 @@ import msgspec
 import torch
 
 from dovetail import registry
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.parallel.groups import join, leave
-from dovetail.process import Child, read_boot, spawn
+from dovetail.processes.process import Child, read_boot, spawn
 from dovetail_testing.harness import PagedModel, load_model
 
 NUM_RANKS = 2

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import KVLayout, NewRow, RowStep, StepPlan, StepResult, TokenLogprobs
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import (
+    KVLayout,
+    NewRow,
+    RowStep,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 

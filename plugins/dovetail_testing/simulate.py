@@ -21,13 +21,13 @@ from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.kv.paged import Paged
 from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.spec import CacheSpec
+from dovetail.interfaces.data.step import KVLayer, KVLayout, RowStep, StepPlan, StepResult
 from dovetail.interfaces.kv_policy import KVPolicy
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, RowStep, StepPlan, StepResult
 from dovetail_testing.paged_runner import PagedRunner, drawn_token
 
 VOCAB_SIZE = 50

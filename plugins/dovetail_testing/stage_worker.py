@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import KVLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
-from dovetail_testing.tiny import HEAD_SIZE, KV_HEADS, WINDOW_TOKENS
+from dovetail_testing.tiny.transformer import HEAD_SIZE, KV_HEADS, WINDOW_TOKENS
 
 
 class StageWorker(Worker):

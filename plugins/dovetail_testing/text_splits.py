@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.text import Layout, Markers, Sample, Tag, Tool, ToolCall
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tag, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 
 NUM_RANDOM_CUTS = 40

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 11

@@ -7,14 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dovetail.interfaces.kv_connector import (
-    Buffer,
-    KVConnector,
-    Part,
-    Parts,
-    RanksFor,
-    StoreFacts,
-)
+from dovetail.interfaces.kv_connector import Buffer, KVConnector, Part, Parts, RanksFor, StoreFacts
 from dovetail.interfaces.kv_event_publisher import EventBatch, KVEventPublisher
 from dovetail.interfaces.plugin import Info
 from dovetail_testing.memory_connector import MemoryIndex, MemoryStore

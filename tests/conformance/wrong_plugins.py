@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
-from dovetail.interfaces.block_hash import BlockHash
+from dovetail.interfaces.data.block_hash import BlockHash
+from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.platform import Platform, PlatformDefaults, PlatformLimits
 from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 
 

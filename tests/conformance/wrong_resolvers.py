@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Info
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.step import StepPlan, StepResult
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail_plugins.communicators.gloo import GlooCommunicator
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.models import phi3

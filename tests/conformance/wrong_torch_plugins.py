@@ -16,7 +16,10 @@ from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.paged import Paged
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import CacheSpec, ModelSpec
+from dovetail.interfaces.data.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.kv_policy import KVAccounting, KVRoom
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
@@ -24,12 +27,9 @@ from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, NamedActivation
 from dovetail.interfaces.quantizer import Inputs, Quantized
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.spec import CacheSpec, ModelSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.tokenizer import PairFrame
-from dovetail.layers.rotary import Frequencies, RopeSettings, linear
+from dovetail.layers.attention.rotary import Frequencies, RopeSettings, linear
 from dovetail_kernels.op import Implementation
 from dovetail_plugins.communicators.gloo import GlooCommunicator
 from dovetail_plugins.drafters.eagle import Eagle

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.handshake import read_exactly
 from dovetail.interfaces.kv_connector import KVConnector
+from dovetail.processes.handshake import read_exactly
 from support.kv_packages import (
     KEY,
     block,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dovetail.config.rules.kv_transfer import own_name
+from dovetail.config.rules.steps.kv_transfer import own_name
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import KVConnector
 from dovetail.registry import discovery

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from dovetail.process import import_paths
+from dovetail.processes.process import import_paths
 from dovetail.server.generate.server_state import Parsers
-from dovetail_testing.fake_async_engine import FakeTokenizer, Script
+from dovetail_testing.fakes.async_engine import FakeTokenizer, Script
 from support.server_process import ServerProcess
 from support.serving import app_for
 from support.vllm_files import FILES, PACKAGE, TOOL_BODIES, load_parser

@@ -16,9 +16,9 @@ import torch
 from dovetail import LLM, SamplingParams, registry
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import RowTokens
-from dovetail.process import import_paths
+from dovetail.processes.process import import_paths
 from dovetail_testing.contracts.test_logits_processor import made
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from dovetail_vllm_compat import batches
 from dovetail_vllm_compat.processors import ForeignBatch
 from support.server_process import ServerProcess

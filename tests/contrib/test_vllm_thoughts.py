@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.text import Markers
+from dovetail.interfaces.data.text import Markers
 from dovetail.server.generate.events import CountedSession
 from support.serving import NameAndJson, Thinks
 from support.vllm_files import load_parser, plan_of, query, read, tokens_of

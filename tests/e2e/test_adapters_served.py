@@ -21,7 +21,7 @@ from dovetail import LLM, LoRARequest, SamplingParams
 from dovetail.cli.main import main
 from dovetail.errors import RequestError
 from dovetail_testing.checkpoints import code_running_pickle
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.server_process import ServerProcess
 from support.tiny_adapters import merged, write_adapter
 

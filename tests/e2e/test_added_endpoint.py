@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e

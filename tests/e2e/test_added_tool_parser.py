@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e

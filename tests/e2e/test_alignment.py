@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.encoder_prompt import EncoderPrompt
-from dovetail.engine.client.outputs import numbers
+from dovetail.engine.client.requests.encoder_prompt import EncoderPrompt
+from dovetail.engine.client.results.outputs import numbers
 from dovetail.errors import RequestError
-from dovetail.interfaces.media import Feature, PartPlace, PromptPart
-from dovetail.interfaces.sampling_params import Alignment
-from dovetail.runner.alignment import path, prominence
-from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
+from dovetail.interfaces.data.sampling_params import Alignment
+from dovetail.runner.media.alignment import path, prominence
+from dovetail_testing.tiny.families import VOCAB_SIZE
 from support.tiny_encoder_decoders import write_encoder_decoder
 
 whisper = pytest.importorskip("transformers.models.whisper.generation_whisper")

@@ -13,7 +13,7 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, PluginError
 from dovetail_plugins.attention.torch_sdpa import TorchSdpa
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.tiny_encoder_decoders import write_encoder_decoder
 
 PROMPT = list(range(3, 33))

@@ -9,10 +9,10 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.demo import bundled_drafts
+from dovetail.config.rules.model.demo import bundled_drafts
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.claims import claimed_fields, extra_args
+from dovetail.engine.client.requests.claims import claimed_fields, extra_args
 from dovetail.errors import RequestError
 from dovetail.registry import load_file
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail_testing.models import write_random_checkpoint, write_replay_checkpoint
 from support.server_process import ServerProcess
 from support.serving import events_of, joined

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}

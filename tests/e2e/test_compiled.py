@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from dovetail_kernels.cpu.library import ISA_VARIABLE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, logging, sys
 from torch._inductor import cpu_vec_isa
 from dovetail import LLM, SamplingParams
-from dovetail.runner import compiled, timing_passes
+from dovetail.runner.replay import compiled, timing_passes
 
 logging.basicConfig(level="INFO")
 timing_passes.FEW_TOKENS = ()  # one graph is enough

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail_testing.models import write_replay_checkpoint
 from support.server_process import ServerProcess
 from support.server_rig import LIMIT_S, NUM_STREAMS, STREAM_TOKENS, Crowd, Rig, demo_rig

@@ -18,7 +18,7 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.draft_price import DraftPrice
 from dovetail.engine.drafting import _PricedDraftLength
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 
@@ -99,7 +99,7 @@ def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
 def never_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let requests draft all the time: one that pauses begins anew, and guesses by less. Verify
     what is unlikely, too: all that heads say that learned nothing."""
-    monkeypatch.setattr("dovetail.runner.draft_chain.LEFT_OUT", 1)
+    monkeypatch.setattr("dovetail.runner.drafts.chain.LEFT_OUT", 1)
     monkeypatch.setattr(_PricedDraftLength, "_pause", lambda *given: None)
     monkeypatch.setattr(DraftPrice, "pays", lambda *given: True)
 

@@ -11,9 +11,9 @@ import pytest
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.errors import ConfigError
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.drafts import KNOWN, Engine, assert_same, params, prompts, write_known
 
 FEW: dict[str, dict[str, int]] = {

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.encoder_prompt import EncoderPrompt
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.requests.encoder_prompt import EncoderPrompt
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.media import Feature, PartPlace, PromptPart
-from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
+from dovetail_testing.tiny.families import VOCAB_SIZE
 from support.older_transformers import skip_where_older
 from support.tiny_encoder_decoders import FAMILIES, write_encoder_decoder
 

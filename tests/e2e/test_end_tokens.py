@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.interfaces.constraint import JsonSchema, Regex
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail.interfaces.data.constraint import JsonSchema, Regex
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
 from dovetail_testing.contract import skipping_unavailable
 from support.demo_copies import demo_copy, with_file
 

@@ -20,12 +20,12 @@ from dovetail import registry
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
-from dovetail.engine.client.outputs import join_deltas
+from dovetail.engine.client.results.outputs import join_deltas
 from dovetail.errors import EngineDead
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.llm import LLM
-from dovetail_testing.fake_engine import EOS, VOCAB_SIZE, fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.llm.llm import LLM
+from dovetail_testing.fakes.engine import EOS, VOCAB_SIZE, fake_spec
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from dovetail import LLM
-from dovetail.config.rules.platform import usable_cores
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.config.rules.machine.platform import usable_cores
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
 pytestmark = [

@@ -19,7 +19,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams, registry
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.errors import DovetailError
 from dovetail.observability.logging import LineFormatter, name_plugin
 from dovetail.registry.blame import described

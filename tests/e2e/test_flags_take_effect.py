@@ -21,25 +21,25 @@ import torch
 
 from dovetail import LLM, SamplingParams, registry
 from dovetail.config import resolve as resolving
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.checks import check_choices, load_plugin_files
-from dovetail.config.rules.demo import with_demo_fields
-from dovetail.config.rules.stat_loggers import stat_loggers
+from dovetail.config.rules.model.demo import with_demo_fields
+from dovetail.config.rules.observability.stat_loggers import stat_loggers
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.step import StepPlan
-from dovetail.server.generate.parsers import choose_parsers
+from dovetail.server.generate.tools.parsers import choose_parsers
 from dovetail.server.launch.engine_start import max_queued
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.workers import cpu
 from dovetail_testing.models import write_random_checkpoint, write_replay_checkpoint
-from dovetail_testing.tiny import tiny_run
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.transformer import tiny_run
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("with_test_models")
@@ -184,7 +184,7 @@ from dovetail import register
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Markers
+from dovetail.interfaces.data.text import Markers
 from support.serving import NameAndJson
 
 
@@ -422,7 +422,7 @@ def test_stat_loggers_and_their_options(folder: Path) -> None:
 
 def test_worker_and_executor_by_path(folder: Path) -> None:
     """--worker-cls and --distributed-executor-backend: the classes named are those that run."""
-    worker = "dovetail_testing.tiny_worker:TinyWorker"
+    worker = "dovetail_testing.tiny.worker:TinyWorker"
     (executor,) = [e.target for e in registry.entries("executor") if e.name == "uni"]
     with open_llm(folder, worker_cls=worker, distributed_executor_backend=executor) as llm:
         assert type(llm._engine.core._executor.worker).__name__ == "TinyWorker"
@@ -472,7 +472,7 @@ def test_methods_are_added_to_the_worker(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_device(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.config.rules.platform.no_cuda_reason", lambda: None)
+    monkeypatch.setattr("dovetail.config.rules.machine.platform.no_cuda_reason", lambda: None)
     assert spec_of(folder, device=name, kv_cache_memory_bytes="1M").worker.name == name
 
 
@@ -516,7 +516,7 @@ def test_allow_long_max_model_len(folder: Path) -> None:
 def test_settings_of_the_engine_reach_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--engine-reply-timeout, --engine-step-timeout, --socket-dir and --cpu-cores, no further: what
     follows has tests of its own."""
-    monkeypatch.setattr("dovetail.config.rules.cores.usable_processors", lambda: {2, 3})
+    monkeypatch.setattr("dovetail.config.rules.machine.cores.usable_processors", lambda: {2, 3})
     spec = spec_of(
         folder, engine_reply_timeout=3, engine_step_timeout=4, socket_dir="/run", cpu_cores="3"
     )
@@ -530,7 +530,9 @@ ELSEWHERE = Value(summary="started by another", value="some.package:Starter")
 def test_several_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--data-parallel-size, -size-local, -backend, -router, -hybrid-lb, -start-rank, -rank, and
     -address and -rpc-port, which change nothing where all engines are here."""
-    monkeypatch.setattr("dovetail.config.rules.engines.usable_cores", lambda processors=(): 2)
+    monkeypatch.setattr(
+        "dovetail.config.rules.parallel.engines.usable_cores", lambda processors=(): 2
+    )
     spec = spec_of(
         folder, data_parallel_size=2, data_parallel_size_local=2, data_parallel_backend="mp",
         data_parallel_router="round_robin", data_parallel_address="h", data_parallel_rpc_port=1,

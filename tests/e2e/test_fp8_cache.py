@@ -20,12 +20,12 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail.layers.attention import attention_layers
-from dovetail.layers.kv_scales import set_scales
-from dovetail.runner.loader import load_model
+from dovetail.layers.attention.kv_scales import set_scales
+from dovetail.runner.load.loader import load_model
 from dovetail.runner.measure import MEASURED_TOKENS
 from dovetail_kernels.cpu.library import library
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import found_logprobs, wanted_logprobs
 
 Scales = list[tuple[float, float]]

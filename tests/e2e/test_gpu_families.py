@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gpus import CPU, CUDA, NEEDS_GPU, engine
 from support.tiny_encoder_decoders import FAMILIES as ENCODER_DECODERS
 from support.tiny_encoder_decoders import write_encoder_decoder

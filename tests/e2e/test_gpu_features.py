@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail import LLM, LoRARequest, SamplingParams
-from dovetail.engine.client.encoder_prompt import EncoderPrompt
-from dovetail.interfaces.constraint import Regex
-from dovetail.interfaces.media import Feature, PartPlace, PromptPart
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail.engine.client.requests.encoder_prompt import EncoderPrompt
+from dovetail.interfaces.data.constraint import Regex
+from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.gpus import CPU, CUDA, NEEDS_GPU, ON_GPU, engine
 from support.media import data_url, picture
 from support.tiny_encoder_decoders import write_encoder_decoder

@@ -16,7 +16,14 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import PluginError
-from dovetail.interfaces.constraint import Choice, Constraint, Grammar, JsonSchema, Literal, Regex
+from dovetail.interfaces.data.constraint import (
+    Choice,
+    Constraint,
+    Grammar,
+    JsonSchema,
+    Literal,
+    Regex,
+)
 from support.hostile_constraints import HOSTILE
 from support.server_process import ServerProcess
 from support.server_rig import NUM_STREAMS, Crowd, demo_rig

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from dovetail.interfaces.media_settings import MIB
+from dovetail.interfaces.data.media_settings import MIB
 from dovetail.multimodal.content import MediaItem
 from support.hostile_media import ANSWERS, CASES, WHERE, Stage, fill
 from support.media import Site, data_url, picture, tone

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.kv_engines import free_port
 from support.server_process import ServerProcess
 from support.wake_ups import counts_wake_ups, wake_ups_a_second

@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.engine.client.results.outputs import GenerationResult
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 TOLERANCE = 1e-4
 SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}

@@ -66,7 +66,7 @@ def test_what_is_refused(client: httpx.Client, body: dict[str, Any], param: str)
 
 
 def test_models_that_generate_have_none(tmp_path: Path) -> None:
-    from dovetail_testing.tiny_models import write_tiny_checkpoint
+    from dovetail_testing.tiny.models import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(tmp_path, "LlamaForCausalLM")
     with pytest.raises(ConfigError, match="generates"):

@@ -11,22 +11,13 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import kv_engines
-from support.kv_engines import (
-    GREEDY,
-    Paths,
-    connected,
-    forget,
-    loaded,
-    settle,
-    tokens,
-    told,
-)
+from support.kv_engines import GREEDY, Paths, connected, forget, loaded, settle, tokens, told
 from support.tiny_encoder_decoders import write_encoder_decoder
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)

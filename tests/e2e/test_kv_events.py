@@ -19,7 +19,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_event_publisher import BlockRemoved, BlockStored, EventBatch
 from dovetail_plugins.kv_event_publishers.zmq import ZmqOptions, ZmqPublisher, address_of
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.kv_engines import sample_of
 
 pytestmark = pytest.mark.e2e

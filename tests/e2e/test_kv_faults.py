@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces.sealed_block import seal
+from dovetail.interfaces.data.sealed_block import seal
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.kv_engines import sample_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

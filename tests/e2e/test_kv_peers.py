@@ -12,21 +12,12 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
 from dovetail_plugins.kv_connectors import _peer_client
 from support import kv_engines
-from support.kv_engines import (
-    ENGINE,
-    Paths,
-    forget,
-    loaded,
-    peer,
-    settle,
-    tokens,
-    told,
-)
+from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]

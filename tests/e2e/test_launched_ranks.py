@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.rules.launch import launch_of
+from dovetail.config.rules.machine.launch import launch_of
 from dovetail.errors import ConfigError
-from dovetail.process import child_environment
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.processes.process import child_environment
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import ranks_answers
 
 pytestmark = pytest.mark.e2e

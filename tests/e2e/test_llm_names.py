@@ -12,7 +12,7 @@ import transformers
 
 from dovetail import LLM, RequestOutput, TextPrompt, TokensPrompt
 from dovetail.errors import RequestError
-from dovetail.llm_facts import ABSENT
+from dovetail.llm.facts import ABSENT
 from dovetail.outputs import CompletionOutput, Logprob
 from dovetail.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from dovetail import LLM
-from dovetail.config.rules.platform import usable_cores
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.config.rules.machine.platform import usable_cores
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from support.server_process import ServerProcess
 
 pytestmark = [

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.config.rules.media import PROCESSOR_FILES
+from dovetail.config.rules.multimodal.media import PROCESSOR_FILES
 from dovetail.errors import RequestError
 from support.media import tone
 from support.server_process import ServerProcess

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e
@@ -147,7 +147,7 @@ class OddForCausalLM(DecoderForCausalLM):
 ODD_FACTS = '''
 """Facts of Odd."""
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 ODD = Value(

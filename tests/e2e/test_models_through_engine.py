@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
-from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.older_transformers import skip_where_older
 
 TOLERANCE = 1e-4

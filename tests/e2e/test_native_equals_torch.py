@@ -22,18 +22,13 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.runner.loader import load_model, num_bytes
+from dovetail.runner.load.loader import load_model, num_bytes
 from dovetail_kernels.cpu.library import ISA_VARIABLE, library, missing_reason
 from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8_groups
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
-from support.dequantized import (
-    dequantized_model,
-    found_logprobs,
-    round_inputs,
-    wanted_logprobs,
-)
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.dequantized import dequantized_model, found_logprobs, round_inputs, wanted_logprobs
 from support.reference_products import per_group
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")

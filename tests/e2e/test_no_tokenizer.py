@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
 IDS = [5, 6, 7, 8, 9]

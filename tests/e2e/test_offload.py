@@ -17,15 +17,15 @@ from torch import nn
 from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.host_memory import offload_bytes
+from dovetail.config.rules.machine.host_memory import offload_bytes
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.layers.placement import WeightHolder
-from dovetail.runner.offload import HostCourier, Offload
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.layers.linear.placement import WeightHolder
+from dovetail.runner.load.offload import HostCourier, Offload
 from dovetail_kernels.cpu import library as native
 from dovetail_plugins.platforms.cpu import CpuPlatform
 from dovetail_plugins.platforms.cuda import CudaPlatform
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8, 9] * 5, [3, 4, 5]]

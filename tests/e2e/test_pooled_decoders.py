@@ -16,16 +16,9 @@ from torch import nn
 
 from dovetail import LLM
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from support.tiny_decoders import (
-    SIZE,
-    hidden_states,
-    saved,
-    tiny_model,
-    to_length_1,
-    write_modules,
-)
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from support.tiny_decoders import SIZE, hidden_states, saved, tiny_model, to_length_1, write_modules
 
 pytestmark = pytest.mark.e2e
 

@@ -16,15 +16,8 @@ from torch import nn
 
 from dovetail import LLM
 from dovetail.errors import ConfigError
-from dovetail.interfaces.pooling_params import PoolingParams
-from support.tiny_decoders import (
-    SIZE,
-    add_tensors,
-    as_internlm2,
-    hidden_states,
-    saved,
-    tiny_model,
-)
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from support.tiny_decoders import SIZE, add_tensors, as_internlm2, hidden_states, saved, tiny_model
 
 pytestmark = pytest.mark.e2e
 

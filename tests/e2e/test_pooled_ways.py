@@ -14,19 +14,12 @@ import torch
 from torch import nn
 
 from dovetail import LLM
-from dovetail.engine.client.pooled_input import PooledInput
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.pooling.input_processor import PooledInput
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.core import StepOutput
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.pooling_params import PoolingParams
-from support.tiny_decoders import (
-    SIZE,
-    hidden_states,
-    saved,
-    tiny_model,
-    to_length_1,
-    write_modules,
-)
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from support.tiny_decoders import SIZE, hidden_states, saved, tiny_model, to_length_1, write_modules
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
 

@@ -17,11 +17,11 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, UnavailablePlugin
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.step import StepPlan, StepResult
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.layers.native import use_ops
 from dovetail.registry import discovery
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 
 SAMPLE = Path(__file__).resolve().parents[2] / "contrib" / "pretend-device"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

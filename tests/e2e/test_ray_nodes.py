@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dovetail.process import child_environment
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.processes.process import child_environment
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.orphans import survivors
 from support.server_process import ServerProcess
 

@@ -19,8 +19,8 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
 from dovetail.errors import ConfigError, EngineDead
-from dovetail.process import child_environment
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.processes.process import child_environment
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import ranks_answers
 
 ray = pytest.importorskip("ray", reason="ray is not installed; make test-machines installs it")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail import LLM
-from dovetail.runner.recorded import MAX_PROMPT_TOKENS, MAX_PROMPTS
+from dovetail.runner.replay.recorded import MAX_PROMPT_TOKENS, MAX_PROMPTS
 from dovetail_kernels.cpu.library import library, missing_reason
 from support.tiny_encoders import write_tiny_bert
 

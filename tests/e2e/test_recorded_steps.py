@@ -10,7 +10,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.config.rules.platform import usable_cores
+from dovetail.config.rules.machine.platform import usable_cores
 from support.orphans import survivors
 from support.server_process import ServerProcess
 

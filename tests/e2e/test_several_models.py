@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.certificates import Certificates, make_certificates
 from support.server_process import ServerProcess
 

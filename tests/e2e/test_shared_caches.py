@@ -13,8 +13,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail_plugins.layers import shared_attention
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_plugins.layers.attention import shared as shared_attention
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 FAMILIES = ("Gemma3nForCausalLM", "Gemma4ForCausalLM")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)

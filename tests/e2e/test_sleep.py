@@ -18,7 +18,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.server_process import ServerProcess
 
 MIB = 1 << 20
@@ -154,7 +154,7 @@ def test_only_where_it_was_allowed(folder: Path) -> None:
             llm.sleep()
         assert tokens(llm)
     with pytest.raises(ConfigError, match="does not support sleep mode") as caught:
-        open_llm(folder, worker_cls="dovetail_testing.tiny_worker:TinyWorker")
+        open_llm(folder, worker_cls="dovetail_testing.tiny.worker:TinyWorker")
     assert caught.value.where == "--enable-sleep-mode"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dovetail import SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.engine.client.results.outputs import GenerationResult
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.drafts import (
     FEW,
     KNOWN,

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from support.demo_copies import demo_copy, with_file, with_header, with_weights
 
 pytestmark = pytest.mark.e2e

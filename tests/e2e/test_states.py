@@ -12,8 +12,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.interfaces.step import StateLayer
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.interfaces.data.step import StateLayer
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 PROMPTS = [list(range(3, 43)), list(range(5, 25)), [4, 8]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.constraint import Choice, JsonSchema, Literal, Regex
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
+from dovetail.interfaces.data.constraint import Choice, JsonSchema, Literal, Regex
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
 from dovetail_testing.contract import skipping_unavailable
 
 PERSON: dict[str, Any] = {

@@ -16,11 +16,11 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.step_stats import StepCounter
-from dovetail.interfaces.constraint import Regex
+from dovetail.interfaces.data.constraint import Regex
 from dovetail.interfaces.stats import StepStats
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
@@ -329,8 +329,10 @@ def test_what_cannot_be_is_told_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dovetail.config.rules.ranks.usable_cores", lambda *asked: 2)
-    monkeypatch.setattr("dovetail.config.rules.cores.usable_processors", lambda *asked: {0, 1})
+    monkeypatch.setattr("dovetail.config.rules.parallel.ranks.usable_cores", lambda *asked: 2)
+    monkeypatch.setattr(
+        "dovetail.config.rules.machine.cores.usable_processors", lambda *asked: {0, 1}
+    )
     assert main(["serve", *words]) == 2
     error = capsys.readouterr().err
     assert told in error and "fix:" in error

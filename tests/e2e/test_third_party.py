@@ -16,13 +16,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from dovetail import LLM, SamplingParams, registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import AmbiguousPlugin, BrokenPlugin, ConfigError, UnknownPlugin
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.registry import BUILT_IN
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support import serving
 from support.third_party import installed
 
@@ -34,7 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.interfaces.block_hash import BlockHash
+from dovetail.interfaces.data.block_hash import BlockHash
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.plugin import Info, Value
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy

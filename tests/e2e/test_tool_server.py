@@ -22,7 +22,7 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.errors import ConfigError
 from dovetail_plugins.apis.responses.mcp import (
     MAX_RESULT_BYTES,
@@ -31,7 +31,7 @@ from dovetail_plugins.apis.responses.mcp import (
     connected,
     named_servers,
 )
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from dovetail_testing.models import write_replay_checkpoint
 from support.server_process import ServerProcess
 from support.serving import app_for, send

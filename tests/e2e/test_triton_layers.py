@@ -17,7 +17,7 @@ import pytest
 
 from dovetail_kernels.cpu.library import ISA_VARIABLE
 from dovetail_kernels.gpu import VARIABLE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1}

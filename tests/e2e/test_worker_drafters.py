@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
 from dovetail.errors import ConfigError
-from dovetail.interfaces.constraint import Regex
+from dovetail.interfaces.data.constraint import Regex
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import TokenLogprobs
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

@@ -14,7 +14,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 from dovetail_testing.models import (
     RandomLogitsModel,
     ReplayModel,
@@ -22,7 +22,7 @@ from dovetail_testing.models import (
     write_random_checkpoint,
     write_replay_checkpoint,
 )
-from dovetail_testing.tiny import PlainWeights, tiny_run
+from dovetail_testing.tiny.transformer import PlainWeights, tiny_run
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,19 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES = 500
 FUNCTION_LINES = 80
 CORE_LINES = 75_000
+FOLDER_FILES = 25
+ONE_FILE_EACH = {
+    "core/dovetail/interfaces": "a file for each kind of plugin",
+    "plugins/dovetail_testing/contracts": "a file for each kind of plugin",
+    "plugins/dovetail_plugins/commands": "a file for each subcommand",
+    "plugins/dovetail_plugins/load_formats": "a file for each format",
+    "plugins/dovetail_plugins/model_types": "a file for each model type",
+    "plugins/dovetail_plugins/models": "a file for each model family",
+    "plugins/dovetail_plugins/quantization": "a file for each method",
+    "plugins/dovetail_plugins/reasoning_parsers": "a file for each parser",
+    "plugins/dovetail_plugins/tool_parsers": "a file for each parser",
+}
+"""Folders with more files, all of one sort."""
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 SOURCES = sorted(
@@ -51,6 +65,18 @@ def test_budget(path: Path) -> None:
     assert long == []
     if tree.body:
         assert ast.get_docstring(tree), "a module opens with what it is and what it does not know"
+
+
+def test_folders_have_few_files() -> None:
+    """In a long list of files nobody finds anything: files about one subject make a folder."""
+    sizes = Counter(
+        name_of(path.parent)
+        for part in ("core", "plugins", "kernels")
+        for path in (ROOT / part).rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    full = {folder for folder, files in sizes.items() if files > FOLDER_FILES}
+    assert full == set(ONE_FILE_EACH)
 
 
 def test_core_is_small() -> None:

@@ -68,6 +68,17 @@ def test_the_map_shows_the_floors_of_the_server() -> None:
     assert mapped == [name.rpartition(".")[2] for name in reversed(order)]
 
 
+def test_a_plain_request_passes_few_files() -> None:
+    """A feature that a request does not use is not on its way."""
+    table = (ROOT / "docs" / "map.md").read_text().partition("## A plain chat request")[2]
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", table.partition("\n## ")[0], re.MULTILINE)
+    files = {int(number): re.findall(r"`([\w/]+\.py)`", where) for number, where in rows}
+    assert len(files) >= 15 and sum(map(len, files.values())) <= 40
+    text = {path for number in range(4, 14) for path in files[number]}
+    chat = {path for path in text if re.search("chat|conversation", path)}
+    assert len(text - chat) + 1 <= 25  # and the routes of completions
+
+
 def test_every_path_in_the_map_exists() -> None:
     text = (ROOT / "docs" / "map.md").read_text()
     paths = re.findall(r"`((?:core|plugins|kernels|contrib|tests|docs|examples)/[^`*{ ]+)`", text)

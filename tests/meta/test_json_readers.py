@@ -13,7 +13,7 @@ BARE = re.compile(
 READER = "core/dovetail/json_values.py"
 BY_THEMSELVES = {
     "plugins/dovetail_plugins/inspect/trial.py": "a refusal that its own child process has written",
-    "core/dovetail/interfaces/constraint.py": "constraints that this server has written",
+    "core/dovetail/interfaces/data/constraint.py": "constraints that this server has written",
     "core/dovetail/json_text.py": "the one reader of calls that models write",
     "plugins/dovetail_plugins/executors/_launched_ranks.py": "an address that rank 0 has written",
     "plugins/dovetail_plugins/gguf/_grids.py": "a file of the package",

@@ -69,7 +69,7 @@ def test_a_load_on_a_server_needs_no_engine() -> None:
         "    assert main(['bench', 'serve', '--base-url', 'http://127.0.0.1:9']) == 1\n"
         "import dovetail_plugins.bench.serve_report\n"
         "from dovetail_plugins.bench.prompts import load_tokenizer\n"
-        "from dovetail.config.checkpoint.model_path import DEMO_PATH\n"
+        "from dovetail.config.checkpoint.sources.model_path import DEMO_PATH\n"
         "load_tokenizer(DEMO_PATH)\n"
     )
     loaded = modules_after(code)

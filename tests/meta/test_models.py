@@ -124,4 +124,4 @@ def test_core_names_no_family() -> None:
 
 def test_the_search_finds_names() -> None:
     kit = ROOT / "plugins" / "dovetail_testing"
-    assert families_named_in(kit / "tiny_families.py", {"llama"}, kit)
+    assert families_named_in(kit / "tiny" / "families.py", {"llama"}, kit)

@@ -21,7 +21,7 @@ BY_HAND = {
     "plugins/dovetail_plugins/batch/drive.py": "a line's task gives its own place back",
     "core/dovetail/joining/reception.py": "a guest's thread gives its own place back",
     "core/dovetail/parallel/halves.py": "two threads take turns",
-    "core/dovetail/runner/encoder_pass.py": "two threads take turns",
+    "core/dovetail/runner/media/encoder_pass.py": "two threads take turns",
     "plugins/dovetail_plugins/apis/batches/runner.py": "a line's task gives its own place back",
     "core/dovetail/structured_output/compiler.py": "the turn is left to the task that compiles",
 }

@@ -113,7 +113,7 @@ def test_children_are_started_in_one_place() -> None:
         p.relative_to(ROOT).as_posix() for p in product if STARTS_A_CHILD.search(p.read_text())
     }
     assert {path for path in found if "/dovetail_testing/" not in path} == {
-        "core/dovetail/process.py", "core/dovetail/structured_output/compile_worker.py",
+        "core/dovetail/processes/process.py", "core/dovetail/structured_output/compile_worker.py",
         "plugins/dovetail_plugins/executors/_ray_guard.py",
     }  # fmt: skip
 

@@ -23,8 +23,9 @@ from dovetail.config.config import flags
 from dovetail.config.report.describe import state_of
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
-from dovetail.server.generate import bodies, undeclared_fields
-from dovetail.server.generate.ignored_fields import FieldReporter
+from dovetail.server.generate.body import fields as bodies
+from dovetail.server.generate.body import undeclared_fields
+from dovetail.server.generate.body.ignored_fields import FieldReporter
 from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route
 from dovetail.unsupported import FEATURES
 from dovetail_plugins.apis.responses.input import UNSUPPORTED_FIELDS, chat_of

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dovetail.interfaces.acceptance import Acceptance
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan
 from dovetail.interfaces.logits import RowTokens
 from dovetail.interfaces.plugin import Info, NoOptions
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NewRow, RowStep, StepPlan
-from dovetail.runner.batch import Batch
-from dovetail.runner.sampled_drafts import SampledDrafts
-from dovetail.runner.verify import RowDraws, drawn_positions, verify_drafts
+from dovetail.runner.drafts.sampled import SampledDrafts
+from dovetail.runner.drafts.verify import RowDraws, drawn_positions, verify_drafts
+from dovetail.runner.rows.batch import Batch
 from dovetail.sampling.acceptance import DRAFT_STREAM, Proposals
 from dovetail.sampling.sampler import Draws, Sampler
 from dovetail_kernels.sample.definition import uniforms

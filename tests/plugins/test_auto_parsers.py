@@ -14,7 +14,7 @@ import pytest
 from dovetail import registry
 from dovetail.cli.main import main
 from dovetail.config.config import Config
-from dovetail.server.generate.parsers import choose_parsers
+from dovetail.server.generate.tools.parsers import choose_parsers
 
 HF = "https://huggingface.co/"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

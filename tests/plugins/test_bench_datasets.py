@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchPrompt, DatasetQuery
 from dovetail.interfaces.tokenizer import Tokenizer

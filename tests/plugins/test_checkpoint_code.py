@@ -17,8 +17,8 @@ from dovetail.config.checkpoint.code_files import read_code
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
 from dovetail_plugins.bench.prompts import tokenizer_of
 from dovetail_plugins.bench.settings import TargetFlags
 from dovetail_plugins.inspect.collect import inspect
@@ -184,7 +184,7 @@ def test_a_tokenizer_elsewhere_has_a_pin_of_its_own(checkpoint: Path, tmp_path: 
 
 def test_code_that_nothing_needs_does_not_run(tmp_path: Path) -> None:
     """dovetail has the class: the flag asks for nothing, and no pin is missing."""
-    from dovetail_testing.tiny_models import write_tiny_checkpoint
+    from dovetail_testing.tiny.models import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(tmp_path, "LlamaForCausalLM")
     settings = json.loads((folder / "config.json").read_text())

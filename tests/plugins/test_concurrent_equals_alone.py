@@ -19,11 +19,11 @@ from dovetail import registry
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv import prefix_hash
 from dovetail.engine.messages import EngineRequest
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.schedule_spec import ScheduleSpec
-from dovetail.interfaces.spec import CacheSpec, EngineSpec, ModelSpec, RunSpec, Selection
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.spec import CacheSpec, EngineSpec, ModelSpec, RunSpec, Selection
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
 VOCAB = 128
 MAX_TOKENS, MAX_ROWS, STEP_TOKENS = 128, 32, 40

@@ -16,13 +16,8 @@ from dovetail import LLM
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.registry import load
-from dovetail_testing.tiny_models import write_tiny_checkpoint
-from support.dequantized import (
-    dequantized_model,
-    found_logprobs,
-    round_inputs,
-    wanted_logprobs,
-)
+from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.dequantized import dequantized_model, found_logprobs, round_inputs, wanted_logprobs
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "contrib/example-plugin/dovetail_example_plugin"
 BITNET = f"{EXAMPLE}/bitnet.py:BitNet"

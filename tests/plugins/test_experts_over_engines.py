@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from dovetail import registry
+from dovetail.interfaces.data.spec import ExpertBalanceSpec, RankSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import ExpertBalanceSpec, RankSpec
-from dovetail.layers.experts import Experts
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
-from dovetail.runner.expert_balancer import ExpertBalancer
+from dovetail.runner.load.expert_balancer import ExpertBalancer
 from dovetail_testing.contract import model_spec
 from dovetail_testing.ranks import ODD_AND_EVEN
 from dovetail_testing.thread_ranks import ThreadRanks
-from dovetail_testing.tiny import PlainWeights
+from dovetail_testing.tiny.transformer import PlainWeights
 
 SIZE, INNER, NUM_EXPERTS, PICKED = 16, 12, 8, 3
 FUSED = {f"{name}_proj": ("gate_up_proj", name) for name in ("gate", "up")}

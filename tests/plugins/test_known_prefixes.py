@@ -15,6 +15,7 @@ from plugins.test_prefix_decisions import View
 
 from dovetail.engine.client.cache_news import CacheNews, feeds_of
 from dovetail.engine.client.routing import Routing
+from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.kv_event_publisher import (
     AllBlocksCleared,
     BlockRemoved,
@@ -24,7 +25,6 @@ from dovetail.interfaces.kv_event_publisher import (
     EventsSpec,
 )
 from dovetail.interfaces.router import RoutedRequest, RouterFacts
-from dovetail.interfaces.selection import Selection
 from dovetail.registry.options import options_for
 from dovetail_plugins.kv_event_publishers.zmq import ZmqPublisher
 from dovetail_plugins.routers import prefix_aware

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.config.rules.launch import launch_of
+from dovetail.config.rules.machine.launch import launch_of
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail_plugins.executors import _launched_ranks
 from dovetail_plugins.executors._launched_ranks import difference
 from dovetail_plugins.executors._ray_places import fair_share
 from dovetail_plugins.ranks.door import Hello
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
 
 def test_a_launcher_that_cannot_be_reached_is_named(

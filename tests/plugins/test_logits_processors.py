@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.sampling.sampler import Sampler
 from dovetail_plugins.logits_processors.allowed_token_ids import AllowedTokenIds
 from dovetail_plugins.logits_processors.bad_words import BadWords, completing_ids

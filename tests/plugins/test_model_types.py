@@ -15,8 +15,8 @@ from dovetail import registry
 from dovetail.config.checkpoint.context_length import model_tokens
 from dovetail.config.checkpoint.model_facts import TABLE, facts_of, has_rotary
 from dovetail.errors import ConfigError
-from dovetail.interfaces.model_facts import ModelFacts
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.model_facts import ModelFacts
+from dovetail.interfaces.data.spec import ModelSpec
 
 ELSEWHERE = frozenset(
     {

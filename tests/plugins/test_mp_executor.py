@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from dovetail.errors import ConfigError, EngineDead, RequestError
-from dovetail.interfaces.spec import RankSpec, Selection
-from dovetail.interfaces.step import StepPlan
+from dovetail.interfaces.data.spec import RankSpec, Selection
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.structured_output import AnswerConstraint
 from dovetail_plugins.executors._local_ranks import LocalRanks
 from dovetail_plugins.executors.mp import MpExecutor
 from dovetail_plugins.ranks import executor as ranks_executor
 from dovetail_plugins.ranks.executor import Loss, first_loss
-from dovetail_testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 from support import moody_worker
 from support.moody_worker import CRASH, HANG, LAYER
 

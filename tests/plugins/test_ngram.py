@@ -9,12 +9,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.registry import options_for
-from dovetail_plugins.drafters.ngram import (
-    MAX_CANDIDATES,
-    NgramDrafter,
-    NgramOptions,
-    TokenIndex,
-)
+from dovetail_plugins.drafters.ngram import MAX_CANDIDATES, NgramDrafter, NgramOptions, TokenIndex
 from dovetail_testing.contract import model_spec
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Markers, Tool
+from dovetail.interfaces.data.text import Markers, Tool
 from dovetail.server.generate.events import (
     Collected,
     CountedSession,

@@ -13,11 +13,11 @@ from msgspec import structs
 from dovetail.config.config import Config
 from dovetail.config.rules.selections import select_stat_loggers
 from dovetail.errors import ConfigError
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.stats import Caller, RequestStats, RequestTimes
 from dovetail_plugins.stat_loggers._otlp_spans import phases_of
 from dovetail_plugins.stat_loggers.otlp import OtlpTraces
-from dovetail_testing.fakes import request_stats
+from dovetail_testing.fakes.objects import request_stats
 from support.otlp_collector import Collector, attributes_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from dovetail import registry
+from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Tool
 from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.parser_fuzz import examples, random_text, registered
 

@@ -8,8 +8,8 @@ import pytest
 
 from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.config import Config
-from dovetail.config.rules import platform
-from dovetail.config.rules.device import select_platform
+from dovetail.config.rules.machine import platform
+from dovetail.config.rules.machine.device import select_platform
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail_plugins.platforms.cpu import CpuPlatform
 from dovetail_plugins.platforms.cuda import CudaPlatform

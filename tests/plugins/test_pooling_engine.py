@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dovetail import LLM, PoolingParams
-from dovetail.engine.client.outputs import numbers
+from dovetail.engine.client.results.outputs import numbers
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import EMBED
+from dovetail.interfaces.data.pooling_params import EMBED
 from support.tiny_encoders import mixed_texts, word_tokenizer, write_tiny_bert
 
 PARAMS = PoolingParams(task=EMBED)

@@ -9,7 +9,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.generate.tool_choice import known_markers
+from dovetail.server.generate.tools.tool_choice import known_markers
 from dovetail_plugins.reasoning_parsers.deepseek_r1 import DeepseekR1
 from dovetail_plugins.reasoning_parsers.qwen3 import Qwen3
 from dovetail_testing.text_splits import parse_in_pieces, random_cuts

@@ -10,12 +10,12 @@ import torch
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import ModelSpec, RunSpec, Selection
-from dovetail.runner.loader import load_model, num_bytes
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import ModelSpec, RunSpec, Selection
+from dovetail.runner.load.loader import load_model, num_bytes
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_testing.scripted_steps import Collector, Driver, DriveRequest
-from dovetail_testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

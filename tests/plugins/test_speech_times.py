@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail_plugins.logits_processors.speech_times import NAME, SpeechTimes
 
 WORDS = 20

@@ -21,7 +21,7 @@ from dovetail.observability import metrics
 from dovetail_plugins.stat_loggers.jsonl import RequestLines
 from dovetail_plugins.stat_loggers.log import LogStats
 from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
-from dovetail_testing.fakes import request_stats, step_stats
+from dovetail_testing.fakes.objects import request_stats, step_stats
 
 REFERENCE = json.loads(
     (Path(__file__).resolve().parents[1] / "reference" / "metrics.json").read_text()
@@ -76,7 +76,7 @@ def test_deprecated_metrics_are_shown_only_when_asked_for() -> None:
     code = (
         "from dovetail.observability import metrics\n"
         "from dovetail_plugins.stat_loggers.prometheus import PrometheusStats as P\n"
-        "from dovetail_testing.fakes import request_stats, step_stats\n"
+        "from dovetail_testing.fakes.objects import request_stats, step_stats\n"
         "p = P(P.Options(), 'm', 64)\n"
         "p.step(step_stats(step_tokens=1)); p.request(request_stats())\n"
         "print(metrics.exposition().decode())\n"

@@ -17,12 +17,12 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.kv.host_blocks import HostBlockAccounting
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
-from dovetail.runner import host_blocks
+from dovetail.runner.kv import host_blocks
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.priority import PriorityFirst
 from dovetail_testing.simulate import SimReport, SimSettings, Simulation, simulate
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 TIGHT = ContinuousOptions(growth_blocks=0)
 NUM_BLOCKS: dict[tuple[int | None, ...], int] = {(None,): 24, (None, 9): 40, (8,): 8}
@@ -193,7 +193,7 @@ def test_a_worker_that_does_not_swap_is_not_asked_to(folder: Path) -> None:
     with pytest.raises(ConfigError, match="does not support swapping") as caught:
         LLM(
             str(folder),
-            worker_cls="dovetail_testing.tiny_worker:TinyWorker",
+            worker_cls="dovetail_testing.tiny.worker:TinyWorker",
             swap_space=1,
             skip_tokenizer_init=True,
         )

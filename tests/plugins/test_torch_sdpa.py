@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import AttentionQuery
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.interfaces.spec import Selection
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_plugins.attention import _torch_paged
 from dovetail_plugins.attention.torch_sdpa import TorchSdpa
 from dovetail_testing.attention_cases import CASES, AttentionStep
 from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
-from dovetail_testing.tiny import WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import WINDOW_TOKENS, tiny_layout, tiny_run
 
 CPU = torch.device("cpu")
 SDPA = Selection(

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.interfaces.data.step import StepResult
 from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import StepResult
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_kernels.cpu.library import missing_reason, usable_cores
 from dovetail_plugins.workers import cpu
 from dovetail_plugins.workers.cpu import CpuWorker
 from dovetail_plugins.workers.cuda import CudaWorker
-from dovetail_testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 from support.fake_device import FakeDevice
 
 
@@ -162,7 +162,7 @@ import os, sys, time
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 import torch
 from dovetail.interfaces.plugin import NoOptions
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 from dovetail_plugins.workers.cpu import CpuWorker
 
 numbers = torch.ones(1 << 18)

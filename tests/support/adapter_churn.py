@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import LLM
-from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.layers.adapters import SlotWeights
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.layers.adapters.linear import SlotWeights
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.written_lora import write_lora
 
 RUNNING, SERVED, NUM_TOKENS = 32, 6, 8

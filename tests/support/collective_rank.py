@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail.process import Child, open_channel, read_boot, spawn
+from dovetail.processes.process import Child, open_channel, read_boot, spawn
 from dovetail_kernels.collective import RankError, SharedMemoryRanks
 from dovetail_kernels.collective.cases import cases, check_case, random_cases
 from dovetail_kernels.cpu.library import Library, library

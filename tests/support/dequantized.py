@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
 
 Meant = Callable[[str, torch.Tensor], torch.Tensor]
 """A linear layer's name and its weight [O, I] give the matrix that is meant."""

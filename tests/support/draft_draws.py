@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import draft_heads
 from support.draft_heads import VOCAB
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 Weights = dict[str, torch.Tensor]
 Guess = Callable[["Target", list[int], int], list[int]]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.client.outputs import GenerationResult
+from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.interfaces.stats import StepStats
 
 ROOMY, FEW = 400, 30

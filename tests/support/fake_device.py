@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
 from dovetail.runner.device import Graph, HostDevice
 from dovetail_testing.reference import ReferenceAttention
 

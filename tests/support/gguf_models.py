@@ -17,7 +17,7 @@ from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import load_weights
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny.families import VOCAB_SIZE
 
 
 def loaded(path: Path, *, activations: str = "float") -> PagedModel:

@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.constraint import Choice, Constraint, Grammar, JsonSchema, Literal, Regex
+from dovetail.interfaces.data.constraint import (
+    Choice,
+    Constraint,
+    Grammar,
+    JsonSchema,
+    Literal,
+    Regex,
+)
 
 
 def nested(keyword: str, depth: int, width: int = 2) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 import torch
 
-from dovetail.interfaces.media_settings import MIB
+from dovetail.interfaces.data.media_settings import MIB
 from dovetail.multimodal.content import MediaItem
 from support.media import (
     Answer,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.interfaces.data.sealed_block import HEADER_BYTES, seal
 from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
-from dovetail.interfaces.sealed_block import HEADER_BYTES, seal
 from dovetail.registry.options import options_for
 
 CONTRIB = Path(__file__).resolve().parents[2] / "contrib"

@@ -12,8 +12,8 @@ import numpy as np
 
 from dovetail.config.checkpoint.media_tokens import PLAIN_KINDS
 from dovetail.errors import ConfigError, DovetailError
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
 from dovetail.multimodal.processors import ARGUMENTS, load_processor, rate_of
 from support.verdicts import BACKED, NATIVE, REFUSED, WRONG, Verdict, promise_of
 

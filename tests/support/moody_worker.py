@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import Preparation
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import KVLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 
 LAYER = KVLayer(name="a", num_kv_heads=1, head_size=8, dtype="float32")

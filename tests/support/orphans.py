@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 
 
 def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:

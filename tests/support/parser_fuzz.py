@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from dovetail.errors import PluginError
-from dovetail.interfaces.text import Layout, Markers, Tag
+from dovetail.interfaces.data.text import Layout, Markers, Tag
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail_testing.text_splits import damaged, parse_in_pieces, random_cuts
 

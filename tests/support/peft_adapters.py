@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.sampling_params import SamplingParams
 
 Json = dict[str, Any]
 

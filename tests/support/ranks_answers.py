@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces.constraint import Regex
+from dovetail.interfaces.data.constraint import Regex
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 64,

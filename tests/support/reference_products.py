@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.reference import ACTIVATIONS
 from dovetail_kernels.gemm.weight import Weight, rounds_to_int8
-from dovetail_plugins.layers import matrix_linear
+from dovetail_plugins.layers.stored import matrix_linear
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.data.constraint import JsonSchema
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     LoadedConstraint,

@@ -16,7 +16,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 from support.orphans import is_running
 
 READY = re.compile(r"^(?!\[.* at unix:).*ready in [\d.]+ s at ((?:https?://|unix:)\S+)")

@@ -15,9 +15,9 @@ import httpx
 from fastapi import FastAPI
 
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.interfaces.data.text import Markers, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.app import build_app
 from dovetail.server.families import ServedApi, build_apis
@@ -25,7 +25,7 @@ from dovetail.server.generate.server_state import Parsers
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.ui.files import PageFiles
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 
 Answer = TypeVar("Answer")
 

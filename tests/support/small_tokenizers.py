@@ -12,7 +12,7 @@ from tokenizers import (
     trainers,
 )
 
-from dovetail_testing.tiny_models import TRAINING_TEXT
+from dovetail_testing.tiny.models import TRAINING_TEXT
 
 SPECIAL = ["<|begin|>", "<|end|>", "<unk>", "<s>", "</s>"]
 

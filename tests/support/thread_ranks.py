@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dovetail.interfaces.communicator import Membership
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.parallel import groups
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
 from support.divided_attention import LIMIT_S, Meeting, ThreadCommunicator

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import DERIVED, write_tiny_tokenizer
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import DERIVED, write_tiny_tokenizer
 
 MOST_PARAMETERS = 6_000_000
 """Of a checkpoint called tiny."""

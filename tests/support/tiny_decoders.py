@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail_testing import tiny_models
+from dovetail_testing.tiny import models as tiny_models
 
 SIZE = 32
 """The hidden size of all of them."""

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import randomize, write_tiny_tokenizer
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
 
 IDS = {
     "vocab_size": VOCAB_SIZE,

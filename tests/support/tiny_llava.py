@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.multimodal.processors import processor_class
-from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny.families import VOCAB_SIZE
 
 IMAGE_TOKEN = "<image>"
 TEXT: dict[str, Any] = {

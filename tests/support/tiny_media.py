@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.multimodal.processors import processor_class
 from dovetail_plugins.media_processors.pixtral import PixtralProcessor
 from dovetail_plugins.media_processors.voxtral import VoxtralProcessor
-from dovetail_testing.tiny_models import randomize, write_tiny_tokenizer
+from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
 from support.tiny_llava import IMAGE_TOKEN, LLAVA_FAMILIES, TEXT, VISION, Made
 
 TEMPLATE = (

@@ -18,7 +18,7 @@ from typing import Any
 from dovetail.config.sections.convert import merge_deep
 from dovetail.errors import ConfigError
 from dovetail.multimodal.processors import VIDEO_PART, processor_class
-from dovetail_testing.tiny_models import randomize, write_tiny_tokenizer
+from dovetail_testing.tiny.models import randomize, write_tiny_tokenizer
 from support.tiny_configs import MOST_PARAMETERS, Json, tiny_config
 from support.tiny_media import MEDIA_FAMILIES, SOUND_FAMILIES, write_media_checkpoint
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.config.config import Config
 from dovetail.errors import DovetailError
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
 from dovetail_plugins.inspect.collect import REFUSED as SERVE_REFUSES
 from dovetail_plugins.inspect.collect import inspect
 

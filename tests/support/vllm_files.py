@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.interfaces.answer_reader import AnswerQuery
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
-from dovetail.server.generate.tool_choice import known_markers
+from dovetail.server.generate.tools.tool_choice import known_markers
 
 PACKAGE = Path(__file__).resolve().parents[2] / "contrib" / "vllm-compat"
 FILES = Path(__file__).resolve().parents[1] / "contrib" / "plugin_files"

@@ -1,5 +1,6 @@
-"""Ranks and engines, children of `dovetail.process.spawn`, that are forked from a process which has
-imported what they import, for tests of what they compute.
+"""Children of `dovetail.processes.process.spawn`, forked from a process that has their imports.
+
+For tests of what ranks and engines compute.
 
 A rank takes a second of a processor to import torch and five to import transformers' models, and
 computes for a tenth of one. What else a child has is as `spawn` makes it: it is a child of this
@@ -30,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dovetail import process
+from dovetail.processes import process
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.ipc.process"
 TEXT = ("torch", "transformers", RANK, ENGINE, "dovetail.runner.device_worker")

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces import Info
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import CheckpointMethod
-from dovetail_plugins.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.stored.checkpoint_method import CheckpointMethod
+from dovetail_plugins.layers.stored.rounding import IntegerOptions
 
 if TYPE_CHECKING:
     import torch

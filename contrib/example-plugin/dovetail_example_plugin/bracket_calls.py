@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces import Info
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.json_text import loads
 from dovetail_plugins.syntax.json_calls import schema_of

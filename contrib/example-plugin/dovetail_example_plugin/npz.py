@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Info
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
-from dovetail.interfaces.spec import RankSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces import Info
-from dovetail.interfaces.constraint import Choice, Constraint, Literal
+from dovetail.interfaces.data.constraint import Choice, Constraint, Literal
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     LoadedConstraint,

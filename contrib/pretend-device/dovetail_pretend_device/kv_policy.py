@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.engine.kv.paged import Paged
+from dovetail.interfaces.data.step import KVLayer, KVLayout
 from dovetail.interfaces.kv_policy import KVRoom
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.step import KVLayer, KVLayout
 
 
 class Reserve(Paged):

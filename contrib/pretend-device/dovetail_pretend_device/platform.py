@@ -5,14 +5,9 @@ from __future__ import annotations
 import os
 
 from dovetail.errors import ConfigError, with_fix
-from dovetail.interfaces.platform import (
-    AUTO_DTYPE,
-    Platform,
-    PlatformDefaults,
-    PlatformLimits,
-)
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults, PlatformLimits
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import EngineSpec
 
 VARIABLE = "PRETEND_DEVICE"
 """Set to 1 it plugs the device in. A real platform looks for a device node or a driver's file."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import KVCache, RequestState
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.step import StepPlan, StepResult
 from dovetail_plugins.schedulers.continuous import ContinuousScheduler
 from dovetail_pretend_device.buckets import BUCKET, PADDING, bucket_of
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.step import StepPlan, StepResult
 from dovetail.runner.device_worker import DeviceWorker
 from dovetail_pretend_device.buckets import BUCKET, PADDING
 from dovetail_pretend_device.platform import DEVICE

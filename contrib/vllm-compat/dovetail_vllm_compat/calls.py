@@ -18,8 +18,8 @@ from dovetail.interfaces.answer_reader import (
     Reading,
     ReadingPlan,
 )
+from dovetail.interfaces.data.text import Markers, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.json_text import check
 from dovetail_vllm_compat.forced import ForcedCalls

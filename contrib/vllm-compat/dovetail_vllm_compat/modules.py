@@ -16,15 +16,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from dovetail_vllm_compat import (
-    bases,
-    batches,
-    helpers,
-    protocol,
-    settings,
-    thinking,
-    tokenizer,
-)
+from dovetail_vllm_compat import bases, batches, helpers, protocol, settings, thinking, tokenizer
 
 ROOT = "vllm"
 VERSION = "0.15.0"

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import ANY_FIELD, LogitsProcessor, ProcessorContext, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail_vllm_compat import batches, settings
 
 if TYPE_CHECKING:

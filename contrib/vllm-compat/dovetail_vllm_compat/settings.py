@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dovetail import registry
-from dovetail.interfaces import sampling_params
+from dovetail.interfaces.data import sampling_params
 from dovetail.interfaces.logits import ProcessorContext
 from dovetail_vllm_compat.tokenizer import ModelTokenizer
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces.answer_reader import AnswerQuery, Reading, ReadingPlan
+from dovetail.interfaces.data.text import Markers
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Markers
 from dovetail_vllm_compat.foreign import (
     FAULTS,
     Foreign,

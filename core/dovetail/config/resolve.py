@@ -18,53 +18,52 @@ from dovetail.config.checkpoint.context_length import window_tokens, without_win
 from dovetail.config.checkpoint.dtypes import chosen_dtypes, tell_dtypes
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
-from dovetail.config.checkpoint.model_path import DEMO_NAME, find_config, find_model
 from dovetail.config.checkpoint.odd_values import odd_values_named
 from dovetail.config.checkpoint.rope import rope_rules, with_rope
-from dovetail.config.checkpoint.weights_check import check_weights, has_weights, no_weights
+from dovetail.config.checkpoint.sources.hub import Hub
+from dovetail.config.checkpoint.sources.model_path import DEMO_NAME, find_config, find_model
+from dovetail.config.checkpoint.sources.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
-from dovetail.config.rules import checkpoint_code, selections, stages
+from dovetail.config.rules import selections
 from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
-from dovetail.config.rules.attention import attention_dtype, select_attention
-from dovetail.config.rules.cache_size import (
-    STATE_BLOCK_TOKENS,
-    Room,
-    cpu_cache_bytes,
-    fit_tokens,
-    kv_bytes,
-)
 from dovetail.config.rules.checks import checked
-from dovetail.config.rules.compile_level import step_making
-from dovetail.config.rules.context_parallel import check_context
-from dovetail.config.rules.cores import chosen_cores
-from dovetail.config.rules.device import (
+from dovetail.config.rules.drafts import speculation
+from dovetail.config.rules.drafts.worker import draft_bytes, runs_on_worker, worker_drafts
+from dovetail.config.rules.io_processors import select_io_processor
+from dovetail.config.rules.machine.cores import chosen_cores
+from dovetail.config.rules.machine.device import (
     block_tokens,
     check_dtypes,
     check_quantization,
     select_platform,
 )
-from dovetail.config.rules.encoder_decoder import check_encoder
-from dovetail.config.rules.engines import HOST_CORES, engine_numbers, with_engines
-from dovetail.config.rules.experts import expert_settings, over_engines, select_all2all
-from dovetail.config.rules.halves import halves_spec
-from dovetail.config.rules.host_memory import HOST_MEMORY, may_sleep, offload_bytes, swap_bytes
-from dovetail.config.rules.io_processors import select_io_processor
-from dovetail.config.rules.kv_transfer import check_parts, events_spec, transfer_spec
-from dovetail.config.rules.log_config import log_fields
-from dovetail.config.rules.media import (
+from dovetail.config.rules.machine.host_memory import (
+    HOST_MEMORY,
+    may_sleep,
+    offload_bytes,
+    swap_bytes,
+)
+from dovetail.config.rules.machine.platform import available_bytes, default_threads
+from dovetail.config.rules.model import checkpoint_code
+from dovetail.config.rules.model.encoder_decoder import check_encoder
+from dovetail.config.rules.model.shared_layers import leaves_out_tokens
+from dovetail.config.rules.model.tokenizer import select_tokenizer, tokenizer_path
+from dovetail.config.rules.multimodal.media import (
     encoder_mode,
     encodings_bytes,
     media_spec,
     sound_settings,
     takes_vectors,
 )
-from dovetail.config.rules.placement import launched, places_ranks
-from dovetail.config.rules.platform import available_bytes, default_threads
-from dovetail.config.rules.pooling import Purpose, purpose
-from dovetail.config.rules.profiling import profile_spec
-from dovetail.config.rules.ranks import (
+from dovetail.config.rules.observability.log_config import log_fields
+from dovetail.config.rules.observability.profiling import profile_spec
+from dovetail.config.rules.parallel import stages
+from dovetail.config.rules.parallel.context_parallel import check_context
+from dovetail.config.rules.parallel.engines import HOST_CORES, engine_numbers, with_engines
+from dovetail.config.rules.parallel.experts import expert_settings, over_engines, select_all2all
+from dovetail.config.rules.parallel.placement import launched, places_ranks
+from dovetail.config.rules.parallel.ranks import (
     cached_model,
     check_division,
     check_executor,
@@ -72,23 +71,24 @@ from dovetail.config.rules.ranks import (
     rank_spec,
     select_communicator,
 )
-from dovetail.config.rules.schedule import finds_prefixes, schedule_spec
-from dovetail.config.rules.shared_layers import leaves_out_tokens
-from dovetail.config.rules.speculation import (
-    acceptance_of,
-    asked_drafter,
-    check_states,
-    draft_spec,
+from dovetail.config.rules.parallel.worker_extension import worker_extension
+from dovetail.config.rules.pooling.purpose import Purpose, purpose
+from dovetail.config.rules.steps.attention import attention_dtype, select_attention
+from dovetail.config.rules.steps.cache_size import (
+    STATE_BLOCK_TOKENS,
+    Room,
+    cpu_cache_bytes,
+    fit_tokens,
+    kv_bytes,
 )
+from dovetail.config.rules.steps.compile_level import step_making
+from dovetail.config.rules.steps.halves import halves_spec
+from dovetail.config.rules.steps.kv_transfer import check_parts, events_spec, transfer_spec
+from dovetail.config.rules.steps.schedule import finds_prefixes, schedule_spec
 from dovetail.config.rules.structured_output import structured_output_spec
-from dovetail.config.rules.tokenizer import select_tokenizer, tokenizer_path
-from dovetail.config.rules.worker_drafts import draft_bytes, runs_on_worker, worker_drafts
-from dovetail.config.rules.worker_extension import worker_extension
 from dovetail.errors import ConfigError
-from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.platform import AUTO_DTYPE, Platform
-from dovetail.interfaces.schedule_spec import ScheduleSpec
-from dovetail.interfaces.spec import (
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.spec import (
     CacheSpec,
     EngineSpec,
     ModelSpec,
@@ -96,6 +96,8 @@ from dovetail.interfaces.spec import (
     Selection,
     WorkerDraftSpec,
 )
+from dovetail.interfaces.load_format import Checkpoint
+from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.registry.blame import blaming
 
 
@@ -128,7 +130,7 @@ def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Select
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
-    check_states(config, model)
+    speculation.check_states(config, model)
     aim = replace(aim, drafts=_worker_drafts(config, aim, schedule, kv_dtype, platform))
     beside = draft_bytes(aim.drafts, kv_dtype, rank.tensor_size)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
@@ -225,7 +227,7 @@ def _worker_drafts(
     config: Config, aim: Purpose, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
 ) -> WorkerDraftSpec | None:
     """Return the drafter that runs on the worker of a generating model, if one was requested."""
-    asked = asked_drafter(config)
+    asked = speculation.asked_drafter(config)
     if asked is None or not runs_on_worker(registry.load_selection(asked.drafter)):
         return None
     if aim.pooling is not None:
@@ -338,7 +340,7 @@ def _engine_spec(
         worker=worker,
         tokenizer=tokenizer,
         tokenizer_path=str(path),
-        drafting=draft_spec(config, model, schedule, scheduler),
+        drafting=speculation.draft_spec(config, model, schedule, scheduler),
         stat_loggers=selections.select_stat_loggers(config),
         hooks=registry.hooks.selections() if registry.hook_entries() else (),
         served_names=served_names(config),
@@ -439,7 +441,7 @@ def _run_spec(
         kv_scales=kv_scales(config, model, kv_dtype),
         kv_steps=kv_steps(os.environ) if config.cache.calculate_kv_scales else None,
         offload_bytes=offloaded,
-        acceptance=acceptance_of(config),
+        acceptance=speculation.acceptance_of(config),
     )
 
 

@@ -17,13 +17,13 @@ from itertools import count
 
 import msgspec
 
-from dovetail.config.checkpoint.weights_digest import folder_digest
+from dovetail.config.checkpoint.sources.weights_digest import folder_digest
 from dovetail.engine.virtual_tokens import virtual_tokens
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource, AdapterSpec
+from dovetail.interfaces.data.adapter_spec import AdapterFacts, AdapterSource, AdapterSpec
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.step import NO_SLOT, AdapterMove, StepPlan
 from dovetail.interfaces.executor import Loaded, Preparation
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.interfaces.step import NO_SLOT, AdapterMove, StepPlan
 from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)

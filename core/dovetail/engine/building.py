@@ -16,15 +16,15 @@ from dovetail.engine.elsewhere import Elsewhere, Load
 from dovetail.engine.kv import kv_groups
 from dovetail.engine.steps_together import StepsTogether
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.kv_pieces import kept_bytes, state_groups
+from dovetail.interfaces.data.sealed_block import HEADER_BYTES
+from dovetail.interfaces.data.spec import CacheSpec, EngineSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayer, KVLayout
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
 from dovetail.interfaces.kv_event_publisher import CPU, GPU, KVEventPublisher
-from dovetail.interfaces.kv_pieces import kept_bytes, state_groups
 from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
-from dovetail.interfaces.sealed_block import HEADER_BYTES
-from dovetail.interfaces.spec import CacheSpec, EngineSpec
-from dovetail.interfaces.step import CachedLayer, KVLayer, KVLayout
 from dovetail.registry.blame import blaming
 
 

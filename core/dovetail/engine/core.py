@@ -39,13 +39,13 @@ from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
 from dovetail.engine.virtual_tokens import verify_room
 from dovetail.errors import EngineDead, RequestError
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.step import NO_SLOT, StepPlan, StepResult
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import NO_SLOT, StepPlan, StepResult
 from dovetail.registry.blame import blaming, described
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dovetail.engine.draft_price import LEAST_WORTH, DraftPrice
 from dovetail.engine.request import RUNNING
 from dovetail.engine.step_stats import StepCounter
+from dovetail.interfaces.data.spec import DraftSpec, EngineSpec, ModelSpec
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.spec import DraftSpec, EngineSpec, ModelSpec
-from dovetail.interfaces.step import StepPlan, StepResult
 from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)

@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.kv_pieces import names_of, state_groups
+from dovetail.interfaces.data.step import BlockOrders, CachedLayer, KVLayout, StepPlan
 from dovetail.interfaces.executor import BlockLoad, Loaded, Preparation
 from dovetail.interfaces.kv_connector import FAIL, StoreIndex, TransferSpec
-from dovetail.interfaces.kv_pieces import names_of, state_groups
 from dovetail.interfaces.kv_policy import Found, KVAccounting
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.stats import TransferStats
-from dovetail.interfaces.step import BlockOrders, CachedLayer, KVLayout, StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dovetail.interfaces.step import StepPlan
+from dovetail.interfaces.data.step import StepPlan
 
 FIRST_SHARE = 1 / 16
 """The share of a pass per step until its duration is known."""

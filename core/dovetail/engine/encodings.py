@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dovetail.engine.encoder_pace import EncoderPace
-from dovetail.interfaces.media import VECTORS, Encode, PartPlace, PromptPart
-from dovetail.interfaces.schedule_spec import ScheduleSpec
-from dovetail.interfaces.step import StepPlan
+from dovetail.interfaces.data.media import VECTORS, Encode, PartPlace, PromptPart
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.step import StepPlan
 
 if TYPE_CHECKING:
     from dovetail.engine.request import Request

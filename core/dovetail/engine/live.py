@@ -13,8 +13,8 @@ from dovetail.engine.adapters import AdapterHolder
 from dovetail.engine.elsewhere import Elsewhere
 from dovetail.engine.messages import RequestUpdate, Timings
 from dovetail.engine.request import Request
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.executor import Executor, PendingStep
-from dovetail.interfaces.step import StepPlan, StepResult
 
 DONE = ("stop", "length")
 

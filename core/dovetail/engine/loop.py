@@ -54,7 +54,7 @@ from dovetail.engine.messages import (
     WorkerAnswers,
 )
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.supervise import failing
 from dovetail.registry.blame import blaming, described

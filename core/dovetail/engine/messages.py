@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.media import PromptPart
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.step import Pooled, TokenLogprobs
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.media import PromptPart
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import Pooled, TokenLogprobs
 
 Result = TypeVar("Result")
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.engine.encodings import NO_ROW, Encodings
-from dovetail.interfaces.media import PromptPart
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
+from dovetail.interfaces.data.media import PromptPart
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
 
 WAITING = "waiting"
 RUNNING = "running"

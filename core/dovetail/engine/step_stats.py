@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from dovetail.engine.adapters import Adapters
 from dovetail.engine.elsewhere import Elsewhere
+from dovetail.interfaces.data.step import StepResult
 from dovetail.interfaces.kv_policy import KVAccounting
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import StepResult
 
 _NO_RESULT = StepResult(step_id=0, rows=())
 

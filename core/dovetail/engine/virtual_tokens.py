@@ -11,8 +11,8 @@ from dovetail.config.checkpoint.adapter_config import adapter_config
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter import AdapterMethod
-from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.spec import RunSpec
 
 
 def virtual_tokens(run: RunSpec) -> Callable[[AdapterSource], int]:

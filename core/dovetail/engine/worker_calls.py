@@ -17,8 +17,8 @@ from dovetail import registry
 from dovetail.engine.faults import error_of
 from dovetail.engine.messages import Fault
 from dovetail.errors import ConfigError, DovetailError, PluginError, RequestError
+from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail.interfaces.worker import Worker
 from dovetail.registry.files import import_target
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

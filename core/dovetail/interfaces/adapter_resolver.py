@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Plugin
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.text import Tool, ToolCall
 
 HELD_ARGUMENTS_CHARS = 256
 """Shorter arguments are sent only when complete: a call that breaks off before is not a call yet

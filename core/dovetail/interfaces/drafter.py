@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.interfaces.data.spec import ModelSpec, RankSpec, Selection
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import ModelSpec, RankSpec, Selection
 
 if TYPE_CHECKING:
     import torch

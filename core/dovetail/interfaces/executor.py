@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterFacts, AdapterSource
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.structured_output import CompiledConstraint
 
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.selection import Selection
 
 RECOMPUTE, FAIL = "recompute", "fail"
 """What to do with a request whose blocks could not be loaded."""

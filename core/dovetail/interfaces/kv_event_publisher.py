@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.selection import Selection
 
 GPU, CPU = "GPU", "CPU"
 """Where blocks are: in a device's memory, or in its host's memory."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from dovetail.interfaces.data.spec import CacheSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayout
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.scheduler import KVCache, RequestState
-from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import CachedLayer, KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

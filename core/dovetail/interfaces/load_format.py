@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import RankSpec
 
 if TYPE_CHECKING:
     import torch

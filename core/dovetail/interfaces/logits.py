@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.data.media import PartPlace
+from dovetail.interfaces.data.spec import ExpertBalanceSpec, ModelSpec, RankSpec
 from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ExpertBalanceSpec, ModelSpec, RankSpec
 
 if TYPE_CHECKING:
     import torch

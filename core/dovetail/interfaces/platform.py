@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import EngineSpec
 
 AUTO_DTYPE = "auto"
 

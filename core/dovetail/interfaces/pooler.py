@@ -10,8 +10,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import PoolingSpec
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer, TensorHeader
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

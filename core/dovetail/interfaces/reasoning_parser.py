@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
+from dovetail.interfaces.data.text import Layout, Markers, Sample
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.text import Layout, Markers, Sample
 from dovetail.interfaces.tokenizer import Tokenizer
 
 

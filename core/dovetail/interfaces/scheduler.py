@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from dovetail.interfaces.media import PromptPart
+from dovetail.interfaces.data.media import PromptPart
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.step import RowResult, StepPlan, StepResult
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.step import RowResult, StepPlan, StepResult
 
 
 class RequestState(Protocol):

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.sampling_params import SamplingParams
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from dovetail import moved
-from dovetail.interfaces.constraint import Constraint
+from dovetail.interfaces.data.constraint import Constraint
 from dovetail.interfaces.plugin import Plugin
 from dovetail_grammars.errors import InvalidConstraint as InvalidConstraint  # part of the interface
 from dovetail_grammars.errors import UnsupportedPart as UnsupportedPart

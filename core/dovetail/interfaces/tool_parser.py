@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from dovetail.interfaces.answer_reader import AnswerQuery, ReadingPlan
-from dovetail.interfaces.constraint import Constraint, Repeat
+from dovetail.interfaces.data.constraint import Constraint, Repeat
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tokenizer import Tokenizer
 
 

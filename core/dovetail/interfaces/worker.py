@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterFacts
+from dovetail.interfaces.data.adapter_spec import AdapterFacts
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import DoneStep, PendingStep, Preparation, what_of
 from dovetail.interfaces.plugin import Plugin
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 
 
 class Worker(Plugin):

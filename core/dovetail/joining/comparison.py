@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 
 COMPARED = {
     "num_engines": "--data-parallel-size",

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from dovetail.config.config import DEMO_ORIGIN, Config
-from dovetail.config.rules.joining import Meeting, meeting_at, meeting_of, starter_of
+from dovetail.config.rules.parallel.joining import Meeting, meeting_at, meeting_of, starter_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted
-from dovetail.interfaces.spec import EngineSpec
 from dovetail.joining.reception import Reception
 from dovetail.joining.remote_engine import RemoteEngine
 from dovetail.registry.files import import_target

@@ -16,23 +16,23 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from dovetail.config.rules.joining import ADDRESS, PORT, Meeting
+from dovetail.config.rules.parallel.joining import ADDRESS, PORT, Meeting
 from dovetail.engine.faults import fault_of
 from dovetail.errors import ConfigError
-from dovetail.handshake import (
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.joining.comparison import adopted, difference
+from dovetail.joining.messages import CONTROL, Hello, Welcome
+from dovetail.joining.remote_engine import RemoteEngine
+from dovetail.observability.supervise import supervised_thread
+from dovetail.processes.handshake import (
     HELLO_LIMIT_S,
     challenge,
     make_lasting,
     receive_message,
     send_message,
 )
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.joining.comparison import adopted, difference
-from dovetail.joining.messages import CONTROL, Hello, Welcome
-from dovetail.joining.remote_engine import RemoteEngine
-from dovetail.observability.supervise import supervised_thread
+from dovetail.processes.wake import WakeSignal
 from dovetail.version import __version__
-from dovetail.wake import WakeSignal
 
 logger = logging.getLogger(__name__)
 

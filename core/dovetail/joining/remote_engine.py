@@ -16,8 +16,8 @@ import msgspec
 from dovetail.engine.client.host import KILL_WAIT_S, OnExit
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, SocketClientEnd
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.handshake import receive_message, send_message
 from dovetail.joining.messages import Ended, Hello, Leave, Order, Start
+from dovetail.processes.handshake import receive_message, send_message
 
 
 class RemoteEngine:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.weights import map_name
 

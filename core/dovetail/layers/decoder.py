@@ -15,8 +15,8 @@ Such a model computes, for the T tokens of a step (H query heads, K kv heads, D 
 A family derives from `DecoderForCausalLM` and describes its differences in a `DecoderConfig`. It
 replaces a class to compute something else: `DecoderLayer.build_mlp` for another feed-forward part,
 a `DecoderLayer` for norms in other places (layers/post_norm.py) or for layers with recurrent states
-(layers/hybrid.py), a `DecoderModel` for other positions. Parameter names are the checkpoints'
-names, except as `weight_map` says. How to: docs/tutorials/add_a_model_family.md.
+(layers/mixers/hybrid.py), a `DecoderModel` for other positions. Parameter names are those of
+checkpoints, except as `weight_map` says. How to: docs/tutorials/add_a_model_family.md.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
+from dovetail.layers.attention.alibi import own_slopes
+from dovetail.layers.attention.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import VocabParallelEmbedding
@@ -44,12 +45,11 @@ from dovetail.layers.linear import (
     RowParallelLinear,
     attention_linears,
 )
+from dovetail.layers.linear.placement import Part
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.media import SpatialRotary, is_spatial, with_deep_media, with_media
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.placement import Part
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
 from dovetail.layers.stages import Stage, made_if
 
 HEAD = "lm_head"
@@ -82,12 +82,12 @@ class DecoderConfig:
     head is the embedding's table.
 
     `norm` makes a norm of (context, size, eps=); `head_norm` makes one norm of all heads together
-    (see layers/head_norm.py) instead of a `norm` of each. `norms_turned`: heads are normed after
-    rotation. `qkv_clip` bounds the output of qkv_proj. `rope_theta` and `rotary_share` are defaults
-    for config.json; pairs of features may be interleaved; `unrotated` has the numbers of layers
-    without positions. Without a gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP reads
-    the residual after attention; else both read the layer's input, through one norm, or two. With
-    `alibi_slopes`, of all ranks' heads, no layer is rotated (layers/alibi.py).
+    instead of a `norm` of each. `norms_turned`: heads are normed after rotation. `qkv_clip` bounds
+    the output of qkv_proj. `rope_theta` and `rotary_share` are defaults for config.json; pairs of
+    features may be interleaved; `unrotated` has the numbers of layers without positions. Without a
+    gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP reads the residual after attention;
+    else both read the layer's input, through one norm, or two. With `alibi_slopes`, of all ranks'
+    heads, no layer is rotated (layers/attention/alibi.py).
 
     `branch_scale` multiplies the outputs of attention and MLP. It costs nothing: the residual is
     stored divided by it, which the norms undo (with `norm_eps` divided by its square).

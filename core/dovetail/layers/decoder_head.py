@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from dovetail.config.checkpoint.labels import labels
-from dovetail.config.rules.architectures import PROCESS_REWARD, REWARD
+from dovetail.config.rules.model.architectures import PROCESS_REWARD, REWARD
+from dovetail.interfaces.data.spec import CLASSES, LOGITS, TOKEN_CLASSES, ModelSpec
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.spec import CLASSES, LOGITS, TOKEN_CLASSES, ModelSpec
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.stages import Stage, made_if
 

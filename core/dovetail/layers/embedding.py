@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.adapters.tables import TableSlots
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import linear_spec
+from dovetail.layers.linear.placement import Part, Placement, WeightHolder, mark_axes, place_parts
 from dovetail.layers.native import runs_natively
 from dovetail.layers.opaque import is_traced
-from dovetail.layers.placement import Part, Placement, WeightHolder, mark_axes, place_parts
-from dovetail.layers.table_adapters import TableSlots
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import Group, tensor_group
 from dovetail_kernels.embedding import OP

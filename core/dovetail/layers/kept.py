@@ -9,8 +9,8 @@ from abc import abstractmethod
 
 from torch import nn
 
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import CachedLayer
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import CachedLayer
 
 
 class Keeper(nn.Module):

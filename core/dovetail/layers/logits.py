@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.adapters.tables import NEVER, TableSlots
 from dovetail.layers.embedding import VocabParallelEmbedding, vocab_part
 from dovetail.layers.linear import Linear
-from dovetail.layers.placement import Placement, WeightHolder
-from dovetail.layers.table_adapters import NEVER, TableSlots
+from dovetail.layers.linear.placement import Placement, WeightHolder
 from dovetail.parallel.collectives import all_gather
 from dovetail.parallel.groups import tensor_group
 

@@ -8,9 +8,9 @@ from itertools import islice
 import torch
 from torch import nn
 
-from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.data.media import PartPlace
+from dovetail.layers.attention.rotary import Rope, RopeSettings, Rotary
 from dovetail.layers.context import step_media
-from dovetail.layers.rotary import Rope, RopeSettings, Rotary
 
 SECTIONS = "mrope_section"
 """The config.json field with the number of pairs for time, height and width."""

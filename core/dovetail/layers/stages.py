@@ -24,8 +24,8 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.context import forward_context
+from dovetail.layers.linear.placement import Placement, WeightHolder
 from dovetail.layers.opaque import is_traced
-from dovetail.layers.placement import Placement, WeightHolder
 from dovetail.layers.weights import map_name
 
 M = TypeVar("M", bound=nn.Module)

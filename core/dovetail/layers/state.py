@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import StateLayer, StatePart
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import StateLayer, StatePart
 from dovetail.layers.context import forward_context
 from dovetail.layers.kept import Keeper
 from dovetail_kernels.states import StateRows

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import WeightMap
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.dtypes import dtype_name
-from dovetail.layers.placement import Placement, WeightHolder, is_optional
+from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional
 
 NAMES_SHOWN = 10
 TIED_FIX = (

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import AUDIO, AUDIO_EMBEDS, IMAGE, IMAGE_EMBEDS, MediaLimit
+from dovetail.interfaces.data.media_settings import (
+    AUDIO,
+    AUDIO_EMBEDS,
+    IMAGE,
+    IMAGE_EMBEDS,
+    MediaLimit,
+)
 
 if TYPE_CHECKING:
     import numpy

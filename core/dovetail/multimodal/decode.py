@@ -16,20 +16,13 @@ from typing import Any
 
 import numpy
 
-from dovetail.child_channel import ChildChannel
 from dovetail.errors import Overloaded, RequestError
-from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO, MediaLimit, MediaOptions
+from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO, MediaLimit, MediaOptions
 from dovetail.multimodal.content import Decoded, Image, MediaItem, Sound, Video, invalid
 from dovetail.multimodal.extra import check_packages
-from dovetail.multimodal.worker import (
-    ImageJob,
-    Job,
-    MediaBoot,
-    MediaReport,
-    SoundJob,
-    VideoJob,
-)
-from dovetail.uninterrupted import uninterrupted
+from dovetail.multimodal.worker import ImageJob, Job, MediaBoot, MediaReport, SoundJob, VideoJob
+from dovetail.processes.child_channel import ChildChannel
+from dovetail.processes.uninterrupted import uninterrupted
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 import httpcore
 import httpx
 
-from dovetail.interfaces.media_settings import MediaSettings
+from dovetail.interfaces.data.media_settings import MediaSettings
 from dovetail.multimodal.addresses import check_addresses, check_host, forbidden
 from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.refusals import check_content_type, fetch_failed, too_large

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media import feature_of
-from dovetail.interfaces.media_settings import VIDEO
+from dovetail.interfaces.data.media import feature_of
+from dovetail.interfaces.data.media_settings import VIDEO
 from dovetail.multimodal.content import (
     Embeddings,
     Image,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import ImageOptions, MediaLimit
+from dovetail.interfaces.data.media_settings import ImageOptions, MediaLimit
 from dovetail.multimodal.containers import is_drawing
 from dovetail.multimodal.extra import package
 

@@ -20,8 +20,8 @@ from threading import Lock
 
 import msgspec
 
-from dovetail.interfaces.media import ReadMedium
-from dovetail.own_folder import is_own, own_folder
+from dovetail.interfaces.data.media import ReadMedium
+from dovetail.processes.own_folder import is_own, own_folder
 
 MAX_NAMES = 1 << 14
 """Maximum number of client names that are remembered."""

@@ -15,9 +15,9 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
-from dovetail.config.rules.media_settings import media_options
+from dovetail.config.rules.multimodal.settings import media_options
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.media_settings import (
+from dovetail.interfaces.data.media_settings import (
     AUDIO_EMBEDS,
     IMAGE_EMBEDS,
     MediaLimit,

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import MediaSettings
+from dovetail.interfaces.data.media_settings import MediaSettings
 from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.refusals import too_large
 

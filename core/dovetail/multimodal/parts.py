@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import AUDIO, AUDIO_EMBEDS, IMAGE, IMAGE_EMBEDS, VIDEO
+from dovetail.interfaces.data.media_settings import AUDIO, AUDIO_EMBEDS, IMAGE, IMAGE_EMBEDS, VIDEO
 from dovetail.multimodal.content import MediaItem
 
 KIND_OF = {

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import processors
 from dovetail.errors import ConfigError
-from dovetail.interfaces.media_settings import AUDIO
+from dovetail.interfaces.data.media_settings import AUDIO
 from dovetail.multimodal.extra import package
 from dovetail.registry.files import import_target
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media import PartPlace, PromptPart, ReadMedium
+from dovetail.interfaces.data.media import PartPlace, PromptPart, ReadMedium
 from dovetail.multimodal.reader import MediaReader
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any
 from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
-from dovetail.interfaces.media_settings import AUDIO, VIDEO
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.media import KEPT, READY, MediaSpec, ReadMedium, feature_of
+from dovetail.interfaces.data.media_settings import AUDIO, VIDEO
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia

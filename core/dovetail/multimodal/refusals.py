@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import MIB
+from dovetail.interfaces.data.media_settings import MIB
 from dovetail.multimodal.content import MediaItem
 
 _NO_MEDIA = frozenset(

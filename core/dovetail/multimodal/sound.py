@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import AudioOptions, MediaLimit
+from dovetail.interfaces.data.media_settings import AudioOptions, MediaLimit
 from dovetail.multimodal.containers import SOUND, container
 from dovetail.multimodal.extra import package
 

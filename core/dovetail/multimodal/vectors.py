@@ -4,8 +4,8 @@ content for prefix caching."""
 from __future__ import annotations
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media import READY, VECTORS, PartPlace, PromptPart, feature_of
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.media import READY, VECTORS, PartPlace, PromptPart, feature_of
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.multimodal.prompt import PlacedPrompt, VectorPrompt, content_key
 
 FIELD = "prompt_embeds"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import MediaLimit, VideoOptions
+from dovetail.interfaces.data.media_settings import MediaLimit, VideoOptions
 from dovetail.multimodal.containers import VIDEO, container
 from dovetail.multimodal.extra import package
 

@@ -16,12 +16,17 @@ from typing import Any
 import msgspec
 import numpy
 
-from dovetail import process
 from dovetail.errors import DovetailError, RequestError
-from dovetail.interfaces.media_settings import AudioOptions, ImageOptions, MediaLimit, VideoOptions
+from dovetail.interfaces.data.media_settings import (
+    AudioOptions,
+    ImageOptions,
+    MediaLimit,
+    VideoOptions,
+)
 from dovetail.multimodal.images import decode_image
 from dovetail.multimodal.sound import decode_sound
 from dovetail.multimodal.video import decode_video
+from dovetail.processes import process
 
 NICENESS = 5
 

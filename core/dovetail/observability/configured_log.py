@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.observability.log_config import read_log_config
 from dovetail.observability.logging import configure
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.rules.log_config import FLAG
+from dovetail.config.rules.observability.log_config import FLAG
 from dovetail.errors import ConfigError
 from dovetail.registry.blame import raised_by
 from dovetail.registry.files import import_target

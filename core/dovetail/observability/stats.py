@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from dovetail import registry
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats
 
 logger = logging.getLogger("dovetail.stats")

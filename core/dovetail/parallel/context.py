@@ -27,7 +27,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.parallel.collectives import all_gather, exchange
 from dovetail.parallel.groups import Group, context_group
 

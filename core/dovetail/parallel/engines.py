@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dovetail import registry
 from dovetail.interfaces.all2all import All2All
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.data.spec import RunSpec
 from dovetail.parallel.groups import data_group, join_engines
 from dovetail.parallel.halves import HalvesAll2All, alternates
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator, Membership
-from dovetail.interfaces.spec import RankSpec, Selection
+from dovetail.interfaces.data.spec import RankSpec, Selection
 from dovetail.parallel.halves import HandingOver
 
 TENSOR, CONTEXT, DATA, EXPERTS = "tensor", "context", "data", "experts"

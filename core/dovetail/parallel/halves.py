@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 from dovetail import registry
 from dovetail.interfaces.all2all import All2All, Compute
 from dovetail.interfaces.communicator import OVERLAPS, Communicator
+from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import Any
 import pluggy
 
 from dovetail.errors import DovetailError
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.data.spec import Selection
 from dovetail.registry import default, files
 from dovetail.registry.registry import selection_of
 

@@ -21,8 +21,8 @@ GROUPS = {
 CHANGES: dict[str, dict[int, str]] = {
     "tool_parser": {
         2: "`form(tool)` is `constraint(tool)`, `forms(call, most)` is `calls_constraint(call, "
-        "most)`; both return a `Constraint` of `dovetail.interfaces.constraint`. The capability "
-        "`has_form` is `constrains_calls`.",
+        "most)`; both return a `Constraint` of `dovetail.interfaces.data.constraint`. The "
+        "capability `has_form` is `constrains_calls`.",
     },
     "structured_output_backend": {
         2: "was `guided_decoding_backend`. `compile(constraint)` takes a `Constraint`, and `load` "

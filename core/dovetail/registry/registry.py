@@ -20,8 +20,8 @@ from dovetail.errors import (
     UnavailablePlugin,
     split_fix,
 )
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.plugin import Plugin, Value
-from dovetail.interfaces.spec import Selection
 from dovetail.registry import discovery, files, names
 from dovetail.registry.entry import BUILT_IN, Entry, Status
 from dovetail.registry.foreign_files import Importer, imported_roots, package_advice

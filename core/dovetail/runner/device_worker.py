@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.imports import large_imports
-from dovetail.interfaces.adapter_spec import AdapterFacts, AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterFacts, AdapterSource
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import BlockLoad, PendingStep, Preparation
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.registry.blame import blaming
 from dovetail_kernels.spans import span
@@ -147,7 +147,7 @@ class DeviceWorker(Worker):
 
     def _release_memory(self) -> None:
         """Return free memory of this process to the system."""
-        from dovetail.runner.loader import give_memory_back
+        from dovetail.runner.load.loader import give_memory_back
 
         give_memory_back()
 

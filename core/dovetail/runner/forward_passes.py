@@ -24,20 +24,20 @@ from dovetail.layers.context import (
     use_adapters,
     use_context,
 )
-from dovetail.runner import verify
-from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.compiled import CompiledForward, ModelForward
-from dovetail.runner.draft_states import DraftStates
-from dovetail.runner.drawn_alone import NO_TOKENS, drawn_alone
-from dovetail.runner.graphs import GraphManager
-from dovetail.runner.halves import HalfStep, StepHalves, divided_step
-from dovetail.runner.layer_groups import LayerGroups
-from dovetail.runner.media import RunnerMedia
+from dovetail.runner.drafts import verify
+from dovetail.runner.drafts.states import DraftStates
+from dovetail.runner.media.runner_media import RunnerMedia
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import RecordedForward
+from dovetail.runner.replay.compiled import CompiledForward, ModelForward
+from dovetail.runner.replay.graphs import GraphManager
+from dovetail.runner.replay.halves import HalfStep, StepHalves, divided_step
+from dovetail.runner.replay.recorded import RecordedForward
+from dovetail.runner.rows.batch import Batch, StepInputs
+from dovetail.runner.rows.layer_groups import LayerGroups
+from dovetail.runner.rows.skipped_tokens import NO_TOKENS, drawn_alone
+from dovetail.runner.rows.tensors import DeviceTensors, HostTensors
 from dovetail.runner.step_reader import Computed
-from dovetail.runner.tensors import DeviceTensors, HostTensors
 
 
 class ForwardPasses:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dovetail.interfaces.attention import AttentionBackend
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
-from dovetail.layers.attention import Attention, measuring
-from dovetail.layers.kv_scales import set_scales, tell_measured
-from dovetail.runner import warm_up
-from dovetail.runner.compiled import CompiledForward
-from dovetail.runner.graphs import GraphManager
-from dovetail.runner.kv_alloc import small_layout
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
+from dovetail.layers.attention.kv_scales import set_scales, tell_measured
+from dovetail.layers.attention.paged import Attention, measuring
+from dovetail.runner.kv.allocation import small_layout
+from dovetail.runner.replay import warm_up
+from dovetail.runner.replay.compiled import CompiledForward
+from dovetail.runner.replay.graphs import GraphManager
 
 MEASURED_TOKENS = 256
 """Random tokens to measure the scales of the KV cache with, if they are not given."""

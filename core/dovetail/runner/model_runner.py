@@ -21,50 +21,50 @@ from torch import nn
 from dovetail import registry
 from dovetail.interfaces.acceptance import DraftProbabilities
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, RowResult, StepPlan, StepResult
 from dovetail.interfaces.model import Model
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import CachedLayer, KVLayout, RowResult, StepPlan, StepResult
-from dovetail.layers.attention import attention_layers, step_layers
-from dovetail.layers.attention_dtype import in_dtype
-from dovetail.layers.context import (
-    use_adapters,
-    use_media,
-)
+from dovetail.layers.attention.other_dtype import in_dtype
+from dovetail.layers.attention.paged import attention_layers, step_layers
+from dovetail.layers.context import use_adapters, use_media
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.experts import Experts, help_others
 from dovetail.layers.kept import kept_layers
+from dovetail.layers.moe.experts import Experts, help_others
 from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.parallel.engines import exchange
-from dovetail.runner import kv_alloc, measure, verify, warm_up
-from dovetail.runner.adapters import runner_adapters, slots_in_use
-from dovetail.runner.batch import Batch
-from dovetail.runner.block_transfer import BlockTransfers
-from dovetail.runner.compiled import CompiledForward
+from dovetail.runner import measure
 from dovetail.runner.device import DeviceCalls, calls_of
-from dovetail.runner.draft_runner import DraftRunner
-from dovetail.runner.draft_states import DraftStates
-from dovetail.runner.drawn_alone import may_leave_out
-from dovetail.runner.expert_balancer import expert_balancer
+from dovetail.runner.drafts import verify
+from dovetail.runner.drafts.runner import DraftRunner
+from dovetail.runner.drafts.states import DraftStates
 from dovetail.runner.forward_passes import ForwardPasses
-from dovetail.runner.graphs import GraphManager, graph_manager, why_not_captured
-from dovetail.runner.halves import step_halves
-from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.layer_groups import LayerGroups, StateKeeper
-from dovetail.runner.loader import load_model
+from dovetail.runner.kv import allocation as kv_alloc
+from dovetail.runner.kv.block_transfer import BlockTransfers
+from dovetail.runner.kv.host_blocks import HostBlockStorage
+from dovetail.runner.load.expert_balancer import expert_balancer
+from dovetail.runner.load.loader import load_model
+from dovetail.runner.load.offloaded_memory import offload
+from dovetail.runner.lora.runner_adapters import runner_adapters, slots_in_use
 from dovetail.runner.measure import PeakOf
-from dovetail.runner.media import RunnerMedia
-from dovetail.runner.offloaded_memory import offload
+from dovetail.runner.media.runner_media import RunnerMedia
 from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.pooling import PromptPooling
 from dovetail.runner.processors import chosen_processors
 from dovetail.runner.prompt_logprobs import PromptLogprobs
-from dovetail.runner.recorded import recorder_of
+from dovetail.runner.replay import warm_up
+from dovetail.runner.replay.compiled import CompiledForward
+from dovetail.runner.replay.graphs import GraphManager, graph_manager, why_not_captured
+from dovetail.runner.replay.halves import step_halves
+from dovetail.runner.replay.recorded import recorder_of
+from dovetail.runner.replay.timing_passes import choose_forward
 from dovetail.runner.results import verified_results
+from dovetail.runner.rows.batch import Batch
+from dovetail.runner.rows.layer_groups import LayerGroups, StateKeeper
+from dovetail.runner.rows.skipped_tokens import may_leave_out
+from dovetail.runner.rows.tensors import DeviceTensors, HostTensors
 from dovetail.runner.stage_link import StageLink, UnseenDraws
 from dovetail.runner.step_reader import BegunStep, Computed, StepReader
-from dovetail.runner.tensors import DeviceTensors, HostTensors
-from dovetail.runner.timing_passes import choose_forward
 from dovetail.sampling.sampler import PendingDraws, Sampler
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor

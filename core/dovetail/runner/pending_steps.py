@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dovetail.interfaces.step import StepResult
+from dovetail.interfaces.data.step import StepResult
 
 
 class PendingStep:

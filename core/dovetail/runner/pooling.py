@@ -17,14 +17,14 @@ import torch.nn.functional as F
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
+from dovetail.interfaces.data.spec import PoolingSpec, ProjectionSpec
+from dovetail.interfaces.data.step import NewRow, Pooled, RowResult
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.pooler import Pooler
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
-from dovetail.interfaces.spec import PoolingSpec, ProjectionSpec
-from dovetail.interfaces.step import NewRow, Pooled, RowResult
 from dovetail.layers.activation import activation
 from dovetail.registry.blame import described
-from dovetail.runner.batch import StepInputs
+from dovetail.runner.rows.batch import StepInputs
 
 FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
 _PLACED = frozenset({FIRST_TOKEN, LAST_TOKEN})

@@ -8,8 +8,8 @@ import torch
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import NO_TOKENIZER, RunSpec
 from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext
-from dovetail.interfaces.spec import NO_TOKENIZER, RunSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.profile import FLAG, ProfileSpec
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.data.profile import FLAG, ProfileSpec
+from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.worker import Worker
 from dovetail.runner.device_worker import DeviceWorker
 from dovetail_kernels.spans import show

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dovetail.interfaces.step import NewRow, TokenLogprobs
-from dovetail.runner.batch import Batch, StepInputs
+from dovetail.interfaces.data.step import NewRow, TokenLogprobs
+from dovetail.runner.rows.batch import Batch, StepInputs
 from dovetail.sampling.device import Reading
 from dovetail.sampling.logprobs import best_of, read, tell, token_logprobs
 from dovetail.sampling.sampler import NOT_FINITE

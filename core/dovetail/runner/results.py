@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from dovetail.interfaces.step import RowResult, RowStep, TokenLogprobs
-from dovetail.runner import verify
+from dovetail.interfaces.data.step import RowResult, RowStep, TokenLogprobs
+from dovetail.runner.drafts import verify
 from dovetail.sampling.sampler import NOTHING_LEFT, Draws
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.interfaces.step import KVLayout
+from dovetail.interfaces.data.step import KVLayout
+from dovetail.runner.load.offloaded_memory import OffloadedMemory, offload
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.runner.offloaded_memory import OffloadedMemory, offload
 
 
 class RunnerSleep:

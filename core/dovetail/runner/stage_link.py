@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import StepResult
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import StepResult
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.stages import stage_of
 from dovetail.parallel.groups import stage_after, stage_before
-from dovetail.runner.batch import Batch, Expected, StepInputs
+from dovetail.runner.rows.batch import Batch, Expected, StepInputs
 
 
 class StageLink:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from dovetail.interfaces.step import RowResult, StepResult
-from dovetail.runner.batch import Batch, Expected, StepInputs
+from dovetail.interfaces.data.step import RowResult, StepResult
 from dovetail.runner.device import Moment
 from dovetail.runner.prompt_logprobs import PromptFinish, nothing_told
 from dovetail.runner.results import row_results
+from dovetail.runner.rows.batch import Batch, Expected, StepInputs
 from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.logprobs import OP
 from dovetail_kernels.logprobs.reference import HEAD

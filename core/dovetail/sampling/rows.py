@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_kernels.sample.native import MAX_TOP, Tables
 
 RANDOM = 1

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.acceptance import Acceptance
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
-from dovetail.interfaces.step import TokenLogprobs
 from dovetail.sampling import rows as bits
 from dovetail.sampling.acceptance import Proposals
 from dovetail.sampling.device import DeviceDraws, Reading, draws_on

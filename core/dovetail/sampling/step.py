@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.sampling.acceptance import Proposals
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"

@@ -17,16 +17,14 @@ from dovetail.errors import NotFound
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.registry import hooks
 from dovetail.server.families import ServedApi, flags_by_path, is_on, states_of
-from dovetail.server.generate.body_route import BodyRoute
+from dovetail.server.generate.body.ignored_fields import HEADER
+from dovetail.server.generate.body.route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
-from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.generate.server_state import Parsers, ServerState, build_server
 from dovetail.server.generate.template.building import build_renderer
 from dovetail.server.generate.template.chat import ChatRenderer
 from dovetail.server.http.front_door import add_front_door
-from dovetail.server.http.middleware import (
-    OpenRequests,
-)
+from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ A family imports this, `dovetail.interfaces` and its own modules. An endpoint wo
 
 from __future__ import annotations
 
-from dovetail.server.generate.as_chat import (
+from dovetail.server.generate.body.as_chat import (
     CHAT_NAMES,
     Content,
     as_chat,
@@ -17,7 +17,20 @@ from dovetail.server.generate.as_chat import (
     is_deep,
     joined,
 )
-from dovetail.server.generate.bodies import (
+from dovetail.server.generate.body.chat import (
+    MAX_MESSAGES,
+    MAX_NAME_CHARS,
+    MAX_PARTS,
+    MAX_TEMPLATE_CHARS,
+    MAX_TOOLS,
+    ChatRequest,
+    FunctionCall,
+    Message,
+    ResponseFormat,
+    ToolBody,
+)
+from dovetail.server.generate.body.dialect import AnswerEnd, Dialect
+from dovetail.server.generate.body.fields import (
     INT31,
     MAX_STOPS,
     Body,
@@ -30,33 +43,11 @@ from dovetail.server.generate.bodies import (
     TokenId,
     Usage,
 )
-from dovetail.server.generate.chat_body import (
-    MAX_MESSAGES,
-    MAX_NAME_CHARS,
-    MAX_PARTS,
-    MAX_TEMPLATE_CHARS,
-    MAX_TOOLS,
-    ChatRequest,
-    FunctionCall,
-    Message,
-    ResponseFormat,
-    ToolBody,
-)
-from dovetail.server.generate.conversation import (
-    count_prompt_tokens,
-    prepare,
-)
-from dovetail.server.generate.custom_tools import (
-    has_grammar,
-)
-from dovetail.server.generate.dependencies import (
-    ServerOf,
-    state_of,
-)
-from dovetail.server.generate.dialect import (
-    AnswerEnd,
-    Dialect,
-)
+from dovetail.server.generate.body.ignored_fields import HEADER, header_value, json_reply
+from dovetail.server.generate.body.undeclared_fields import WITHOUT_EFFECT, fault_of
+from dovetail.server.generate.body.words import Words, is_left_out, words_of
+from dovetail.server.generate.conversation import count_prompt_tokens, prepare
+from dovetail.server.generate.dependencies import ServerOf, state_of
 from dovetail.server.generate.events import (
     Collected,
     CollectedCall,
@@ -76,14 +67,7 @@ from dovetail.server.generate.generation import (
     json_response,
     response_meta,
 )
-from dovetail.server.generate.ignored_fields import (
-    HEADER,
-    header_value,
-    json_reply,
-)
-from dovetail.server.generate.intervals import (
-    joined as joined_intervals,
-)
+from dovetail.server.generate.intervals import joined as joined_intervals
 from dovetail.server.generate.logprobs import (
     TokenLogprob,
     TokenNames,
@@ -91,11 +75,7 @@ from dovetail.server.generate.logprobs import (
     check_named_logprobs,
     prompt_logprobs,
 )
-from dovetail.server.generate.server_state import (
-    LONG_WORK,
-    Parsers,
-    ServerState,
-)
+from dovetail.server.generate.server_state import LONG_WORK, Parsers, ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -108,54 +88,20 @@ from dovetail.server.generate.streaming import (
     named_frame,
     one_line,
 )
-from dovetail.server.generate.structured_outputs import (
-    requested_constraint,
-)
-from dovetail.server.generate.template.chat import (
-    RenderedPrompt,
-)
-from dovetail.server.generate.template.messages import (
-    tool_values,
-)
-from dovetail.server.generate.template.switches import (
-    Switch,
-    switch,
-)
-from dovetail.server.generate.tool_choice import (
-    known_markers,
-    layout_in_use,
-)
-from dovetail.server.generate.undeclared_fields import (
-    WITHOUT_EFFECT,
-    fault_of,
-)
+from dovetail.server.generate.template.chat import RenderedPrompt
+from dovetail.server.generate.template.messages import tool_values
+from dovetail.server.generate.template.switches import Switch, switch
+from dovetail.server.generate.tools.custom_tools import has_grammar
+from dovetail.server.generate.tools.structured_outputs import requested_constraint
+from dovetail.server.generate.tools.tool_choice import known_markers, layout_in_use
 from dovetail.server.generate.usage import (
     PromptTokensDetails,
     StreamUsage,
     UsageCounter,
     stream_usage,
 )
-from dovetail.server.generate.words import (
-    Words,
-    is_left_out,
-    words_of,
-)
-from dovetail.server.http.addresses import (
-    is_local_only,
-)
-from dovetail.server.http.errors import (
-    Problem,
-    problem,
-    problem_of,
-)
-from dovetail.server.http.middleware import (
-    MAX_REQUEST_ID_CHARS,
-)
-from dovetail.server.http.not_found import (
-    unsupported_route,
-)
-from dovetail.server.http.owner import (
-    as_owner,
-    owner_of,
-    owner_of_key,
-)
+from dovetail.server.http.addresses import is_local_only
+from dovetail.server.http.errors import Problem, problem, problem_of
+from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
+from dovetail.server.http.not_found import unsupported_route
+from dovetail.server.http.owner import as_owner, owner_of, owner_of_key

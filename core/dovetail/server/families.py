@@ -17,7 +17,7 @@ from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 
 FLAG = "--api"
 KIND = "api"

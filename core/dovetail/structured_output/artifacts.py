@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,

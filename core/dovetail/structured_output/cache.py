@@ -16,8 +16,8 @@ from functools import cached_property
 
 from dovetail import registry
 from dovetail.errors import RequestError
-from dovetail.interfaces.constraint import Constraint
-from dovetail.interfaces.spec import NO_TOKENIZER, EngineSpec, Selection, StructuredOutputSpec
+from dovetail.interfaces.data.constraint import Constraint
+from dovetail.interfaces.data.spec import NO_TOKENIZER, EngineSpec, Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
     AnswerConstraint,
     CompiledConstraint,

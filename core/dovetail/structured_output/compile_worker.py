@@ -21,11 +21,11 @@ from typing import BinaryIO, NoReturn
 import msgspec
 import psutil
 
-from dovetail import process
 from dovetail.errors import DovetailError
-from dovetail.interfaces.constraint import decode_constraint, encode_constraint
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.constraint import decode_constraint, encode_constraint
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail.processes import process
 from dovetail.registry.blame import described
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow

@@ -16,16 +16,16 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.child_channel import ChildChannel
 from dovetail.errors import Overloaded, RequestError
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Constraint,
     Literal,
     decode_constraint,
     encode_constraint,
 )
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
+from dovetail.processes.child_channel import ChildChannel
 from dovetail.structured_output.cache import constraint_key
 from dovetail.structured_output.compile_worker import WALL_FACTOR, CompileResult, Job
 from dovetail.structured_output.schemas import has_schema

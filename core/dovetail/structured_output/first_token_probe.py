@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from dovetail.interfaces.constraint import Constraint
+from dovetail.interfaces.data.constraint import Constraint
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     LoadedConstraint,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.structured_output import Matcher
 from dovetail.sampling.seen import on_device
 from dovetail.structured_output.cache import CachedConstraint, ConstraintCache

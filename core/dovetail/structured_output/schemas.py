@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.constraint import Choice, Concat, Constraint, JsonSchema, Repeat
+from dovetail.interfaces.data.constraint import Choice, Concat, Constraint, JsonSchema, Repeat
 from dovetail_grammars.rewriting.pipeline import original, rewritten
 
 

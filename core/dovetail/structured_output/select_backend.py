@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from dovetail import registry
 from dovetail.errors import RequestError
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,
@@ -21,7 +21,7 @@ from dovetail.interfaces.constraint import (
     Regex,
     Repeat,
 )
-from dovetail.interfaces.spec import Selection, StructuredOutputSpec
+from dovetail.interfaces.data.spec import Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     StructuredOutputBackend,

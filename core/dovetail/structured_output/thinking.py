@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dovetail.interfaces.data.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.structured_output.cache import ConstraintCache
 

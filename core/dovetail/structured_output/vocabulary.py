@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail import registry
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer, end_token_ids
 

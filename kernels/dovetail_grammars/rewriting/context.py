@@ -7,21 +7,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from dovetail_grammars.rewriting.automaton import (
-    Effort,
-    Undecided,
-    are_disjoint,
-    matches,
-    searched,
-)
-from dovetail_grammars.rewriting.tree import (
-    KINDS,
-    Budget,
-    Schema,
-    circular,
-    kinds_of,
-    resolved,
-)
+from dovetail_grammars.rewriting.automaton import Effort, Undecided, are_disjoint, matches, searched
+from dovetail_grammars.rewriting.tree import KINDS, Budget, Schema, circular, kinds_of, resolved
 from dovetail_grammars.rewriting.values import kind_of, meets
 
 MAX_PARTS = 64

@@ -14,12 +14,7 @@ from typing import Any
 from dovetail_grammars.json_formats import BOUNDS, FORMATS, is_bound
 from dovetail_grammars.keywords import words
 from dovetail_grammars.regex_reader import parse
-from dovetail_grammars.rewriting.automaton import (
-    Effort,
-    Undecided,
-    are_disjoint,
-    searched,
-)
+from dovetail_grammars.rewriting.automaton import Effort, Undecided, are_disjoint, searched
 from dovetail_grammars.rewriting.tree import (
     KIND_OF,
     KINDS,

@@ -42,15 +42,7 @@ from dovetail_grammars.rewriting.objects import (
 from dovetail_grammars.rewriting.recursion import with_references_alone
 from dovetail_grammars.rewriting.references import gathered
 from dovetail_grammars.rewriting.spelling import spelled
-from dovetail_grammars.rewriting.tree import (
-    ORIGIN,
-    Budget,
-    Schema,
-    below,
-    is_any,
-    mapped,
-    origin,
-)
+from dovetail_grammars.rewriting.tree import ORIGIN, Budget, Schema, below, is_any, mapped, origin
 
 MAX_DEPTH = 160
 PASSES: tuple[Callable[[Schema, Context], Any], ...] = (

@@ -12,14 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_grammars.rewriting.context import MAX_PARTS, Context
-from dovetail_grammars.rewriting.tree import (
-    ORIGIN,
-    Schema,
-    all_of,
-    escaped,
-    mapped,
-    origin,
-)
+from dovetail_grammars.rewriting.tree import ORIGIN, Schema, all_of, escaped, mapped, origin
 
 _OF_OTHERS = (ORIGIN, "$defs")
 _FOLLOWED = ("$ref", "allOf", "$defs")

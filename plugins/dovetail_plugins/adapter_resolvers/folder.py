@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
 

@@ -24,8 +24,8 @@ import torch
 from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.adapters._peft import (
     ADDED_INPUTS,
     ADDED_OUTPUTS,

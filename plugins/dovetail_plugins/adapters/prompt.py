@@ -15,8 +15,8 @@ from typing import Any
 from dovetail.config.checkpoint.adapter_config import CONFIG
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.adapters._peft import setting, tensors_of
 
 TENSOR = "prompt_embeddings"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from dovetail.interfaces.attention import AttentionSpec, IndexSpec, LatentSpec
-from dovetail.layers.latent_rows import write_latents
+from dovetail.layers.attention.latent_rows import write_latents
 from dovetail_kernels.index_picks.reference import reference as index_picks
 from dovetail_plugins.attention._torch_paged import GATHER_BYTES, MAX_SCORES, Prepared
 

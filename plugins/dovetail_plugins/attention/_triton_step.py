@@ -12,7 +12,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
-from dovetail.layers.latent_rows import write_latents
+from dovetail.layers.attention.latent_rows import write_latents
 from dovetail_kernels.cache_write.triton import run as write
 from dovetail_kernels.index_picks.triton import index_picks
 from dovetail_kernels.latent_attention.triton import attend as attend_latents

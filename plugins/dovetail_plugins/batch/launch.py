@@ -25,7 +25,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.observability.configured_log import set_log_up
 from dovetail.server.families import choose_apis
 from dovetail.server.launch.engine_start import max_queued

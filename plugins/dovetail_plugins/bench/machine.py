@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.rules.platform import usable_cores
+from dovetail.config.rules.machine.platform import usable_cores
 from dovetail.version import __version__
 
 _CPUINFO = Path("/proc/cpuinfo")

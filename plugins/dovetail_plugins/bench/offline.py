@@ -38,7 +38,7 @@ def engine_config(args: argparse.Namespace) -> Config:
 def load(config: Config) -> Any:
     """Return the loaded LLM, which the caller closes. Raises: ConfigError"""
     from dovetail.config.resolve import resolve
-    from dovetail.llm import LLM
+    from dovetail.llm.llm import LLM
     from dovetail.observability.configured_log import set_log_up
 
     set_log_up(config)
@@ -48,7 +48,7 @@ def load(config: Config) -> Any:
 def generate(llm: Any, prompts: Sequence[BenchPrompt], *, shows_progress: bool = False) -> Any:
     """Return greedy answers of exactly the requested lengths; for a pooling model, the results of
     its default task."""
-    from dovetail.interfaces.sampling_params import SamplingParams
+    from dovetail.interfaces.data.sampling_params import SamplingParams
 
     if pools(llm):
         return llm.encode([prompt.prompt for prompt in prompts], use_tqdm=shows_progress)

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.checkpoint.hub import Hub
-from dovetail.config.checkpoint.model_path import (
-    DEMO_NAME,
-    DEMO_PATH,
-    find_tokenizer,
-)
-from dovetail.config.rules.checkpoint_code import CodePin, hub_revision, with_code
+from dovetail.config.checkpoint.sources.hub import Hub
+from dovetail.config.checkpoint.sources.model_path import DEMO_NAME, DEMO_PATH, find_tokenizer
+from dovetail.config.rules.model.checkpoint_code import CodePin, hub_revision, with_code
 from dovetail.config.rules.selections import reads_tokenizer, select
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery

@@ -19,11 +19,11 @@ from torch import nn
 from dovetail import registry
 from dovetail.config.checkpoint.dtypes import stored_dtype
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec, RunSpec
 from dovetail.interfaces.load_format import LoadFormat
-from dovetail.interfaces.spec import RankSpec, RunSpec
+from dovetail.layers.attention.kv_scales import stored_tensors
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.kv_scales import stored_tensors
-from dovetail.runner.loader import load_unpacked, reading
+from dovetail.runner.load.loader import load_unpacked, reading
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.txt", "*.tiktoken")
 """Files that are copied unchanged, except weight indices."""

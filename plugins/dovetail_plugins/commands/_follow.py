@@ -14,7 +14,7 @@ def followed(config: Config) -> int | None:
     Returns None immediately in the first rank's process, and without a launcher. Under a launcher
     the first rank's process stops with it. Raises: ConfigError
     """
-    from dovetail.config.rules.placement import launched
+    from dovetail.config.rules.parallel.placement import launched
 
     launch = launched(config)
     if launch is None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail import process
 from dovetail.cli.main import guarded
+from dovetail.processes import process
 
 
 def main() -> int:

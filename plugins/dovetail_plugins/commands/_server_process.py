@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dovetail.errors import DovetailError
-from dovetail.process import Child, spawn
+from dovetail.processes.process import Child, spawn
 
 READY_PERIOD_S = 0.1
 END_LIMIT_S = 15.0

@@ -131,7 +131,7 @@ def _os_name() -> str:
 def _processor() -> dict[str, Any]:
     import psutil
 
-    from dovetail.config.rules.platform import quota_cores, usable_cores, usable_processors
+    from dovetail.config.rules.machine.platform import quota_cores, usable_cores, usable_processors
     from dovetail_plugins.bench.machine import machine_facts
 
     facts = machine_facts()
@@ -150,7 +150,7 @@ def _processor() -> dict[str, Any]:
 def _memory() -> dict[str, Any]:
     import psutil
 
-    from dovetail.config.rules.platform import available_bytes, memory_limit_bytes
+    from dovetail.config.rules.machine.platform import available_bytes, memory_limit_bytes
 
     limit = memory_limit_bytes()
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -164,7 +164,7 @@ def _memory() -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, Any]:
-    from dovetail.config.rules.platform import no_cuda_reason
+    from dovetail.config.rules.machine.platform import no_cuda_reason
 
     wanted = "name,memory.total,memory.used,driver_version,compute_cap"
     try:

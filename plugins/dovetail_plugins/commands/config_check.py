@@ -16,8 +16,8 @@ from dovetail_plugins.commands._serve_flags import SERVE_FLAGS, add_serve_argume
 
 if TYPE_CHECKING:
     from dovetail.config.config import Config
-    from dovetail.interfaces.selection import Selection
-    from dovetail.interfaces.spec import EngineSpec
+    from dovetail.interfaces.data.selection import Selection
+    from dovetail.interfaces.data.spec import EngineSpec
     from dovetail.server.launch.preview import Preview
 
 

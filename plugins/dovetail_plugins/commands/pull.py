@@ -11,7 +11,7 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
-    from dovetail.config.checkpoint.hub import Hub, Wanted
+    from dovetail.config.checkpoint.sources.hub import Hub, Wanted
 
 WHERE = "dovetail pull"
 
@@ -32,8 +32,8 @@ class PullCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """Fetch; return the exit status. Raises: ConfigError if the hub does not provide it"""
-        from dovetail.config.checkpoint.hub import Wanted
-        from dovetail.config.checkpoint.model_path import is_hub_id
+        from dovetail.config.checkpoint.sources.hub import Wanted
+        from dovetail.config.checkpoint.sources.model_path import is_hub_id
         from dovetail.config.resolve import hub_of
         from dovetail_plugins.commands._model_stores import settings_of
 
@@ -53,7 +53,7 @@ class PullCommand(Command):
 
 
 def _fetched(wanted: Wanted, quant: str, hub: Hub) -> Path:
-    from dovetail.config.checkpoint.hub import check_allowed, fetch, fetch_quant
+    from dovetail.config.checkpoint.sources.hub import check_allowed, fetch, fetch_quant
 
     check_allowed(wanted)
     return fetch_quant(wanted, quant, hub) if quant else fetch(wanted, hub)

@@ -11,6 +11,7 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.drafter import DraftContext
 from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
 from dovetail.layers.decoder import (
     FULL,
     FUSED,
@@ -22,7 +23,6 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.linear import QKVParallelLinear, ReplicatedLinear
 from dovetail.layers.logits import LogitsHead
-from dovetail.layers.rotary import Rope, Rotary, rope_settings
 
 NOT_READ, HEAD = ("embed_tokens.", "rotary_emb.inv_freq"), "lm_head."
 """Tensors that checkpoints may have but the target model provides."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from dovetail.interfaces.drafter import DraftContext
 from dovetail.interfaces.model import WeightMap
+from dovetail.layers.attention.rotary import Rotary, rope_settings
 from dovetail.layers.decoder import FULL
-from dovetail.layers.rotary import Rotary, rope_settings
 from dovetail_plugins.drafters._eagle_module import JoinedLinear, family_of
 from dovetail_plugins.drafters._mtp_layouts import MtpLayout
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 
 _PUBLISHED = {"EAGLEModel": "LlamaForCausalLM", "Eagle3DraftModel": "LlamaForCausalLM"}
 """Classes of draft heads whose names do not say which family their layers are from."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.drafters import _settings
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.drafters._mtp_layouts import layout_of
 
 if TYPE_CHECKING:

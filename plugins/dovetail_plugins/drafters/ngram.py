@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 
 MAX_CANDIDATES = 32
 """Earlier places looked at per call, so that a common n-gram cannot make a step slow."""

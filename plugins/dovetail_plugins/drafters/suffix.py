@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.drafters._suffixes import GAP, LEAST_MATCH, SuffixIndex
 
 MAX_FINISHED_TOKENS = 1 << 20

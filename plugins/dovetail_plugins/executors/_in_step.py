@@ -23,9 +23,9 @@ from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import error_of
 from dovetail.engine.worker_calls import answers_of, too_late
 from dovetail.errors import DovetailError, EngineDead
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import Loaded, Preparation, WorkerCall
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.observability.supervise import note_failure
 from dovetail_plugins.executors._launched_ranks import come
 from dovetail_plugins.ranks.connection import SocketConnection

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.config.rules.launch import FLAG, Launch, launch_of
+from dovetail.config.rules.machine.launch import FLAG, Launch, launch_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
-from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.joining.comparison import differences
-from dovetail.process import Child
+from dovetail.processes.process import Child
 from dovetail_plugins.executors._local_ranks import (
     channel_of,
     end_children,

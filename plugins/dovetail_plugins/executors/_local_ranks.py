@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.process import Child, spawn
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.processes.process import Child, spawn
 from dovetail_kernels.byte_pipe import Pipes, missing_reason
 from dovetail_plugins.ranks.layout import rank_log
 from dovetail_plugins.ranks.links import WiredLinks

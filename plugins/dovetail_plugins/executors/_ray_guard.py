@@ -12,7 +12,7 @@ import sys
 
 import psutil
 
-from dovetail.process import child_environment
+from dovetail.processes.process import child_environment
 
 
 class Guard:

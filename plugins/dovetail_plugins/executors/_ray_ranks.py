@@ -8,17 +8,11 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RunSpec, Selection
+from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
-from dovetail_plugins.executors._ray_places import (
-    Place,
-    Places,
-    gpus_beside,
-    in_order,
-    reason_of,
-)
+from dovetail_plugins.executors._ray_places import Place, Places, gpus_beside, in_order, reason_of
 from dovetail_plugins.ranks.door import Door, Guest
 from dovetail_plugins.ranks.layout import rank_log, rank_run
 from dovetail_plugins.ranks.links import WiredLinks

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.process import import_paths
+from dovetail.processes.process import import_paths
 from dovetail_plugins.executors._ray_guard import Guard
 
 FLAG = "--distributed-executor-backend"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan
 from dovetail.interfaces.executor import Executor, Loaded, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan
 from dovetail_plugins.executors._in_step import InStep
 from dovetail_plugins.executors._launched_ranks import LaunchedRanks, come
 from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail_plugins.executors._local_ranks import LocalRanks
 from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor
 from dovetail_plugins.ranks.layout import rank_runs

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec, Selection
 from dovetail_plugins.executors._ray_ranks import RayRanks
 from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor
 

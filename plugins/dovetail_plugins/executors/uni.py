@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 from dovetail import registry
 from dovetail.engine.worker_calls import call_worker, make_worker, too_late
 from dovetail.errors import EngineDead
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import (
     BlockLoad,
     Executor,
@@ -27,8 +29,6 @@ from dovetail.interfaces.executor import (
     WorkerCall,
 )
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.parallel import engines, groups
 from dovetail.registry.blame import described

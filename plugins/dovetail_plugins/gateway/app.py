@@ -17,8 +17,8 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import Api
 from dovetail.observability import metrics
 from dovetail.server.families import flags_by_path
+from dovetail.server.generate.body.ignored_fields import HEADER
 from dovetail.server.generate.generation import CLAMPED_HEADER
-from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.http.errors import problem
 from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.device import select_platform
-from dovetail.config.rules.host_memory import HOST_MEMORY
+from dovetail.config.rules.machine.device import select_platform
+from dovetail.config.rules.machine.host_memory import HOST_MEMORY
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.platform import Platform
-from dovetail.interfaces.spec import EngineSpec
 from dovetail_plugins.gateway.entries import Entry
 from dovetail_plugins.inspect.collect import memory_taken
 

@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import Api
+from dovetail.server.generate.body.ignored_fields import HEADER
 from dovetail.server.generate.generation import CLAMPED_HEADER
-from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests
 from dovetail_plugins.gateway.two_halves import HEALTH, PREFILL_HEADER, TwoHalves

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from dovetail.config.config import Config
-from dovetail.config.rules.placement import launched
+from dovetail.config.rules.parallel.placement import launched
 from dovetail.errors import ConfigError
 from dovetail.interfaces.api import Api
 from dovetail.server.families import build_apis, choose_apis

@@ -18,7 +18,7 @@ import psutil
 
 from dovetail.config.config import DEMO_ORIGIN
 from dovetail.errors import DovetailError
-from dovetail.process import Child, spawn
+from dovetail.processes.process import Child, spawn
 from dovetail_plugins.gateway.connections import Connections
 from dovetail_plugins.gateway.entries import KEPT, Entry
 

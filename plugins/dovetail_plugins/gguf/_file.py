@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dovetail.config.checkpoint.weights_check import is_whole_model
+from dovetail.config.checkpoint.sources.weights_check import is_whole_model
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._types import NOT_READ, TYPES, Type
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
 from dovetail_plugins.gguf._experts import divided, expert_of
 from dovetail_plugins.gguf._file import Extent, Model
 from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, Layout

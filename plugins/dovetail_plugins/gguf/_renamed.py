@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.gguf._layouts import LAYOUTS, Layout
 from dovetail_plugins.gguf._types import QUANTIZED
 from dovetail_plugins.gguf._write import Stored

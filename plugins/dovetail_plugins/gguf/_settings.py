@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.rope import FULL, rope_of
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

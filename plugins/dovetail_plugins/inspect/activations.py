@@ -5,10 +5,10 @@ The rule is `layers.rounding.taken`; the descriptions say what kernels make of i
 
 from __future__ import annotations
 
-from dovetail.interfaces.headers import StorageEstimate
+from dovetail.interfaces.data.headers import StorageEstimate
 from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_plugins.inspect.how import How
-from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
+from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT, FLOAT8, INT8, TOKEN, taken
 
 INT8_GROUP = 32
 """The inputs that share a scale when activations become int8 on a CPU; fewer if the weight's own

@@ -7,8 +7,8 @@ of a step.
 from __future__ import annotations
 
 from dovetail.config.checkpoint.context_length import checkpoint_tokens
-from dovetail.config.rules.cache_size import Room, kv_bytes, state_bytes, token_bytes
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.config.rules.steps.cache_size import Room, kv_bytes, state_bytes, token_bytes
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.inspect.facts import Fit
 
 FIRST_TOKENS = 2048

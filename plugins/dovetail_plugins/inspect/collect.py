@@ -19,18 +19,18 @@ from dovetail.config.checkpoint.dtypes import chosen_dtypes
 from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.checkpoint.generation import default_sampling
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.checkpoint.model_path import find_model
 from dovetail.config.checkpoint.quant_files import build_method
+from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.config.config import Config
 from dovetail.config.resolve import hub_of, resolve
 from dovetail.config.rules import selections
-from dovetail.config.rules.device import select_platform
+from dovetail.config.rules.machine.device import select_platform
 from dovetail.errors import DovetailError
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
+from dovetail.interfaces.data.spec import EngineSpec, ModelSpec, Selection
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import EngineSpec, ModelSpec, Selection
 from dovetail.interfaces.tokenizer import end_token_ids
 from dovetail_kernels.cpu.library import library
 from dovetail_plugins.inspect import memory, warnings
@@ -41,7 +41,7 @@ from dovetail_plugins.inspect.purpose import purpose_from
 from dovetail_plugins.inspect.stored_layers import layers_of
 from dovetail_plugins.inspect.trial import refusal
 from dovetail_plugins.inspect.weights import groups_of
-from dovetail_plugins.layers.rounding import asked_of
+from dovetail_plugins.layers.stored.rounding import asked_of
 
 TRANSFORMERS = "transformers"
 """The model plugin that runs transformers' own modules."""

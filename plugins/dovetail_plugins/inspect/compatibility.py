@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
 from dovetail.config.rules.selections import stored_quantization
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail_plugins.inspect.facts import Chosen, WeightFile
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.inspect.stored_layers import EMBEDDING, HEAD
-from dovetail_plugins.layers.rounding import AUTO
+from dovetail_plugins.layers.stored.rounding import AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

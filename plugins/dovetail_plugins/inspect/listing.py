@@ -12,10 +12,10 @@ from typing import Any
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
 from dovetail.config.config import Config
-from dovetail.config.rules.device import select_platform
+from dovetail.config.rules.machine.device import select_platform
 from dovetail.config.rules.selections import stored_quantization
 from dovetail.errors import DovetailError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.inspect import capacity
 
 KV_DTYPE = "bfloat16"

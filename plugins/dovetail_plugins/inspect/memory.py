@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.config.checkpoint.context_length import checkpoint_tokens
 from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
 from dovetail.config.checkpoint.rope import FULL, rope_of
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.inspect import capacity
 from dovetail_plugins.inspect.facts import Group, Memory
 from dovetail_plugins.inspect.how import How

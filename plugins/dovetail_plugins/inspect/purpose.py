@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.pooling_params import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
-from dovetail.interfaces.spec import PoolingSpec
+from dovetail.interfaces.data.pooling_params import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
+from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail_plugins.inspect.facts import Purpose
 
 GENERATE = "generate"

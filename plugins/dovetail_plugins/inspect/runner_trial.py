@@ -13,11 +13,11 @@ from torch import nn
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
+from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.spec import RunSpec
 from dovetail.layers.dtypes import DTYPES, dtype_of
-from dovetail.runner.loader import build_model, fill, method_of
+from dovetail.runner.load.loader import build_model, fill, method_of
 
 META = torch.device("meta")
 PLAIN = "none"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from dovetail.interfaces.headers import StoredLayer, TensorHeader
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.headers import StoredLayer, TensorHeader
+from dovetail.interfaces.data.spec import ModelSpec
 
 EMBEDDING, HEAD, NORM, ROUTER = "embedding", "head", "norms", "router"
 ATTENTION, FEED_FORWARD, EXPERTS = "attention", "feed-forward", "experts"

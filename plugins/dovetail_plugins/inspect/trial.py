@@ -10,9 +10,9 @@ import sys
 
 import msgspec
 
-from dovetail import process
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.processes import process
 
 LIMIT_S = 300.0
 READ_BYTES = 1 << 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dovetail import process
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.processes import process
 
 
 def main() -> int:

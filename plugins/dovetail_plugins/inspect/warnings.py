@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.dtypes import stored_dtype
-from dovetail.interfaces.headers import StoredLayer
-from dovetail.interfaces.spec import LOGITS, ModelSpec
+from dovetail.interfaces.data.headers import StoredLayer
+from dovetail.interfaces.data.spec import LOGITS, ModelSpec
 from dovetail.json_values import json_value
 from dovetail_plugins.inspect.facts import Group, Memory, TextFacts, WeightFile
 from dovetail_plugins.inspect.how import How

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.config.checkpoint.dtypes import BYTES
 from dovetail.config.checkpoint.experts import experts_of
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail_plugins.inspect.activations import NOT_TOLD, of_layer
 from dovetail_plugins.inspect.facts import Group
 from dovetail_plugins.inspect.how import How

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dovetail.config.rules.joining import ADDRESS, SECRET, SECRET_VARIABLE, Meeting
+from dovetail.config.rules.parallel.joining import ADDRESS, SECRET, SECRET_VARIABLE, Meeting
 from dovetail.engine.faults import error_of
 from dovetail.errors import ConfigError
-from dovetail.handshake import (
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.joining.messages import CONTROL, Hello, Welcome
+from dovetail.processes.handshake import (
     HELLO_LIMIT_S,
     WrongSecret,
     make_lasting,
@@ -26,8 +28,6 @@ from dovetail.handshake import (
     respond,
     send_message,
 )
-from dovetail.interfaces.spec import EngineSpec
-from dovetail.joining.messages import CONTROL, Hello, Welcome
 
 logger = logging.getLogger(__name__)
 

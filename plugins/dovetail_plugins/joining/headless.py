@@ -18,17 +18,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from dovetail import process
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.joining import Meeting, meeting_of
+from dovetail.config.rules.parallel.joining import Meeting, meeting_of
 from dovetail.engine.client.host import LEAVE_WAIT_S, how_it_ended
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR
 from dovetail.engine.messages import Boot
-from dovetail.handshake import receive_message, send_message
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.joining.messages import Ended, Leave, Order, Start
 from dovetail.observability.configured_log import set_log_up
+from dovetail.processes import process
+from dovetail.processes.handshake import receive_message, send_message
 from dovetail_plugins.joining.arrival import Arrived, arrive
 
 logger = logging.getLogger("dovetail.server")

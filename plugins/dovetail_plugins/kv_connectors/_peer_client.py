@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dovetail.handshake import make_lasting, read_exactly, respond, send_message
 from dovetail.interfaces.kv_connector import Buffer, Part, Parts, RanksFor
-from dovetail.process import LENGTH
+from dovetail.processes.handshake import make_lasting, read_exactly, respond, send_message
+from dovetail.processes.process import LENGTH
 from dovetail_plugins.kv_connectors._peer_memory import BATCH_BYTES, Carrier, Landing, landing_bytes
 from dovetail_plugins.kv_connectors._peer_messages import (
     REPLIES,

@@ -1,8 +1,8 @@
 """Messages between engines that exchange KV blocks, and their meeting point on one machine.
 
 Messages are msgpack, one answer to each question. On one machine they go over ZeroMQ, between
-machines over TCP, once both sides have proved a secret (`dovetail.handshake`). Blocks bypass them
-if there is a carrier (`_peer_memory`).
+machines over TCP, once both sides have proved a secret (`dovetail.processes.handshake`). Blocks
+bypass them if there is a carrier (`_peer_memory`).
 """
 
 from __future__ import annotations

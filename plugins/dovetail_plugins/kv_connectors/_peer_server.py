@@ -17,18 +17,18 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.handshake import (
+from dovetail.interfaces.kv_connector import Buffer
+from dovetail.interfaces.kv_eviction import KVEviction
+from dovetail.observability.supervise import supervised_thread
+from dovetail.processes.handshake import (
     HELLO_LIMIT_S,
     challenge,
     make_lasting,
     read_exactly,
     send_message,
 )
-from dovetail.interfaces.kv_connector import Buffer
-from dovetail.interfaces.kv_eviction import KVEviction
-from dovetail.observability.supervise import supervised_thread
-from dovetail.process import LENGTH
-from dovetail.wake import WakeSignal
+from dovetail.processes.process import LENGTH
+from dovetail.processes.wake import WakeSignal
 from dovetail_plugins.kv_connectors._peer_memory import Carrier
 from dovetail_plugins.kv_connectors._peer_messages import (
     QUESTIONS,

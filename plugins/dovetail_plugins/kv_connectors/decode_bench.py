@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from dovetail.interfaces.data.sealed_block import seal
 from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts, StoreIndex
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sealed_block import seal
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.kv_connector import (
     BlockStore,
     Buffer,
@@ -24,7 +25,6 @@ from dovetail.interfaces.kv_connector import (
     StoreIndex,
 )
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.selection import Selection
 from dovetail.json_values import json_value
 
 log = logging.getLogger(__name__)

@@ -31,10 +31,11 @@ from torch import nn
 
 from dovetail.config.checkpoint.model_facts import unused_positions
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.alibi import own_slopes
 from dovetail.layers.attention import Attention
+from dovetail.layers.attention.alibi import own_slopes
+from dovetail.layers.attention.rotary import HeadRotary, Rope, Rotary, rope_settings
 from dovetail.layers.context import forward_context
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
@@ -48,12 +49,11 @@ from dovetail.layers.linear import (
 from dovetail.layers.native import runs_natively
 from dovetail.layers.norm import LayerNorm, RMSNorm
 from dovetail.layers.opaque import is_traced
-from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
 from dovetail_kernels import embedding
 from dovetail_kernels.embedding.native import LookUp
+from dovetail_plugins.layers.attention.dense import DenseAttention
+from dovetail_plugins.layers.attention.position_bias import PositionBias
 from dovetail_plugins.layers.class_head import class_linear
-from dovetail_plugins.layers.dense_attention import DenseAttention
-from dovetail_plugins.layers.position_bias import PositionBias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class EncoderConfig:
     for one kind: layers of a kind share a rotation (`EncoderModel.build_rotaries`) and a window
     (`windows`, of those that have one). `is_gated`: the inner layer is act(gate) * up. `scale` of
     attention: None for one over the root of the head size. `alibi_slopes` include all ranks' heads
-    (layers/alibi.py).
+    (layers/attention/alibi.py).
     """
 
     inner_size: int

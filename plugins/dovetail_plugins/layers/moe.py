@@ -11,9 +11,9 @@ from torch import nn
 
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import Gate
-from dovetail.layers.block_sum import plus_rest
-from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.moe.block_sum import plus_rest
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.opaque import is_traced
 from dovetail.layers.repeated import of_tensors
 from dovetail.parallel.collectives import all_reduce

@@ -16,8 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import empty_bias, linear_spec
-from dovetail.layers.placement import Placement, WeightHolder
-from dovetail_plugins.layers.matrix_linear import plain_linear
+from dovetail.layers.linear.placement import Placement, WeightHolder
+from dovetail_plugins.layers.stored.matrix_linear import plain_linear
 
 
 def is_of_patches(module: nn.Module) -> bool:

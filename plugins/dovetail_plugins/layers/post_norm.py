@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from dovetail.interfaces.model import BuildContext
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
-from dovetail.layers.rotary import Rope
 
 
 class PostNormLayer(DecoderLayer):

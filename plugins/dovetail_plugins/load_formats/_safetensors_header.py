@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.json_values import InvalidJson, WrongShape, json_struct
 from dovetail_plugins.load_formats._files import check_is_content
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import check_nonempty, weight_files, why_no_folder

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.load_formats._files import check_nonempty, weight_files

@@ -10,15 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import TensorHeader
+from dovetail.interfaces.data.headers import TensorHeader
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RankSpec
-from dovetail_plugins.load_formats._files import (
-    check_nonempty,
-    weight_files,
-    why_no_folder,
-)
+from dovetail_plugins.load_formats._files import check_nonempty, weight_files, why_no_folder
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import RankSpec
 from dovetail_plugins.load_formats._files import check_nonempty, is_ignored, why_no_folder
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail_plugins.logits_processors._ids import places, verify_ids
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import torch

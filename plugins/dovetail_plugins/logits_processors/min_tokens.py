@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail_plugins.logits_processors._ids import forbid, verify_ids
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.cache_facts import CacheFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
 Config = Mapping[str, Any]
 FULL, MIXER = "full_attention", "linear_attention"
@@ -34,7 +34,7 @@ def inner_size(config: Config) -> int:
 
 def mamba2_sizes(config: Config) -> Mamba2Sizes:
     """Return the sizes of a Mamba 2 mixer; its groups of channels are gated, then normed."""
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
     inner, heads = inner_size(config), int(config["mamba_n_heads"])
     groups, head = int(config["mamba_n_groups"]), config["mamba_d_head"]

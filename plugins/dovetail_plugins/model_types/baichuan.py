@@ -5,7 +5,7 @@ The configs of the 7B state max_position_embeddings; the 13B has ALiBi and does 
 
 from __future__ import annotations
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 BAICHUAN = Value(

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
-from dovetail_plugins.model_types._hybrid import (
-    FULL,
-    MAMBA2_DEFAULTS,
-    MIXER,
-    Config,
-    mamba2_cache,
-)
+from dovetail_plugins.model_types._hybrid import FULL, MAMBA2_DEFAULTS, MIXER, Config, mamba2_cache
 
 
 def layer_types(config: Config) -> tuple[str, ...]:

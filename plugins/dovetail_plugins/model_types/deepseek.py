@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 

@@ -3,7 +3,7 @@ checkpoints. transformers saves EXAONE 3 under Llama's class."""
 
 from __future__ import annotations
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 EXAONE = Value(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
 Config = Mapping[str, Any]
 
@@ -23,7 +23,7 @@ def inner_size(config: Config) -> int:
 
 def mixer_sizes(config: Config) -> Mamba2Sizes:
     """Return the sizes of a mixer."""
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
     inner, heads, groups = inner_size(config), config["mamba_n_heads"], config["mamba_n_groups"]
     low, high = config.get("time_step_limit") or (0.0, float("inf"))

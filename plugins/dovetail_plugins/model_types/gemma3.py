@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 FACTS = ModelFacts(

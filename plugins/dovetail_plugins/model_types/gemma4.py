@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._shared_kv import FULL, kinds, sources
 

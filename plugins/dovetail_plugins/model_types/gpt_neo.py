@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 LOCAL = "local"

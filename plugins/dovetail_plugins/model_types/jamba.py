@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._hybrid import FULL, MIXER, Config, cache_facts, inner_size
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mixers.mamba import MambaSizes
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def has_experts(config: Config, layer: int) -> bool:
 
 def mixer_sizes(config: Config) -> MambaSizes:
     """Return the sizes of a mixer."""
-    from dovetail_plugins.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mixers.mamba import MambaSizes
 
     rank, hidden = config["mamba_dt_rank"], int(config["hidden_size"])
     return MambaSizes(

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types.qwen3_next import LINEAR
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.mixers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
 OWN = {
@@ -51,7 +51,7 @@ def linear_size(config: Config, name: str) -> int:
 
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a delta layer."""
-    from dovetail_plugins.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.mixers.delta import DeltaSizes
 
     heads, size = (linear_size(config, name) for name in ("linear_num_heads", "linear_head_dim"))
     return DeltaSizes(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba import MambaSizes
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba import MambaSizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
 Config = Mapping[str, Any]
 _COMMON = {
@@ -25,7 +25,7 @@ _COMMON = {
 
 def mamba_sizes(config: Config) -> MambaSizes:
     """Return the sizes of a mixer of Mamba 1."""
-    from dovetail_plugins.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mixers.mamba import MambaSizes
 
     rank, hidden = config.get("time_step_rank", "auto"), int(config["hidden_size"])
     return MambaSizes(
@@ -40,7 +40,7 @@ def mamba_sizes(config: Config) -> MambaSizes:
 
 def mamba2_sizes(config: Config) -> Mamba2Sizes:
     """Return the sizes of a mixer of Mamba 2."""
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
     heads, head = int(config["num_heads"]), int(config["head_dim"])
     low, high = config.get("time_step_limit") or (0.0, float("inf"))

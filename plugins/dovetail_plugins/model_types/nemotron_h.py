@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
 Config = Mapping[str, Any]
 MIXER, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
@@ -47,7 +47,7 @@ def _stated_types(config: Config) -> tuple[str, ...]:
 
 def mixer_sizes(config: Config) -> Mamba2Sizes:
     """Return the sizes of a mixer. Time steps have a least value and no largest."""
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
     heads, head = int(config["mamba_num_heads"]), int(config["mamba_head_dim"])
     return Mamba2Sizes(

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types.qwen3_next import LINEAR, delta_cache
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.mixers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
 NORM_EPS = 1e-5
@@ -48,7 +48,7 @@ def filled(config: Config) -> dict[str, Any]:
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a gated delta layer. With negative eigenvalues, a token's update is
     scaled by up to two, which can flip its key's value."""
-    from dovetail_plugins.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.mixers.delta import DeltaSizes
 
     own = filled(config)
     return DeltaSizes(

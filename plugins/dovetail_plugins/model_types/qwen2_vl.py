@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types import qwen3, qwen3_moe
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.mixers.delta import DeltaSizes
 
 Config = Mapping[str, Any]
 LINEAR = "linear_attention"
@@ -44,7 +44,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 def delta_sizes(config: Config) -> DeltaSizes:
     """Return the sizes of a gated delta layer."""
-    from dovetail_plugins.layers.delta import DeltaSizes
+    from dovetail_plugins.layers.mixers.delta import DeltaSizes
 
     return DeltaSizes(
         key_heads=int(config["linear_num_key_heads"]),

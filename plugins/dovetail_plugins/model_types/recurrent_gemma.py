@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._hybrid import MIXER, Config
 

@@ -3,7 +3,7 @@ GLM-4.5."""
 
 from __future__ import annotations
 
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 
 SARVAM_MOE = Value(

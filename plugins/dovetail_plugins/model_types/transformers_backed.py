@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable, Positions
+from dovetail.interfaces.data.model_facts import ModelFacts, ModelFactsTable, Positions
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._other_names import OLDER_KINDS, other_names
 from dovetail_plugins.model_types.bart import OF_DECODER

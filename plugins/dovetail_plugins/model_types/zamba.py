@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._hybrid import MIXER, Config, inner_size
 from dovetail_plugins.model_types.zamba2 import HYBRID, named_kinds
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mixers.mamba import MambaSizes
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def layer_types(config: Config) -> tuple[str, ...]:
 
 def mixer_sizes(config: Config) -> MambaSizes:
     """Return the sizes of a mixer of `n_mamba_heads` heads."""
-    from dovetail_plugins.layers.mamba import MambaSizes
+    from dovetail_plugins.layers.mixers.mamba import MambaSizes
 
     rank, hidden = config["mamba_dt_rank"], int(config["hidden_size"])
     return MambaSizes(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.model_facts import ModelFacts
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.model_facts import ModelFacts
 from dovetail.interfaces.plugin import Value
 from dovetail_plugins.model_types._hybrid import MIXER, Config, inner_size
 
 if TYPE_CHECKING:
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
 HYBRID = "hybrid"
 """The kind of a layer that calls a shared block before its mixer."""
@@ -31,7 +31,7 @@ def named_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
 
 def mixer_sizes(config: Config) -> Mamba2Sizes:
     """Return the sizes of a mixer. Time steps have a least value and no largest."""
-    from dovetail_plugins.layers.mamba2 import Mamba2Sizes
+    from dovetail_plugins.layers.mixers.mamba2 import Mamba2Sizes
 
     inner, heads = inner_size(config), int(config["n_mamba_heads"])
     groups, has_bias = int(config["mamba_ngroups"]), bool(config["add_bias_linear"])

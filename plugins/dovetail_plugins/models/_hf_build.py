@@ -19,11 +19,11 @@ from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 
-from dovetail.config.rules.transformers_models import known_classes
+from dovetail.config.rules.model.transformers_models import known_classes
 from dovetail.errors import ConfigError
-from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG
+from dovetail.interfaces.data.checkpoint_code import CAUSAL, CONFIG
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.stages import Elsewhere
@@ -41,11 +41,7 @@ from dovetail_plugins.models._hf_head import (
     whole_head,
 )
 from dovetail_plugins.models._hf_names import plain_renamings
-from dovetail_plugins.models._hf_swap import (
-    EXPERT_MATRICES,
-    is_inputs_first,
-    swap_layers,
-)
+from dovetail_plugins.models._hf_swap import EXPERT_MATRICES, is_inputs_first, swap_layers
 
 log = logging.getLogger(__name__)
 

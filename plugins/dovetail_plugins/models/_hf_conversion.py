@@ -13,12 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    Chunk,
-    Concatenate,
-    PermuteForRope,
-    WeightConverter,
-)
+from transformers.core_model_loading import Chunk, Concatenate, PermuteForRope, WeightConverter
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.models._hf_swap import SwappedExperts

@@ -14,9 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from dovetail.config.rules.architectures import stem
+from dovetail.config.rules.model.architectures import stem
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import LOGITS, ModelSpec
+from dovetail.interfaces.data.spec import LOGITS, ModelSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail_plugins.models import _hf_attention as hf_attention
 

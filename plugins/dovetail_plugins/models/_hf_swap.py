@@ -15,9 +15,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.quantization import Gate
 from dovetail.layers.activation import ACTIVATIONS, clamped_gate, gate
-from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.placement import Placement, mark_axes
+from dovetail.layers.linear.placement import Placement, mark_axes
+from dovetail.layers.moe.experts import Experts
 
 EXPERT_NAMES = {
     "gate_proj": ("gate_up_proj", "gate"),

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.errors import ConfigError
-from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.data.media import PartPlace
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.media import spatial_positions
 from dovetail.multimodal.processors import TEXT_FIELDS, blank_media, load_processor, read_together

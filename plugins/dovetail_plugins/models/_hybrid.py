@@ -7,8 +7,8 @@ from dataclasses import replace
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail_plugins.layers.hybrid import HybridLayer
-from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.mixers.hybrid import HybridLayer
+from dovetail_plugins.layers.mixers.mamba2 import Mamba2Mixer
 from dovetail_plugins.model_types._hybrid import mamba2_sizes
 
 

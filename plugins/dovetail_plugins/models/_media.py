@@ -20,8 +20,8 @@ from transformers.models.auto import modeling_auto
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.media import SpatialRotary
 from dovetail.layers.stages import Elsewhere, stage_of

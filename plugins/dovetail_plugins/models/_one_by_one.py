@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.data.media import PartPlace
 from dovetail.layers.media import blocks_of, spatial_positions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.layers.decoder import FULL, SLIDING
 
 

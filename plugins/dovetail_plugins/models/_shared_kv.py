@@ -11,23 +11,23 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
+from dovetail.layers.attention.rotary import HeadRotary, Rope
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderLayer
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
 from dovetail.layers.norm import BareRMSNorm, RMSNorm
-from dovetail.layers.rotary import HeadRotary, Rope
 from dovetail.layers.stages import Elsewhere
-from dovetail_plugins.layers.post_norm import SandwichLayer
-from dovetail_plugins.layers.shared_attention import (
+from dovetail_plugins.layers.attention.shared import (
     SharedAttention,
     drawn_tokens,
     find_sources,
     spread,
 )
+from dovetail_plugins.layers.post_norm import SandwichLayer
 from dovetail_plugins.models._layer_inputs import NAMES, LayerInputs
 from dovetail_plugins.models.gemma import gemma_config
 from dovetail_plugins.models.gemma3 import Gemma3Model

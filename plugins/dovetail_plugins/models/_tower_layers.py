@@ -19,8 +19,8 @@ from dovetail.layers.linear import (
     MergedColumnParallelLinear,
     RowParallelLinear,
 )
+from dovetail.layers.linear.placement import Placement
 from dovetail.layers.norm import LayerNorm, RMSNorm
-from dovetail.layers.placement import Placement
 from dovetail_plugins.models._hf_swap import AnyShape
 
 

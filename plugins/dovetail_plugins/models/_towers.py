@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import activations
 
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.linear import Linear
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.layers.patches import Patches, is_of_patches

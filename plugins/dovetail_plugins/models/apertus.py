@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ColumnParallelLinear, RowParallelLinear
-from dovetail.layers.placement import mark_axes
+from dovetail.layers.linear.placement import mark_axes
 from dovetail.layers.repeated import of_tensors
 
 LEARNED = "xielu"

@@ -20,13 +20,13 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
+from dovetail.layers.attention.latent import LatentAttention
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig
-from dovetail.layers.latent_attention import LatentAttention
 from dovetail.layers.linear import ColumnParallelLinear, ReplicatedActivatedLinear, ReplicatedLinear
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.layers.indexed_attention import IndexedAttention
-from dovetail_plugins.layers.output_gate import OutputGate
+from dovetail_plugins.layers.attention.indexed import IndexedAttention
+from dovetail_plugins.layers.attention.output_gate import OutputGate
 from dovetail_plugins.models.deepseek import DeepseekV32ForCausalLM, IndexedLayer, is_sparse
 
 RENAMES = (

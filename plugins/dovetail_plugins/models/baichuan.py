@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from dovetail.config.checkpoint.model_facts import uses_alibi
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.alibi import alibi_slopes
+from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail.layers.decoder import HEAD, DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead

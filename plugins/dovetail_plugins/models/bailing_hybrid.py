@@ -12,16 +12,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.latent import LatentAttention, LatentConfig
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, usual_config
-from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import ColumnParallelLinear
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.layers.delta import WideDeltaMixer
-from dovetail_plugins.layers.hybrid import LINEAR, HybridModel
-from dovetail_plugins.layers.output_gate import open_heads
+from dovetail_plugins.layers.attention.output_gate import open_heads
+from dovetail_plugins.layers.mixers.delta import WideDeltaMixer
+from dovetail_plugins.layers.mixers.hybrid import LINEAR, HybridModel
 from dovetail_plugins.model_types.bailing_hybrid import delta_sizes, layer_types
 from dovetail_plugins.models.deepseek import DeepseekModel, DeepseekV3ForCausalLM, latent_config
 from dovetail_plugins.models.kimi_linear import FORGETS, KimiLinearLayer

@@ -5,11 +5,11 @@ Source: IBM, Bamba: inference-efficient hybrid Mamba2 model, 2024.
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail_plugins.layers.hybrid import HybridModel
+from dovetail_plugins.layers.mixers.hybrid import HybridModel
 from dovetail_plugins.model_types.bamba import layer_types
 from dovetail_plugins.models._hybrid import MambaLayer, jamba_names
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from dovetail.layers.linear.placement import mark_axes
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.placement import mark_axes
 from dovetail_plugins.layers.cross_decoder import (
     CrossDecoderConfig,
     EncoderDecoder,

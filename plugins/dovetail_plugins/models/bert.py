@@ -11,9 +11,9 @@ from typing import ClassVar
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import CLASSES, ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
 

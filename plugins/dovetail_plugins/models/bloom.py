@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.alibi import alibi_slopes
+from dovetail.layers.attention.alibi import alibi_slopes
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
@@ -25,7 +26,6 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.rotary import Rope
 from dovetail_plugins.models._named import FUSED_BY_GROUP, MEGATRON, prefixes
 
 PREFIXES = prefixes(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     SLIDING,
     DecoderConfig,
@@ -19,7 +19,7 @@ from dovetail.layers.decoder import (
     windows_by_layer,
 )
 from dovetail.layers.norm import LayerNorm
-from dovetail_plugins.layers.head_norm import LayerNormPerHead
+from dovetail_plugins.layers.attention.head_norm import LayerNormPerHead
 
 
 def cohere_config(model: ModelSpec, **changes: Any) -> DecoderConfig:

@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import CLASSES, ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import QKVParallelLinear, attention_linears
-from dovetail.layers.placement import Placement, WeightHolder
+from dovetail.layers.linear.placement import Placement, WeightHolder
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import (
     ONE_KIND,

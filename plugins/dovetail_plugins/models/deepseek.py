@@ -15,9 +15,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.latent import LatentAttention, LatentConfig, latent_rope, score_scale
+from dovetail.layers.attention.rotary import Rotary
 from dovetail.layers.decoder import (
     FUSED,
     DecoderConfig,
@@ -26,18 +28,11 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
-from dovetail.layers.latent_attention import (
-    LatentAttention,
-    LatentConfig,
-    latent_rope,
-    score_scale,
-)
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.rotary import Rotary
-from dovetail_plugins.layers.indexed_attention import IndexedAttention
-from dovetail_plugins.layers.indexer import Indexer, IndexerConfig
-from dovetail_plugins.layers.rounding import ActivationOptions
+from dovetail_plugins.layers.attention.indexed import IndexedAttention
+from dovetail_plugins.layers.attention.indexer import Indexer, IndexerConfig
 from dovetail_plugins.layers.routing import RoutingRule
+from dovetail_plugins.layers.stored.rounding import ActivationOptions
 from dovetail_plugins.models._moe import CORRECTION_BIAS, SharedMoE
 from dovetail_plugins.quantization.gguf import Gguf
 from dovetail_plugins.quantization.none import Unquantized

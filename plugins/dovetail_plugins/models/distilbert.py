@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import CLASSES, ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
 from dovetail_plugins.models.bert import BertModel

@@ -28,10 +28,11 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
+from dovetail.layers.attention.rotary import HeadRotary, Rope, Rotary, rope_settings
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import (
     FULL,
@@ -43,14 +44,9 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear import (
-    MergedColumnParallelLinear,
-    RowParallelLinear,
-    attention_linears,
-)
+from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, attention_linears
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
-from dovetail_plugins.layers.gated_attention import GATE, GatedQKVLinear
+from dovetail_plugins.layers.attention.gated import GATE, GatedQKVLinear
 from dovetail_plugins.model_types.dory import MLP, layer_types, recurrent
 
 THETAS = {SLIDING: 1e4, FULL: 1e7}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail_plugins.models._moe import CORRECTION_BIAS, DenseFirstLayer
 

@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.alibi import alibi_slopes
+from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,

@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import (
     DecoderAttention,
     DecoderConfig,
@@ -30,8 +31,7 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.mixers.mamba2 import Mamba2Mixer
 from dovetail_plugins.layers.product import Product, Scale, ScaledRowParallelLinear
 from dovetail_plugins.model_types.falcon_h1 import mixer_sizes
 

@@ -9,13 +9,9 @@ from typing import Any
 
 import torch
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    usual_config,
-)
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.norm import GemmaRMSNorm
 

@@ -5,14 +5,9 @@ Source: Gemma Team 2024, Gemma 2.
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    FULL,
-    SLIDING,
-    DecoderConfig,
-    DecoderForCausalLM,
-)
+from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, DecoderForCausalLM
 from dovetail_plugins.layers.post_norm import SandwichLayer
 from dovetail_plugins.models.gemma import gemma_config
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import RopeSettings, Rotary, rope_settings, unscaled
 from dovetail.layers.decoder import (
     FULL,
     SLIDING,
@@ -24,8 +25,7 @@ from dovetail.layers.decoder import (
     DecoderModel,
 )
 from dovetail.layers.decoder_head import generates
-from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings, unscaled
-from dovetail_plugins.layers.media_attention import MediaAttention
+from dovetail_plugins.layers.attention.media import MediaAttention
 from dovetail_plugins.layers.post_norm import SandwichLayer
 from dovetail_plugins.models._media import MediaModel
 from dovetail_plugins.models.gemma import gemma_config

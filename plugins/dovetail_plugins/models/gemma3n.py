@@ -22,18 +22,14 @@ from statistics import NormalDist
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import activation
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, GatedMLP
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.linear import (
-    MergedColumnParallelLinear,
-    ReplicatedLinear,
-    RowParallelLinear,
-)
-from dovetail.layers.rotary import Rope
+from dovetail.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from dovetail.layers.stages import made_if
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group

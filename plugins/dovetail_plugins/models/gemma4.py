@@ -17,22 +17,16 @@ from torch import nn
 
 from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    FULL,
-    DecoderConfig,
-    DecoderForCausalLM,
-    DecoderLayer,
-    GatedMLP,
-)
+from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
+from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, DecoderLayer, GatedMLP
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.experts import Experts
 from dovetail.layers.linear import ReplicatedLinear
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.norm import BareRMSNorm
 from dovetail.layers.opaque import is_traced
-from dovetail.layers.rotary import Rope, Rotary, rope_settings
 from dovetail.parallel.collectives import all_reduce
 from dovetail.parallel.groups import tensor_group
 from dovetail_plugins.layers.native_routing import native_routing

@@ -12,9 +12,9 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.model_types.gpt_neo import LOCAL, layer_types
 from dovetail_plugins.models.gpt2 import GPT2Attention, GPT2Layer, GPT2LMHeadModel
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.linear import GROUPS
 from dovetail.layers.norm import LayerNorm

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import clamped_gate
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import (
     FULL,
     SLIDING,
@@ -24,9 +25,8 @@ from dovetail.layers.decoder import (
     DecoderLayer,
     usual_config,
 )
-from dovetail.layers.rotary import Rope
+from dovetail_plugins.layers.attention.sinks import Sinks
 from dovetail_plugins.layers.moe import MoE
-from dovetail_plugins.layers.sinks import Sinks
 from dovetail_plugins.model_types.gpt_oss import INPUTS_FIRST
 from dovetail_plugins.models._moe import num_experts, softmax_rule
 

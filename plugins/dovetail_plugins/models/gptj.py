@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, GatedMLP
-from dovetail_plugins.layers.hybrid import HybridModel
+from dovetail_plugins.layers.mixers.hybrid import HybridModel
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.model_types.granite_moe_hybrid import layer_types
 from dovetail_plugins.models._hybrid import MambaLayer

@@ -10,19 +10,14 @@ from dataclasses import replace
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers import decoder
+from dovetail.layers.attention.rotary import Rotary, rope_settings
 from dovetail.layers.linear import GatedLinear
-from dovetail.layers.placement import Placement
-from dovetail.layers.rotary import Rotary, rope_settings
-from dovetail_plugins.layers.encoder import (
-    ONE_KIND,
-    EncoderConfig,
-    EncoderLayer,
-    usual_encoder,
-)
+from dovetail.layers.linear.placement import Placement
+from dovetail_plugins.layers.encoder import ONE_KIND, EncoderConfig, EncoderLayer, usual_encoder
 from dovetail_plugins.models.bert import BertModel
 
 RENAMES = (

@@ -5,8 +5,8 @@ Sources: the model card of helium-1-2b; Baidu ERNIE Team, ERNIE 4.5 Technical Re
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rotary, rope_settings, unscaled
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderModel, usual_config
-from dovetail.layers.rotary import Rotary, rope_settings, unscaled
 
 
 class HunYuanModel(DecoderModel):

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from msgspec import structs
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer
-from dovetail.layers.rotary import Rope
 from dovetail_plugins.models.granite import GraniteForCausalLM
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import BARE, DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.decoder_head import class_score
 from dovetail.layers.linear import GROUPS

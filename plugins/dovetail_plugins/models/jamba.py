@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.norm import RMSNorm
-from dovetail_plugins.layers.hybrid import UnrotatedModel
-from dovetail_plugins.layers.mamba import MambaMixer
+from dovetail_plugins.layers.mixers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mixers.mamba import MambaMixer
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.model_types.jamba import has_experts, layer_types, mixer_sizes
 from dovetail_plugins.models._hybrid import MambaLayer, jamba_names

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.alibi import alibi_slopes
+from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
 from dovetail_plugins.models.bert import RENAMES, BertModel
 

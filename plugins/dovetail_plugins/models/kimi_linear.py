@@ -13,9 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.latent import LatentAttention, LatentConfig
+from dovetail.layers.attention.rotary import Unrotated
 from dovetail.layers.decoder import (
     FULL,
     FUSED,
@@ -24,10 +26,8 @@ from dovetail.layers.decoder import (
     DecoderModel,
     usual_config,
 )
-from dovetail.layers.latent_attention import LatentAttention, LatentConfig
-from dovetail.layers.rotary import Unrotated
-from dovetail_plugins.layers.delta import ChannelDeltaMixer
-from dovetail_plugins.layers.hybrid import LINEAR, HybridLayer
+from dovetail_plugins.layers.mixers.delta import ChannelDeltaMixer
+from dovetail_plugins.layers.mixers.hybrid import LINEAR, HybridLayer
 from dovetail_plugins.model_types.kimi_linear import delta_sizes, layer_types
 from dovetail_plugins.models._moe import CORRECTION_BIAS, lettered
 from dovetail_plugins.models.deepseek import DeepseekLayer

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail_plugins.layers.delta import QKV, JoinedDeltaMixer
-from dovetail_plugins.layers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.mixers.delta import QKV, JoinedDeltaMixer
+from dovetail_plugins.layers.mixers.hybrid import HybridLayer, HybridModel
 from dovetail_plugins.model_types.lara_mini import layer_types
 from dovetail_plugins.model_types.qwen3_next import delta_sizes
 from dovetail_plugins.models._moe import SharedMoE, num_experts, softmax_rule

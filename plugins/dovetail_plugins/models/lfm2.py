@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     FUSED,
     DecoderConfig,
@@ -30,9 +30,9 @@ from dovetail.layers.decoder import (
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
 from dovetail.layers.state import State
 from dovetail.parallel.groups import tensor_group
-from dovetail_plugins.layers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.mixers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.mixers.recurrent import ShortConv
 from dovetail_plugins.layers.product import Product
-from dovetail_plugins.layers.recurrent import ShortConv
 from dovetail_plugins.model_types.lfm2 import CONV, inner_size, layer_types
 
 

@@ -14,9 +14,10 @@ from msgspec import structs
 from torch import nn
 
 from dovetail.config.checkpoint.rope import rope_of
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
 from dovetail.layers.decoder import (
     FULL,
     SLIDING,
@@ -26,8 +27,7 @@ from dovetail.layers.decoder import (
     GatedMLP,
 )
 from dovetail.layers.linear import ColumnParallelLinear
-from dovetail.layers.rotary import Rope, Rotary, rope_settings
-from dovetail_plugins.layers.output_gate import open_heads
+from dovetail_plugins.layers.attention.output_gate import open_heads
 from dovetail_plugins.model_types.lfm2 import CONV
 from dovetail_plugins.model_types.lfm3 import layer_types
 from dovetail_plugins.models._text_part import text_part

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     CHUNKED,
     FULL,
@@ -27,9 +27,9 @@ from dovetail.layers.decoder import (
     GatedMLP,
     usual_config,
 )
+from dovetail.layers.linear.placement import mark_axes
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.placement import mark_axes
-from dovetail_plugins.layers.query_scale import PositionScale, QueryScale
+from dovetail_plugins.layers.attention.query_scale import PositionScale, QueryScale
 from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import SharedMoE, num_experts
 

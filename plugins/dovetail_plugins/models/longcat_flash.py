@@ -16,12 +16,12 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
+from dovetail.layers.attention.latent import LatentAttention, LatentConfig
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
-from dovetail.layers.experts import Experts
-from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import ReplicatedLinear
-from dovetail.layers.placement import Placement
-from dovetail.layers.rotary import Rope
+from dovetail.layers.linear.placement import Placement
+from dovetail.layers.moe.experts import Experts
 from dovetail.parallel.collectives import all_reduce
 from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models.deepseek import DeepseekMoE, DeepseekV3ForCausalLM, latent_config

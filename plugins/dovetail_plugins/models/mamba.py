@@ -10,20 +10,15 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    DecoderLayer,
-    usual_config,
-)
+from dovetail.layers.attention.rotary import Rope
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
 from dovetail.layers.norm import BareRMSNorm
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.layers.hybrid import UnrotatedModel
-from dovetail_plugins.layers.mamba import MambaMixer
-from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.mixers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mixers.mamba import MambaMixer
+from dovetail_plugins.layers.mixers.mamba2 import Mamba2Mixer
 from dovetail_plugins.model_types.mamba import mamba2_sizes, mamba_sizes
 
 

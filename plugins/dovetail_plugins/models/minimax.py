@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import FULL, SLIDING, DecoderConfig, usual_config
-from dovetail.layers.rotary import Rope
-from dovetail_plugins.layers.hybrid import HybridModel
-from dovetail_plugins.layers.lightning import (
+from dovetail_plugins.layers.mixers.hybrid import HybridModel
+from dovetail_plugins.layers.mixers.lightning import (
     BY_HEAD,
     LightningAttention,
     LightningSizes,

@@ -5,11 +5,11 @@ Source: the model card of MiniMax-M2, 2025.
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
-from dovetail_plugins.layers.head_norm import WholeRMSNorm
+from dovetail_plugins.layers.attention.head_norm import WholeRMSNorm
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import lettered, num_experts

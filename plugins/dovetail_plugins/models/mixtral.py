@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,

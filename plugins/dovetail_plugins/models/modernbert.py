@@ -13,11 +13,11 @@ from torch import nn
 
 from dovetail.config.checkpoint.context_length import window_tokens
 from dovetail.config.checkpoint.rope import rope_of
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import RopeSettings, Rotary, rope_settings
 from dovetail.layers.decoder import FULL, SLIDING
-from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import (
     EncoderConfig,

@@ -5,11 +5,11 @@ Source: Song et al. 2020.
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail_plugins.layers.attention.position_bias import BucketBias, PositionBias
 from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
-from dovetail_plugins.layers.position_bias import BucketBias, PositionBias
 from dovetail_plugins.models import bert
 
 RENAMES = (

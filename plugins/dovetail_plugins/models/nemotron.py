@@ -6,8 +6,8 @@ Source: Parmar et al., Nemotron-4 15B, 2024.
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.norm import LayerNorm1p
 

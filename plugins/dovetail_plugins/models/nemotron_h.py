@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import (
     DecoderAttention,
     DecoderConfig,
@@ -25,10 +26,9 @@ from dovetail.layers.decoder import (
 )
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.rotary import Rope
 from dovetail.parallel.collectives import all_reduce
-from dovetail_plugins.layers.hybrid import UnrotatedModel
-from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.mixers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mixers.mamba2 import Mamba2Mixer
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.model_types.nemotron_h import (
     ATTENTION,

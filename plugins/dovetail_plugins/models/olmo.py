@@ -12,9 +12,10 @@ from functools import partial
 from torch import nn
 
 from dovetail.config.checkpoint.rope import rope_of
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rotary, rope_settings, unscaled
 from dovetail.layers.decoder import (
     FULL,
     SLIDING,
@@ -25,8 +26,7 @@ from dovetail.layers.decoder import (
     windows_by_layer,
 )
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.rotary import Rotary, rope_settings, unscaled
-from dovetail_plugins.layers.head_norm import WholeRMSNorm
+from dovetail_plugins.layers.attention.head_norm import WholeRMSNorm
 from dovetail_plugins.layers.post_norm import PostNormLayer
 
 BARE_EPS = 1e-5

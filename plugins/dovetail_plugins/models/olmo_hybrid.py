@@ -13,13 +13,13 @@ from dataclasses import replace
 from torch import nn
 
 from dovetail.config.checkpoint.rope import rope_of
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
-from dovetail_plugins.layers.delta import DeltaMixer
-from dovetail_plugins.layers.head_norm import WholeRMSNorm
-from dovetail_plugins.layers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.attention.head_norm import WholeRMSNorm
+from dovetail_plugins.layers.mixers.delta import DeltaMixer
+from dovetail_plugins.layers.mixers.hybrid import HybridLayer, HybridModel
 from dovetail_plugins.layers.post_norm import PostNormLayer
 from dovetail_plugins.model_types.olmo_hybrid import delta_sizes, layer_types
 

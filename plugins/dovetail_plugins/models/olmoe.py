@@ -6,11 +6,11 @@ Sources: Muennighoff et al. 2024 (OLMoE); Shi et al. 2025 (FlexOlmo).
 from __future__ import annotations
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
-from dovetail_plugins.layers.head_norm import WholeRMSNorm
+from dovetail_plugins.layers.attention.head_norm import WholeRMSNorm
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.post_norm import PostNormLayer
 from dovetail_plugins.models._moe import num_experts, softmax_rule

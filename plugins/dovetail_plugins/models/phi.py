@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import BARE, DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.norm import LayerNorm
-from dovetail_plugins.layers.head_norm import LayerNormOfHeads
+from dovetail_plugins.layers.attention.head_norm import LayerNormOfHeads
 
 PREFIXES = (
     ("model.final_layernorm.", "model.norm."),

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.config.checkpoint.media_tokens import token_of
-from dovetail.interfaces.media_settings import AUDIO, IMAGE
+from dovetail.interfaces.data.media_settings import AUDIO, IMAGE
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.models._media import MediaModel

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import RopeSettings, Rotary, rope_settings
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
@@ -21,7 +22,6 @@ from dovetail.layers.decoder import (
     window_in_all_layers,
 )
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.rotary import RopeSettings, Rotary, rope_settings
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.layers.routing import RoutingRule
 from dovetail_plugins.models._moe import lettered, num_experts

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.norm import GemmaRMSNorm
-from dovetail_plugins.layers.delta import BA, QKV, QKVZ, DeltaMixer
-from dovetail_plugins.layers.gated_attention import WITH_GATE, GatedAttention
-from dovetail_plugins.layers.hybrid import HybridLayer, HybridModel
+from dovetail_plugins.layers.attention.gated import WITH_GATE, GatedAttention
+from dovetail_plugins.layers.mixers.delta import BA, QKV, QKVZ, DeltaMixer
+from dovetail_plugins.layers.mixers.hybrid import HybridLayer, HybridModel
 from dovetail_plugins.model_types.qwen3_next import delta_sizes, layer_types
 from dovetail_plugins.models.qwen2_moe import Qwen2MoeLayer
 

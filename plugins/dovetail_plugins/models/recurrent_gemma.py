@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.layers.attention.rotary import Rope
 from dovetail.layers.decoder import (
     SLIDING,
     DecoderAttention,
@@ -38,14 +39,13 @@ from dovetail.layers.linear import (
     RowParallelLinear,
     even_part,
 )
-from dovetail.layers.rotary import Rope
 from dovetail.layers.state import Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import selective_scan
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.selective_scan.native import SelectiveScan
-from dovetail_plugins.layers.hybrid import HybridModel
-from dovetail_plugins.layers.recurrent import DividedVectors, OverRows, ShortConv
+from dovetail_plugins.layers.mixers.hybrid import HybridModel
+from dovetail_plugins.layers.mixers.recurrent import DividedVectors, OverRows, ShortConv
 from dovetail_plugins.model_types.recurrent_gemma import MIXER, layer_types, width
 from dovetail_plugins.models.gemma import gemma_config
 

@@ -20,15 +20,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.decoder import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    DecoderLayer,
-    usual_config,
-)
+from dovetail.layers.attention.rotary import Rope
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import (
     ActivatedLinear,
@@ -39,15 +35,14 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.rotary import Rope
 from dovetail.layers.state import CONV, Part, RowStates, State
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import short_conv, wkv
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.short_conv.native import ShortConv
 from dovetail_kernels.wkv.native import Wkv
-from dovetail_plugins.layers.hybrid import UnrotatedModel
-from dovetail_plugins.layers.recurrent import DividedVectors, OverRows
+from dovetail_plugins.layers.mixers.hybrid import UnrotatedModel
+from dovetail_plugins.layers.mixers.recurrent import DividedVectors, OverRows
 from dovetail_plugins.model_types.rwkv import channels, inner_size
 
 ATTENTION, FEED_FORWARD, AVERAGE = "attention", "feed_forward", "average"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 
 

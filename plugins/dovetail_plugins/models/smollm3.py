@@ -5,8 +5,8 @@ Source: Bakouch et al., SmolLM3, 2025; Yang et al., Rope to Nope and Back Again,
 
 from __future__ import annotations
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, usual_config
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import CLASSES, ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import CLASSES, ModelSpec
 from dovetail.layers.embedding import VocabParallelEmbedding
+from dovetail_plugins.layers.attention.position_bias import BucketBias, PositionBias
 from dovetail_plugins.layers.cross_decoder import (
     CrossDecoderConfig,
     CrossDecoderLayer,
@@ -33,7 +34,6 @@ from dovetail_plugins.layers.encoder import (
     EncoderModel,
     usual_encoder,
 )
-from dovetail_plugins.layers.position_bias import BucketBias, PositionBias
 from dovetail_plugins.model_types.t5 import num_decoder_layers
 
 SHARED_BIAS = (

@@ -15,7 +15,7 @@ from torch import nn
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder_head import class_score, generates
-from dovetail.layers.placement import WeightHolder
+from dovetail.layers.linear.placement import WeightHolder
 from dovetail.layers.stages import Elsewhere, Stage
 from dovetail_plugins.models._hf_build import Built, build
 from dovetail_plugins.models._hf_head import is_text_part

@@ -24,13 +24,13 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from dovetail.layers.norm import LayerNorm
+from dovetail_plugins.layers.attention.dense import use_items
 from dovetail_plugins.layers.cross_decoder import (
     CrossDecoderConfig,
     EncoderDecoder,
     encoder_context,
     of_layers,
 )
-from dovetail_plugins.layers.dense_attention import use_items
 from dovetail_plugins.layers.encoder import Around, EncoderConfig, EncoderLayer
 from dovetail_plugins.models.bart import DECODER_LAYER, ENCODER_LAYER, FUSED, WordsAndPositions
 

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, GatedMLP, usual_config
 from dovetail.layers.linear import Linear, RowParallelLinear, even_part
 from dovetail.layers.norm import LayerNorm
@@ -35,8 +35,8 @@ from dovetail_kernels import ssd
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.ssd import chunked
 from dovetail_kernels.ssd.native import NO_LIMIT, Ssd
-from dovetail_plugins.layers.hybrid import LINEAR, HybridLayer, UnrotatedModel
-from dovetail_plugins.layers.recurrent import DividedVectors, OverRows
+from dovetail_plugins.layers.mixers.hybrid import LINEAR, HybridLayer, UnrotatedModel
+from dovetail_plugins.layers.mixers.recurrent import DividedVectors, OverRows
 from dovetail_plugins.model_types.xlstm import head_sizes, inner_size
 
 SUMS = "sums"

@@ -21,9 +21,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.decoder import FUSED, DecoderConfig, GatedMLP, usual_config
 from dovetail.layers.linear import Linear, RowParallelLinear, even_part
 from dovetail.layers.repeated import of_tensors
@@ -33,7 +33,7 @@ from dovetail_kernels import selective_scan
 from dovetail_kernels.head_products.matrices import HeadMatrices
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.selective_scan.native import SelectiveScan
-from dovetail_plugins.layers.recurrent import DividedVectors, OverRows, ShortConv
+from dovetail_plugins.layers.mixers.recurrent import DividedVectors, OverRows, ShortConv
 from dovetail_plugins.model_types.zamba import layer_types, mixer_sizes
 from dovetail_plugins.models.zamba2 import (
     LayersByCall,

@@ -26,11 +26,12 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.activation import gate
 from dovetail.layers.attention import Attention
+from dovetail.layers.attention.rotary import HeadRotary, Rope
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import (
     DecoderConfig,
@@ -48,9 +49,8 @@ from dovetail.layers.linear import (
 )
 from dovetail.layers.repeated import of_tensors
 from dovetail.layers.residual import unchanged
-from dovetail.layers.rotary import HeadRotary, Rope
 from dovetail.layers.stages import made_if
-from dovetail_plugins.layers.mamba2 import Mamba2Mixer
+from dovetail_plugins.layers.mixers.mamba2 import Mamba2Mixer
 from dovetail_plugins.model_types.zamba2 import HYBRID, layer_types, mixer_sizes
 
 BLOCK = "shared_transformer"

@@ -29,10 +29,11 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.attention import Attention
+from dovetail.layers.attention.rotary import HeadRotary, Rope, Rotary, rope_settings
 from dovetail.layers.context import keep_inner
 from dovetail.layers.decoder import (
     FULL,
@@ -44,23 +45,22 @@ from dovetail.layers.decoder import (
     usual_config,
 )
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.experts import Experts
 from dovetail.layers.linear import (
     Linear,
     ReplicatedActivatedLinear,
     ReplicatedLinear,
     RowParallelLinear,
 )
+from dovetail.layers.linear.placement import Part as Rows
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.placement import Part as Rows
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.rotary import HeadRotary, Rope, Rotary, rope_settings
 from dovetail.layers.state import CONV, Part, State
 from dovetail.parallel.collectives import all_reduce
 from dovetail_kernels import short_conv
 from dovetail_kernels.head_products.matrices import HeadMatrices
 from dovetail_kernels.short_conv.native import ShortConv
-from dovetail_plugins.layers.recurrent import DividedVectors, OverRows
+from dovetail_plugins.layers.mixers.recurrent import DividedVectors, OverRows
 from dovetail_plugins.model_types.zaya import HYBRID, HYBRID_SLIDING, layer_types
 
 LATE = "late"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.config.rules.platform import available_bytes
+from dovetail.config.rules.machine.platform import available_bytes
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
 from dovetail.registry import own

@@ -9,7 +9,7 @@ import logging
 import subprocess
 from collections.abc import Mapping
 
-from dovetail.config.rules import platform as machine
+from dovetail.config.rules.machine import platform as machine
 from dovetail.errors import ConfigError, with_fix
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info

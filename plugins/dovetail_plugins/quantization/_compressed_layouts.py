@@ -22,8 +22,8 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor, weight_tensor
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.layers.checkpoint_method import Layout
-from dovetail_plugins.layers.matrix_linear import as_stored
+from dovetail_plugins.layers.stored.checkpoint_method import Layout
+from dovetail_plugins.layers.stored.matrix_linear import as_stored
 from dovetail_plugins.quantization._float8_layouts import BlockScale
 from dovetail_plugins.quantization._float8_rounding import rounds
 from dovetail_plugins.quantization._float_formats import e2m1_weight, e8m0, float8_weight

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, stored_method
-from dovetail_plugins.layers.checkpoint_method import ROUTERS, StoredMethod
-from dovetail_plugins.layers.rounding import ActivationOptions
+from dovetail_plugins.layers.stored.checkpoint_method import ROUTERS, StoredMethod
+from dovetail_plugins.layers.stored.rounding import ActivationOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class EitherMethod(StoredMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""
-        from dovetail_plugins.layers.matrix_linear import plain_linear
+        from dovetail_plugins.layers.stored.matrix_linear import plain_linear
 
         if self.is_stored:
             return super().linear(spec)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
-from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT, INT8
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer, TensorHeader
+from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT, INT8
 from dovetail_plugins.quantization._widths import width_of
 
 WIDE = ("float32", "float64")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail_plugins.layers.rounding import (
+from dovetail_plugins.layers.stored.rounding import (
     BFLOAT16,
     BFLOAT16_HELP,
     FLOAT,

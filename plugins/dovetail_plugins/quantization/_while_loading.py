@@ -9,10 +9,10 @@ from abc import abstractmethod
 from functools import partial
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import ROUTERS
-from dovetail_plugins.layers.rounding import asked_of
+from dovetail_plugins.layers.stored.checkpoint_method import ROUTERS
+from dovetail_plugins.layers.stored.rounding import asked_of
 
 
 class WhileLoading(QuantMethod):
@@ -35,7 +35,7 @@ class WhileLoading(QuantMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the quantized method, or the plain one for a layer that is skipped."""
-        from dovetail_plugins.layers.matrix_linear import plain_linear
+        from dovetail_plugins.layers.stored.matrix_linear import plain_linear
 
         if self.is_skipped(spec.name):
             return plain_linear(spec, activations=self.activations)
@@ -48,7 +48,7 @@ class WhileLoading(QuantMethod):
     def in_int8(self, group: int) -> LinearMethod:
         """Return the method of a layer in 8 bits. `group` 0: a scale an output."""
         from dovetail_kernels.gemm.weight import quantize_int8, quantize_int8_groups
-        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
+        from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
         convert = partial(quantize_int8_groups, group=group) if group else quantize_int8
         return ConvertedLinear(convert, activations=self.activations)

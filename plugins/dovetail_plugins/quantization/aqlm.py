@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import CheckpointMethod
-from dovetail_plugins.layers.rounding import FLOAT
+from dovetail_plugins.layers.stored.checkpoint_method import CheckpointMethod
+from dovetail_plugins.layers.stored.rounding import FLOAT
 from dovetail_plugins.quantization._estimates import plain_estimate
 
 if TYPE_CHECKING:

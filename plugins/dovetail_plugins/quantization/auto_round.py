@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import HEAD, StoredMethod
-from dovetail_plugins.layers.layer_names import one_for_parts
-from dovetail_plugins.layers.rounding import IntegerOptions
-from dovetail_plugins.layers.stored_names import bare
+from dovetail_plugins.layers.stored.checkpoint_method import HEAD, StoredMethod
+from dovetail_plugins.layers.stored.layer_names import one_for_parts
+from dovetail_plugins.layers.stored.names import bare
+from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import qweight_estimate
 from dovetail_plugins.quantization.awq import AwqLayout
 from dovetail_plugins.quantization.gptq import GptqLayout

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import StoredMethod
-from dovetail_plugins.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.stored.checkpoint_method import StoredMethod
+from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import qweight_estimate
 
 if TYPE_CHECKING:

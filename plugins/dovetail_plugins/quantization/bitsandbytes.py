@@ -21,13 +21,13 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.json_values import json_value
-from dovetail_plugins.layers.checkpoint_method import Layout, listed
-from dovetail_plugins.layers.rounding import AUTO, INTEGERS
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, listed
+from dovetail_plugins.layers.stored.rounding import AUTO, INTEGERS
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import bytes_estimate, codes_estimate, matrix_of
 
@@ -175,7 +175,7 @@ class BitsAndBytes(EitherMethod):
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight 4-bit or int8."""
         from dovetail_kernels.gemm.weight import quantize_int8
-        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
+        from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
         kind = self.options.kind
         convert = quantize_int8 if kind == "int8" else partial(_quantize, kind=kind)

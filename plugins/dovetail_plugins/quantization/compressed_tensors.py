@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod, listed
-from dovetail_plugins.layers.layer_names import is_listed, one_for_parts
-from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT8, INT8, TOKEN, IntegerOptions
-from dovetail_plugins.layers.stored_names import bare
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.layer_names import is_listed, one_for_parts
+from dovetail_plugins.layers.stored.names import bare
+from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT8, INT8, TOKEN, IntegerOptions
 from dovetail_plugins.quantization._estimates import (
     codes_estimate,
     dense_tensors,

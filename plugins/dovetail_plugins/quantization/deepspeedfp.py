@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.rounding import BFLOAT16
+from dovetail_plugins.layers.stored.rounding import BFLOAT16
 from dovetail_plugins.quantization._either import SkipOptions
 from dovetail_plugins.quantization._estimates import made_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
@@ -68,7 +68,7 @@ class DeepSpeedFp(WhileLoading):
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight small floats."""
         from dovetail_kernels.gemm.weight import quantize_float8
-        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
+        from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
         quantize = quantize_float8 if self.bits == 8 else quantize_e3m2
         return ConvertedLinear(partial(quantize, group=self.group), activations=self.activations)

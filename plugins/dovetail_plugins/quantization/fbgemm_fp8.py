@@ -9,11 +9,11 @@ Source: transformers' FbgemmFp8Config, and Llama 3.1's FP8 checkpoints
 
 from __future__ import annotations
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
-from dovetail_plugins.layers.rounding import FLOAT8
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.rounding import FLOAT8
 from dovetail_plugins.quantization._estimates import float8_estimate
 from dovetail_plugins.quantization._float8_layouts import OutputScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds

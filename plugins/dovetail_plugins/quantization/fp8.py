@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import Layout
-from dovetail_plugins.layers.rounding import FLOAT8
+from dovetail_plugins.layers.stored.checkpoint_method import Layout
+from dovetail_plugins.layers.stored.rounding import FLOAT8
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import float8_estimate, made_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, WholeScale
@@ -94,7 +94,7 @@ class Fp8(EitherMethod):
     def quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method that makes a weight float8."""
         from dovetail_kernels.gemm.weight import quantize_float8
-        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
+        from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
         is_rounded = rounds(self.options.activations, spec)
         return ConvertedLinear(

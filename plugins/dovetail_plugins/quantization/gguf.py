@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.gguf._names import HEAD, TABLE
 from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
-from dovetail_plugins.layers.layer_names import FUSED
-from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT, INT8, IntegerOptions
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.layer_names import FUSED
+from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT, INT8, IntegerOptions
 from dovetail_plugins.quantization._estimates import TABLE_BYTES, value_bytes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Gguf(StoredMethod):
     def table(self, spec: LinearSpec) -> LinearMethod | None:
         """Return the method of a table, the token table without a name, if it is stored
         quantized."""
-        from dovetail_plugins.layers.stored_linear import StoredLinear
+        from dovetail_plugins.layers.stored.stored_linear import StoredLinear
 
         named = replace(spec, name=spec.name or TABLE)
         if named.name not in self.types or self.is_plain(named):
@@ -172,7 +172,7 @@ class Rows:
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix of one part."""
         from dovetail_plugins.gguf._weight import weight_of
-        from dovetail_plugins.layers.matrix_linear import as_stored
+        from dovetail_plugins.layers.stored.matrix_linear import as_stored
 
         ((name, tensor),) = tensors.items()
         return as_stored(tensor) if name == PLAIN else weight_of(name, tensor)

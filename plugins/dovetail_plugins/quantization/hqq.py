@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod, listed
-from dovetail_plugins.layers.layer_names import one_for_parts
-from dovetail_plugins.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.layer_names import one_for_parts
+from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import (
     bytes_estimate,
     integers_estimate,

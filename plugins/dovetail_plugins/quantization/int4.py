@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail_plugins.layers.rounding import INT8, IntegerOptions
+from dovetail_plugins.layers.stored.rounding import INT8, IntegerOptions
 from dovetail_plugins.quantization._estimates import int8_estimate, made_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
 
@@ -70,7 +70,7 @@ class Int4(WhileLoading):
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the 4-bit method, or the head's."""
         from dovetail_kernels.gemm.weight import quantize_int4
-        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
+        from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
         options: Any = self.options
         if spec.name == HEAD and options.head == "int8":

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail_plugins.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import int8_estimate
 from dovetail_plugins.quantization._while_loading import WhileLoading
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.rounding import IntegerOptions
+from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization.awq import Awq
 from dovetail_plugins.quantization.gptq import Gptq
 

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod, listed
-from dovetail_plugins.layers.layer_names import one_for_parts
-from dovetail_plugins.layers.rounding import BFLOAT16, FLOAT8
-from dovetail_plugins.layers.stored_names import bare
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.layer_names import one_for_parts
+from dovetail_plugins.layers.stored.names import bare
+from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT8
 from dovetail_plugins.quantization._estimates import codes_estimate, float8_estimate
 from dovetail_plugins.quantization._float8_layouts import BlockScale, OutputScale, WholeScale
 from dovetail_plugins.quantization._float8_rounding import Float8Options, rounds

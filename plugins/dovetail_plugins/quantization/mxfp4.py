@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._estimates import codes_estimate
 
 if TYPE_CHECKING:

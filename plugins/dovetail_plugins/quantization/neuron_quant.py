@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail_plugins.layers.rounding import BFLOAT16
+from dovetail_plugins.layers.stored.rounding import BFLOAT16
 from dovetail_plugins.quantization.int8 import Int8, Int8Options
 
 DTYPES = ("s8", "f8e4m3fn")
@@ -39,7 +39,7 @@ class NeuronQuant(Int8):
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""
         from dovetail_kernels.gemm.weight import quantize_float8
-        from dovetail_plugins.layers.matrix_linear import ConvertedLinear
+        from dovetail_plugins.layers.stored.matrix_linear import ConvertedLinear
 
         if self.options.dtype == "s8":
             return super()._quantized(spec)

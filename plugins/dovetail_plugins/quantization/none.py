@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers.rounding import ActivationOptions, asked_of
+from dovetail_plugins.layers.stored.rounding import ActivationOptions, asked_of
 
 
 class Unquantized(QuantMethod):
@@ -27,6 +27,6 @@ class Unquantized(QuantMethod):
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the plain method of a layer."""
-        from dovetail_plugins.layers.matrix_linear import plain_linear
+        from dovetail_plugins.layers.stored.matrix_linear import plain_linear
 
         return plain_linear(spec, activations=asked_of(self.options))

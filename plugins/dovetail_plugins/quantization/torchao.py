@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.headers import StorageEstimate, StoredLayer, TensorHeader
+from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer, TensorHeader
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_plugins.layers import rounding
-from dovetail_plugins.layers.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored import rounding
+from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
 from dovetail_plugins.quantization._estimates import bytes_estimate, integers_estimate
 from dovetail_plugins.quantization._float8_rounding import rounds
 

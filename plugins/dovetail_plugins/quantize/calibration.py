@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantizer import Block, Inputs
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.quantize.linears import Names, make_plain
 from dovetail_plugins.quantize.source import Source
 

@@ -19,9 +19,9 @@ from tqdm import tqdm
 from dovetail import registry
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec, RunSpec, Selection
 from dovetail.interfaces.load_format import LoadFormat
 from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
-from dovetail.interfaces.spec import RankSpec, RunSpec, Selection
 from dovetail.json_values import json_value
 from dovetail.layers.weights import TIED_FIX
 from dovetail_plugins.commands._converted import SETTINGS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import nn
 
-from dovetail_plugins.layers.layer_names import LETTERS
+from dovetail_plugins.layers.stored.layer_names import LETTERS
 
 FUSED, DOWN = "gate_up_proj", "down_proj"
 """transformers' names of the matrices with all experts."""

@@ -13,9 +13,9 @@ import torch
 
 from dovetail import registry
 from dovetail.config.checkpoint.model_facts import facts_of
+from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.load_format import LoadFormat
-from dovetail.interfaces.spec import RunSpec
-from dovetail.runner.loader import reading
+from dovetail.runner.load.loader import reading
 
 
 class Source:

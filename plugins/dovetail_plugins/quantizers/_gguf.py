@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer, QuantizeTask
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.gguf._settings import ARCHITECTURES, settings_of
 from dovetail_plugins.gguf._types import BY_NAME
 

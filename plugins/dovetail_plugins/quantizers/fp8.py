@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer
-from dovetail.interfaces.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.handshake import (
+from dovetail.interfaces.communicator import JOIN_LIMIT_S
+from dovetail.processes.handshake import (
     HELLO_LIMIT_S,
     challenge,
     make_lasting,
@@ -24,7 +25,6 @@ from dovetail.handshake import (
     respond,
     send_message,
 )
-from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ import msgspec
 from dovetail.engine.faults import error_of
 from dovetail.engine.worker_calls import answers_of
 from dovetail.errors import EngineDead
-from dovetail.interfaces.adapter_spec import AdapterFacts
+from dovetail.interfaces.data.adapter_spec import AdapterFacts
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import Executor, Loaded, Preparation, WorkerCall
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail_plugins.ranks.messages import (
     Allocate,
     Answer,

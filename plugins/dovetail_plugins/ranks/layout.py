@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from dovetail.interfaces.spec import RunSpec
+from dovetail.interfaces.data.spec import RunSpec
 from dovetail.observability.logging import LogSettings, settings
 
 

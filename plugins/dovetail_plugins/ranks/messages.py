@@ -11,10 +11,10 @@ import msgspec
 
 from dovetail.engine.messages import Fault
 from dovetail.engine.worker_calls import Called
-from dovetail.interfaces.adapter_spec import AdapterFacts
+from dovetail.interfaces.data.adapter_spec import AdapterFacts
+from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import Preparation, WorkerCall
-from dovetail.interfaces.spec import RunSpec, Selection
-from dovetail.interfaces.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.observability.logging import LogSettings
 
 

@@ -1,7 +1,7 @@
 """A rank's process: carries out an executor's orders with one worker.
 
-Started by `dovetail.process.spawn`; ends when the executor closes the connection, or with its
-parent. A step that raises ends it: then the state of the step's rows is unknown.
+Started by `dovetail.processes.process.spawn`; ends when the executor closes the connection, or with
+its parent. A step that raises ends it: then the state of the step's rows is unknown.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import assert_never
 
 import msgspec
 
-from dovetail import process, registry
+from dovetail import registry
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.faults import fault_of
 from dovetail.engine.worker_calls import call_worker, make_worker
 from dovetail.errors import DovetailError, RequestError
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.step import StepResult
 from dovetail.interfaces.executor import BlockLoad, PendingStep, WorkerCall, what_of
-from dovetail.interfaces.spec import RunSpec
-from dovetail.interfaces.step import StepResult
 from dovetail.interfaces.worker import Worker
 from dovetail.observability.supervise import supervised_thread
+from dovetail.processes import process
 from dovetail.registry.blame import described
 from dovetail_kernels.byte_pipe import Pipes
 from dovetail_plugins.ranks import messages

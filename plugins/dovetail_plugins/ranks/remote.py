@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from dovetail.engine.affinity import keep_to
-from dovetail.process import EXIT_PARENT_GONE
+from dovetail.processes.process import EXIT_PARENT_GONE
 from dovetail_plugins.ranks.connection import SocketConnection
 from dovetail_plugins.ranks.door import Guest
 from dovetail_plugins.ranks.messages import RankTask

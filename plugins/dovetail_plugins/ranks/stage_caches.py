@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dovetail.interfaces.step import CachedLayer, KVLayout
+from dovetail.interfaces.data.step import CachedLayer, KVLayout
 
 Kind = tuple[type[CachedLayer], int | None]
 """A sort of layer, and its window: layers of one kind may replace each other."""

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from dovetail.process import LENGTH, framed
+from dovetail.processes.process import LENGTH, framed
 from dovetail_kernels.byte_pipe import Pipes
 from dovetail_plugins.ranks.connection import (
     Connection,

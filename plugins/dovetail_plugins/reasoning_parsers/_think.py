@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Markers, Sample
 from dovetail_plugins.syntax.templates import unmentioned
 
 THINK = Markers(start="<think>", end="</think>")

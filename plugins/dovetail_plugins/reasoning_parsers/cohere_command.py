@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dovetail.interfaces.data.text import Layout, Markers, Sample
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample
 from dovetail_plugins.reasoning_parsers._think import ThinkTags, tagged_samples
 from dovetail_plugins.tool_parsers._cohere import LAYOUT
 

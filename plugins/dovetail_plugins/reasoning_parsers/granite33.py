@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dovetail.interfaces.data.text import Sample
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Sample
 from dovetail_plugins.reasoning_parsers._think import THINK, ThinkTags, tagged_samples
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from dovetail.interfaces.data.text import Markers
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ThinkTags
 from dovetail_plugins.syntax.tag_suffixes import suffix_of, suffixed, variant

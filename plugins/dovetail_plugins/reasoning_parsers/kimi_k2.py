@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dovetail.interfaces.data.text import Markers
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers
 from dovetail_plugins.reasoning_parsers._think import UNTIL_CALL, ThinkTags
 
 

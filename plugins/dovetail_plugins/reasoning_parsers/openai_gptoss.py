@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample
 from dovetail_plugins.reasoning_parsers._think import ThinkTags
 from dovetail_plugins.tool_parsers._harmony import ANALYSIS, END, LAYOUT, MESSAGE
 

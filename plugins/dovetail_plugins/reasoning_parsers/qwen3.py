@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Markers, Sample
 
 
 class Qwen3(ReasoningParser):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from dovetail.interfaces.data.step import NewRow, RowStep
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.step import NewRow, RowStep
 
 Order = tuple[tuple[float, ...], int]
 Blocks = tuple[tuple[int, ...], ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.interfaces.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import RequestState
 
 

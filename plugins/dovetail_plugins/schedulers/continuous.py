@@ -22,11 +22,11 @@ from math import isfinite
 from dovetail.engine.context_length import prompt_too_long, room_for_answer
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
 from dovetail.errors import BrokenPlugin, RequestError
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.step import RowResult, RowStep, StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.step import RowResult, RowStep, StepPlan, StepResult
 from dovetail_plugins.schedulers._jobs import Blocks, Job, Tally, new_row, order_of, remove
 from dovetail_plugins.schedulers._turns import Turns
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,
@@ -22,17 +22,7 @@ from dovetail.interfaces.constraint import (
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail_grammars.gbnf_reader import LANGUAGES, read_gbnf
 from dovetail_grammars.json_grammar import ROOT, JsonGrammar
-from dovetail_grammars.regex import (
-    Cat,
-    Chars,
-    Many,
-    Node,
-    Or,
-    Ranges,
-    Rule,
-    literal,
-    outside,
-)
+from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule, literal, outside
 from dovetail_grammars.regex_reader import whole
 
 

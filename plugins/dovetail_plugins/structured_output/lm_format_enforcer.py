@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.interfaces.constraint import Constraint, decode_constraint, encode_constraint
+from dovetail.interfaces.data.constraint import Constraint, decode_constraint, encode_constraint
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,

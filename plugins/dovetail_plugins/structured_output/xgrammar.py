@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.json_text import Checked, Member, check, loads, members, skip_blanks
 from dovetail_plugins.syntax.type_words import with_json_types

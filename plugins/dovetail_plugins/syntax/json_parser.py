@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.constraint import Constraint
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail_plugins.syntax.json_calls import JsonCalls, bare_calls
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Constraint,
     FreeText,
@@ -19,7 +19,7 @@ from dovetail.interfaces.constraint import (
     optional,
     separated,
 )
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.json_text import loads, skip_blanks
 from dovetail_plugins.syntax.literals import CutLiteral, Literals

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.constraint import Constraint
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail_plugins.syntax.marked_calls import MarkedCalls
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, optional
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat, optional
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.json_text import quoted
 from dovetail_plugins.syntax.parameters import (

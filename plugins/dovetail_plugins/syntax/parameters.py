@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,
@@ -18,7 +18,7 @@ from dovetail.interfaces.constraint import (
     concat,
     optional,
 )
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.json_text import loads, quoted
 from dovetail_plugins.syntax.literals import PYTHON

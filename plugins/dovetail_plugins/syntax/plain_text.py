@@ -6,7 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.interfaces.constraint import Constraint, FreeText, Literal, Regex, choice_of, concat
+from dovetail.interfaces.data.constraint import (
+    Constraint,
+    FreeText,
+    Literal,
+    Regex,
+    choice_of,
+    concat,
+)
 
 _ABOUT = frozenset(
     ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",

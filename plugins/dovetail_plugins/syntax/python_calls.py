@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, optional, separated
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat, optional, separated
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.json_text import quoted, skip_blanks
 from dovetail_plugins.syntax.literals import PYTHON, CutLiteral

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dovetail.interfaces.text import Sample
+from dovetail.interfaces.data.text import Sample
 from dovetail_plugins.syntax.xml_params import XmlCalls
 
 Spelling = Callable[[str], str]

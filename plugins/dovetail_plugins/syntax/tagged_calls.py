@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from dovetail.interfaces.text import ToolCall
+from dovetail.interfaces.data.text import ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.json_text import check, skip_blanks
 from dovetail_plugins.syntax.json_calls import object_at

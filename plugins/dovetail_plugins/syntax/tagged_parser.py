@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dovetail.interfaces.constraint import Constraint, concat, separated
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.constraint import Constraint, concat, separated
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail_plugins.syntax.json_calls import bare_calls
 from dovetail_plugins.syntax.tagged_calls import TaggedCalls

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Concat,
     Constraint,
     JsonSchema,
@@ -22,7 +22,7 @@ from dovetail.interfaces.constraint import (
     concat,
     optional,
 )
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail_plugins.syntax.parameters import (
     MAX_OPEN,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.json_text import loads, quoted
 from dovetail_plugins.syntax.parameters import as_json, schema_of_parameter

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from dovetail.interfaces.text import Markers
+from dovetail.interfaces.data.text import Markers
 
 MAX_KEY_CHARS = 256
 NAME = "NAME"

@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.config.checkpoint.code_files import named_classes
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
-from dovetail.interfaces.checkpoint_code import TOKENIZER
+from dovetail.interfaces.data.checkpoint_code import TOKENIZER
 
 ANY_TOKENIZER = (
     "tokenizer.json",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.checkpoint_code import TOKENIZER, CheckpointCode
+from dovetail.interfaces.data.checkpoint_code import TOKENIZER, CheckpointCode
 from dovetail.interfaces.tokenizer import PairFrame, TokenStream
 from dovetail_plugins.checkpoint_code import load_class
 from dovetail_plugins.tokenizers import _files

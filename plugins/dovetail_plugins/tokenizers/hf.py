@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dovetail.interfaces.checkpoint_code import CheckpointCode
+from dovetail.interfaces.data.checkpoint_code import CheckpointCode
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import PairFrame, Tokenizer, TokenizerFacts, TokenStream
 from dovetail_plugins.mistral._vocabulary import find_file

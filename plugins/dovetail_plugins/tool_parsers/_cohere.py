@@ -6,7 +6,7 @@ Command R's grounded prompt as <co: 0>text</co: 0>. The reader sees the text.
 
 from __future__ import annotations
 
-from dovetail.interfaces.text import Layout, Tag
+from dovetail.interfaces.data.text import Layout, Tag
 
 CITATIONS = (Tag(start="<co", inside="0123456789:, "), Tag(start="</co", inside="0123456789:,[] "))
 LAYOUT: Layout = (

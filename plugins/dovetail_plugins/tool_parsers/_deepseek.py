@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.text import Layout, Markers
+from dovetail.interfaces.data.text import Layout, Markers
 
 SECTION = Markers(start="<｜tool▁calls▁begin｜>", end="<｜tool▁calls▁end｜>")
 BEGIN = "<｜tool▁call▁begin｜>"

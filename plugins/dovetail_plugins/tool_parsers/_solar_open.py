@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.text import Layout
+from dovetail.interfaces.data.text import Layout
 
 END = "<|end|>"
 LAYOUT: Layout = ("<|begin|>assistant", "<|content|>", END, "<|flush|>")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat, separated
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat, separated
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.json_text import Member, members
 from dovetail_plugins.syntax.json_calls import JsonCalls, bare_calls, schema_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.interfaces.constraint import Constraint, concat, separated
+from dovetail.interfaces.data.constraint import Constraint, concat, separated
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.tool_parsers.jamba import Jamba

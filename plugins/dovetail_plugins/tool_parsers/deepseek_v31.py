@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail_plugins.syntax.json_calls import schema_of
 from dovetail_plugins.syntax.tagged_calls import TaggedCalls
 from dovetail_plugins.syntax.tagged_parser import TaggedToolParser

@@ -9,8 +9,8 @@ from __future__ import annotations
 from string import ascii_letters
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tag, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, Tag, ToolCall
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.syntax.xml_parser import XmlToolParser

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample
 from dovetail_plugins.syntax.marked_calls import MarkedCalls
 from dovetail_plugins.syntax.marked_parser import MarkedToolParser, marked_samples
 from dovetail_plugins.syntax.templates import unmentioned

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Constraint
+from dovetail.interfaces.data.constraint import Constraint
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail_plugins.syntax.json_calls import JsonCalls
 from dovetail_plugins.syntax.json_parser import JsonToolParser
 from dovetail_plugins.syntax.templates import unmentioned

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tag
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, Tag
 from dovetail_plugins.syntax.respelled import respelled_calls, respelled_samples
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from dovetail.interfaces.data.text import Layout, Markers, Sample, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, ToolCall
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_plugins.syntax.tag_suffixes import suffix_of, suffixed, variant
 from dovetail_plugins.syntax.templates import unmentioned

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail_plugins.syntax.json_calls import JsonCalls
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail_plugins.syntax.json_calls import JsonCalls, bare_calls
 from dovetail_plugins.syntax.python_calls import PythonCalls
 from dovetail_plugins.syntax.python_parser import PythonToolParser

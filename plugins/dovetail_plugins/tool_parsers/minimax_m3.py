@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Constraint, concat, separated
+from dovetail.interfaces.data.constraint import Constraint, concat, separated
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail_plugins.syntax.nested_tags import NestedTags
 from dovetail_plugins.syntax.templates import unmentioned

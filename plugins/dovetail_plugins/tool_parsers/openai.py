@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Constraint, JsonSchema, concat
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema, concat
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail.json_text import check, skip_blanks
 from dovetail_plugins.syntax.json_calls import object_at, schema_of

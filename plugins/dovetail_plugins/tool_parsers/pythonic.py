@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail_plugins.syntax.python_parser import PythonToolParser
 from dovetail_plugins.syntax.templates import unmentioned
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dovetail.interfaces.data.text import Markers, Sample, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Markers, Sample, ToolCall
 from dovetail_plugins.syntax.templates import unmentioned
 from dovetail_plugins.syntax.xml_params import XmlCalls
 from dovetail_plugins.syntax.xml_parser import XmlToolParser

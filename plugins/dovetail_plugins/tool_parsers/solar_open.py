@@ -9,9 +9,16 @@ import re
 from string import ascii_lowercase, digits
 from typing import Any, ClassVar
 
-from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, Repeat, concat
+from dovetail.interfaces.data.constraint import (
+    Choice,
+    Constraint,
+    JsonSchema,
+    Literal,
+    Repeat,
+    concat,
+)
+from dovetail.interfaces.data.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.text import Layout, Markers, Sample, Tool, ToolCall
 from dovetail_plugins.syntax.json_calls import schema_of
 from dovetail_plugins.syntax.tagged_calls import TaggedCalls
 from dovetail_plugins.syntax.tagged_parser import TaggedToolParser

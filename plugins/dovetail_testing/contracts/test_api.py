@@ -17,8 +17,8 @@ import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
-from dovetail.interfaces.profile import ProfileSpec
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_pooling, fake_spec
+from dovetail.interfaces.data.profile import ProfileSpec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_pooling, fake_spec
 
 KEY = "conformance"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
-from dovetail_testing.fake_engine import ByteTokenizer
+from dovetail_testing.fakes.engine import ByteTokenizer
 
 
 @pytest.fixture

@@ -14,12 +14,7 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.communicator import (
-    OVERLAPS,
-    Communicator,
-    CommunicatorQuery,
-    Membership,
-)
+from dovetail.interfaces.communicator import OVERLAPS, Communicator, CommunicatorQuery, Membership
 from dovetail_testing.contract import default_options, device_of
 
 LIMIT_S = 30.0

@@ -13,20 +13,20 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import ConfigError, EngineDead, RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import RankSpec, Selection
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.executor import Executor, WorkerCall
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import RankSpec, Selection
-from dovetail.interfaces.step import StepPlan
 from dovetail_testing.contract import default_options, requires
 from dovetail_testing.scripted_steps import Collector, Driver, DriveRequest
-from dovetail_testing.tiny import tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 
-WORKER = Selection(kind="worker", name="tiny", target="dovetail_testing.tiny_worker:TinyWorker")
+WORKER = Selection(kind="worker", name="tiny", target="dovetail_testing.tiny.worker:TinyWorker")
 SLEEPING = Selection(
-    kind="worker", name="sleeping", target="dovetail_testing.tiny_worker:SleepingWorker"
+    kind="worker", name="sleeping", target="dovetail_testing.tiny.worker:SleepingWorker"
 )
 STAGED = Selection(kind="worker", name="stage", target="dovetail_testing.stage_worker:StageWorker")
-METHODS = "dovetail_testing.tiny_worker:TinyMethods"
+METHODS = "dovetail_testing.tiny.worker:TinyMethods"
 REPLAY = "dovetail_testing.models:ReplayModel"
 DEADLINE_S = 10.0
 REQUESTS = (
@@ -235,7 +235,7 @@ class TestExecutor:
     def test_added_methods_hide_none(self, plugin: Any) -> None:
         """An extension with a method of the worker is refused by name; nothing is left running."""
         before = threading.active_count()
-        target = "dovetail_testing.tiny_worker:HidingMethods"
+        target = "dovetail_testing.tiny.worker:HidingMethods"
         with pytest.raises(ConfigError, match="TinyWorker has free_bytes already"):
             plugin(default_options(plugin), tiny_run(worker_extension=target), WORKER)
         assert threading.active_count() <= before

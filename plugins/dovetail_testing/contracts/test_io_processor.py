@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.pooling_params import EMBED, TASKS
 from dovetail.interfaces.io_processor import IOFacts, IOProcessor
-from dovetail.interfaces.pooling_params import EMBED, TASKS
 from dovetail_testing.contract import default_options
 
 SIZE = 8

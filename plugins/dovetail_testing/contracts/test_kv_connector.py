@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dovetail.interfaces.data.sealed_block import seal, unsealed
 from dovetail.interfaces.kv_connector import KVConnector, RanksFor, StoreFacts
-from dovetail.interfaces.sealed_block import seal, unsealed
 from dovetail.registry.options import options_for
 from dovetail_testing.contract import requires, without
 

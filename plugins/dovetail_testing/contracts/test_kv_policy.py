@@ -8,8 +8,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.step import KVLayer
 from dovetail.interfaces.kv_policy import KVPolicy, KVRoom
-from dovetail.interfaces.step import KVLayer
 from dovetail_testing.simulate import SimSettings, Simulation
 
 LAYERS = [

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
-from dovetail.interfaces.spec import RankSpec
 from dovetail_testing.checkpoints import (
     code_running_pickle,
     readable_folders,

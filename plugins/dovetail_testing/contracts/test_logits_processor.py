@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext, RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
 VOCAB = 32
 STAGES = ("allow", "ban", "bias", "filter")

@@ -1,6 +1,6 @@
 """Model: the numbers of transformers on a random tiny checkpoint, however the tokens come.
 
-The checkpoints are written by transformers itself (`dovetail_testing.tiny_models`).
+The checkpoints are written by transformers itself (`dovetail_testing.tiny.models`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import nn
 
 from dovetail.config.checkpoint.experts import experts_of
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.registry import Entry
 from dovetail_testing.contract import model_spec, requires, without
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
 from dovetail_testing.plugin import OPTION, chosen
 from dovetail_testing.ranks import ODD_AND_EVEN, RankModel, divided_logits
 from dovetail_testing.ranks import TOKENS as RANK_TOKENS
-from dovetail_testing.tiny import PlainWeights
-from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
+from dovetail_testing.tiny.transformer import PlainWeights
 
 MAX_DIFFERENCE = 1e-4
 BACKED = "transformers"

@@ -115,7 +115,7 @@ class TestPlatform:
     def test_runs_an_engine(self, entry: Entry, platform: Platform, tmp_path: Path) -> None:
         """An engine on it answers, with a device's own scheduler, worker, ops and KV policy."""
         from dovetail import LLM, SamplingParams
-        from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+        from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 
         write_tiny_checkpoint(tmp_path, "LlamaForCausalLM")
         write_tiny_tokenizer(tmp_path)

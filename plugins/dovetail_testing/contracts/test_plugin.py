@@ -12,8 +12,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.spec import Selection
 from dovetail.registry import Entry
 from dovetail.registry.files import import_target
 from dovetail.registry.options import as_text, options_for

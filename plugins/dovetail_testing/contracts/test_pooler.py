@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.interfaces.data.spec import PoolingSpec, Selection
 from dovetail.interfaces.pooler import Pooler
-from dovetail.interfaces.spec import PoolingSpec, Selection
 from dovetail_testing.contract import default_options, requires, without
 
 SIZE = 16

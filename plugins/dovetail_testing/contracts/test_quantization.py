@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.interfaces.headers import StoredLayer, TensorHeader
+from dovetail.interfaces.data.headers import StoredLayer, TensorHeader
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, NamedActivation, QuantMethod
 from dovetail_kernels.cpu.library import library
 from dovetail_testing.contract import device_of, model_spec, without

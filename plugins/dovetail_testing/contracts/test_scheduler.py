@@ -13,10 +13,10 @@ import pytest
 from dovetail import registry
 from dovetail.engine.request import NO_ROW, Request
 from dovetail.errors import RequestError
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import RowResult, StepPlan, StepResult
 from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail.interfaces.step import RowResult, StepPlan, StepResult
 from dovetail_testing.contract import requires
 from dovetail_testing.simulate import SimReport, SimSettings, Simulation, simulate
 

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail_testing.fakes import FakeRequest
+from dovetail_testing.fakes.objects import FakeRequest
 from dovetail_testing.simulate import SimSettings, simulate
 
 REQUESTS = [

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dovetail.interfaces.stats import Caller, StatLogger, TokenStats
 from dovetail_testing.contract import requires
-from dovetail_testing.fakes import request_stats, step_stats
+from dovetail_testing.fakes.objects import request_stats, step_stats
 
 CALLS = 200
 MEAN_CALL_S = 0.005

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,

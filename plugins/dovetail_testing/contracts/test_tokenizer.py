@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 
 TEXTS = (
     "",

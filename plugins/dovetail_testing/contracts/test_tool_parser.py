@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.text import Markers, Sample, Tool, ToolCall
+from dovetail.interfaces.data.text import Markers, Sample, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser
 from dovetail_testing.constraint_examples import example
 from dovetail_testing.contract import requires

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dovetail.interfaces.block_hash import BlockHash
+from dovetail.interfaces.data.block_hash import BlockHash
 from dovetail.interfaces.plugin import Value
 from dovetail.parallel.experts import placed_experts
 from dovetail.parallel.groups import Group
@@ -75,7 +75,7 @@ class RopeContract(ValueContract):
 
     def test_frequencies_fit_a_head(self, plugin: Value) -> None:
         """The rule gives a positive angle for each pair of a head, and a factor above zero."""
-        from dovetail.layers.rotary import RopeSettings
+        from dovetail.layers.attention.rotary import RopeSettings
 
         rule = import_target(plugin.value)
         settings = RopeSettings(

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import BlockOrders, NewRow, RowStep, StepPlan
 from dovetail.interfaces.executor import BlockLoad
 from dovetail.interfaces.kv_connector import TransferSpec
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import BlockOrders, NewRow, RowStep, StepPlan
 from dovetail.interfaces.worker import Worker
 from dovetail_testing.contract import default_options, requires
 from dovetail_testing.memory_connector import MEMORY_CONNECTOR
 from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
-from dovetail_testing.tiny import VOCAB, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import VOCAB, tiny_layout, tiny_run
 
 Pairs = tuple[tuple[int, int], ...]
 Move = Callable[[StepPlan, Pairs], StepPlan]

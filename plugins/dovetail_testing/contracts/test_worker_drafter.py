@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.rules.architectures import registered
+from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.selections import select
+from dovetail.interfaces.data.spec import ModelSpec, RankSpec
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.interfaces.spec import ModelSpec, RankSpec
 from dovetail.layers.weights import finish_weights
 from dovetail_testing.contract import default_options, model_spec, requires
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny import PlainWeights
+from dovetail_testing.tiny.transformer import PlainWeights
 
 VOCAB_SIZE, SIZE, MAX_TOKENS = 64, 32, 3
 RAW: dict[str, Any] = {

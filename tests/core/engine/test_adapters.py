@@ -9,9 +9,9 @@ import pytest
 
 from dovetail.engine.adapters import PASSES_PER_SLOT, AdapterHolder, Adapters
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.step import NO_SLOT, StepPlan
 from dovetail.interfaces.executor import Preparation
-from dovetail.interfaces.step import NO_SLOT, StepPlan
 
 EMPTY = StepPlan(step_id=1, rows=())
 

@@ -44,10 +44,10 @@ from dovetail.errors import (
     Overloaded,
     RequestError,
 )
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 
 OPERATIONS: dict[type, Operation[Any]] = {
     type(operation): operation

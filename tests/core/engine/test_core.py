@@ -13,10 +13,10 @@ from dovetail.engine import core as core_module
 from dovetail.engine.core import EngineCore, StepOutput
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError, EngineDead
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.stats import StepStats
-from dovetail.interfaces.step import StepPlan
-from dovetail_testing.fake_engine import EOS, fake_spec
+from dovetail_testing.fakes.engine import EOS, fake_spec
 
 
 def request(request_id: str, prompt: str = "prompt", **fields: Any) -> EngineRequest:

@@ -14,11 +14,11 @@ from dovetail.engine.drafting import MAX_PAUSE_TOKENS, Drafting
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import RUNNING, WAITING, Request
 from dovetail.engine.step_stats import StepCounter
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import DraftSpec, ModelSpec, Selection
+from dovetail.interfaces.data.step import RowResult
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import DraftSpec, ModelSpec, Selection
-from dovetail.interfaces.step import RowResult
 from dovetail_testing.contract import model_spec
 from dovetail_testing.simulate import SimSettings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.engine.encoder_pace import FIRST_SHARE, LEAST_SHARE, EncoderPace
-from dovetail.interfaces.media import Encode
-from dovetail.interfaces.step import RowStep, StepPlan
+from dovetail.interfaces.data.media import Encode
+from dovetail.interfaces.data.step import RowStep, StepPlan
 
 ROW = RowStep(row=0, start=9, num_tokens=1, samples=True, new_blocks=())
 PROMPT = RowStep(row=0, start=0, num_tokens=900, samples=False, new_blocks=())

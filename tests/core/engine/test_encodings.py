@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dovetail.engine.encodings import Encodings
 from dovetail.engine.request import Request
-from dovetail.interfaces.media import PartPlace, PromptPart
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import RowStep, StepPlan
+from dovetail.interfaces.data.media import PartPlace, PromptPart
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import RowStep, StepPlan
 
 
 def request(encodings: Encodings, *parts: tuple[str, int, int], row: int = 0) -> Request:

@@ -22,9 +22,9 @@ from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.core import EngineCore
 from dovetail.engine.ipc import transport
 from dovetail.errors import ConfigError, EngineDead, Overloaded
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
-from dovetail_testing.fake_engine import fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail_testing.fakes.engine import fake_spec
 
 
 def spec_with(*, options: dict[str, Any] | None = None, **changes: Any) -> EngineSpec:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.engine.request import FINISHED, WAITING, Request
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import RowResult, TokenLogprobs
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import RowResult, TokenLogprobs
 
 
 def make_request(max_model_tokens: int = 100, **sampling: object) -> Request:

@@ -13,11 +13,11 @@ from dovetail.engine.kv.block_pool import BlockPool
 from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.engine.request import NO_ROW, RUNNING
 from dovetail.errors import RequestError
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
-from dovetail.interfaces.step import NewRow, RowStep, StepPlan, StepResult
 from dovetail_testing.simulate import BrokenPromise, SimSettings, Simulation, simulate
 
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
 from dovetail.engine.sleep_mode import TAGS
 from dovetail.errors import EngineAsleep, RequestError
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
-from dovetail_testing.fake_engine import FakeExecutor, fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
 
 
 def spec_with(*, can_sleep: bool = True, **options: Any) -> EngineSpec:

@@ -17,11 +17,11 @@ from dovetail.engine import steps_together
 from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import EngineRequest
 from dovetail.engine.steps_together import StepsTogether
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec, Selection
+from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.executor import PendingStep
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec, Selection
-from dovetail.interfaces.step import StepPlan, StepResult
-from dovetail_testing.fake_engine import FakeExecutor, fake_spec
+from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
 
 LIMIT_S = 10.0
 meeting = threading.Barrier(2, timeout=LIMIT_S)

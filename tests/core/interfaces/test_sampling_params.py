@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.sampling_params import MAX_BIASES, MAX_N, MAX_STOPS, SamplingParams
+from dovetail.interfaces.data.sampling_params import MAX_BIASES, MAX_N, MAX_STOPS, SamplingParams
 
 GOOD: tuple[dict[str, Any], ...] = (
     {},

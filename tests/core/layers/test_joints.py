@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.layers.joints import held_rows, outputs_in
-from dovetail.layers.placement import Part
+from dovetail.layers.linear.joints import held_rows, outputs_in
+from dovetail.layers.linear.placement import Part
 
 JOINT = {"q": 6, "v": 2, "k": 2}
 

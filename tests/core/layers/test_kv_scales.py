@@ -10,7 +10,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.layers.attention import Attention
-from dovetail.layers.kv_scales import divert, set_scales, stored_tensors
+from dovetail.layers.attention.kv_scales import divert, set_scales, stored_tensors
 
 SPEC = AttentionSpec(num_heads=2, num_kv_heads=1, head_size=16, scale=0.25)
 MAP = WeightMap(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.media import PartPlace
+from dovetail.interfaces.data.media import PartPlace
 from dovetail.layers.media import spatial_positions
 
 

@@ -9,7 +9,7 @@ import torch
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.native import fused_kernel
 from dovetail_kernels.op import Implementation, Op
-from dovetail_testing.tiny import PlainWeights, tiny_run
+from dovetail_testing.tiny.transformer import PlainWeights, tiny_run
 
 
 def test_level_0_has_no_fused_operators() -> None:

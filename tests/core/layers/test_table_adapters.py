@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.layers.adapters.tables import TableChange, TableSlots
 from dovetail.layers.context import StepAdapters, use_adapters
 from dovetail.layers.logits import LogitsHead
-from dovetail.layers.table_adapters import TableChange, TableSlots
 
 V, E = 12, 4
 

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.embedding import VocabParallelEmbedding
-from dovetail.layers.experts import Experts
 from dovetail.layers.linear import (
     GROUPS,
     MergedColumnParallelLinear,
@@ -21,10 +20,11 @@ from dovetail.layers.linear import (
     RowParallelLinear,
 )
 from dovetail.layers.logits import LogitsHead
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.weights import checkpoint_shapes, load_weights
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny import PlainWeights
+from dovetail_testing.tiny.transformer import PlainWeights
 
 SPEC = model_spec(hidden_size=8, vocab_size=11)
 CONTEXT = BuildContext(model=SPEC, quant=PlainWeights(None, SPEC), device="cpu")

@@ -49,7 +49,7 @@ def test_media_and_tensors_in_lines() -> None:
 
 def test_data_urls_in_lines_and_percent_signs() -> None:
     pil = pytest.importorskip("PIL.Image")
-    from dovetail.interfaces.media_settings import MediaSettings
+    from dovetail.interfaces.data.media_settings import MediaSettings
     from dovetail.multimodal.content import MediaItem
     from dovetail.multimodal.loader import load_once
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from dovetail.errors import ConfigError, Overloaded, RequestError
-from dovetail.interfaces.media_settings import MediaLimit, MediaSettings
+from dovetail.interfaces.data.media_settings import MediaLimit, MediaSettings
 from dovetail.multimodal import extra
 from dovetail.multimodal.content import LoadedMedium, MediaItem
 from dovetail.multimodal.decode import MediaDecoder
@@ -297,7 +297,7 @@ def _none_left(*args: Any, **fields: Any) -> Any:
 
 
 NO_DESCRIPTORS: dict[str, tuple[str, Any]] = {
-    "channel": ("dovetail.child_channel.spawn", _none_left),
+    "channel": ("dovetail.processes.child_channel.spawn", _none_left),
     "file": ("os.memfd_create", _none_left),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import MediaSettings
+from dovetail.interfaces.data.media_settings import MediaSettings
 from dovetail.multimodal.addresses import check_addresses, check_host, is_public
 from dovetail.multimodal.fetch import MediaFetcher
 from support.certificates import make_certificates

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import MIB, MediaSettings
+from dovetail.interfaces.data.media_settings import MIB, MediaSettings
 from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.decode import MediaDecoder
 from dovetail.multimodal.fetch import MediaFetcher

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
-from dovetail.interfaces.spec import RankSpec
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.parallel.context import joined, over_ranks
 from dovetail.parallel.groups import context_group, tensor_group
 from dovetail_testing.attention_scenario import Scene, UsageCounter

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec, Selection
+from dovetail.interfaces.data.spec import RankSpec, Selection
 from dovetail.parallel.collectives import all_gather, all_reduce
 from dovetail.parallel.groups import ALONE, Group, join, leave, tensor_group
 

@@ -191,7 +191,7 @@ def engine_started(spec):
 
 def manager_with(tmp_path: Path, *sources: str) -> Any:
     """Return a manager with one hook module per source text."""
-    from dovetail.interfaces.spec import Selection
+    from dovetail.interfaces.data.spec import Selection
 
     chosen = []
     for number, source in enumerate(sources):

@@ -18,7 +18,7 @@ from dovetail.errors import (
     UnavailablePlugin,
     UnknownPlugin,
 )
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.data.spec import Selection
 from dovetail.registry.kinds import Kind
 from support import sample_plugins
 

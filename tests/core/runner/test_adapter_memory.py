@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.runner.adapter_memory import MAX_SPARE, AdapterMemory
+from dovetail.runner.lora.memory import MAX_SPARE, AdapterMemory
 
 
 def taken(memory: AdapterMemory, size: int, *, is_filled: bool = True) -> torch.Tensor:

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from dovetail.engine.kv.kv_groups import plan_layout
+from dovetail.interfaces.data.sealed_block import HEADER_BYTES
+from dovetail.interfaces.data.spec import RankSpec
+from dovetail.interfaces.data.step import KVLayout, LatentLayer
 from dovetail.interfaces.kv_connector import Part
-from dovetail.interfaces.sealed_block import HEADER_BYTES
-from dovetail.interfaces.spec import RankSpec
-from dovetail.interfaces.step import KVLayout, LatentLayer
 from dovetail.layers.context import INDEX_KEYS, LATENTS
-from dovetail.runner.block_pieces import Pieces
-from dovetail.runner.kv_alloc import layer_caches
+from dovetail.runner.kv.allocation import layer_caches
+from dovetail.runner.kv.block_pieces import Pieces
 from dovetail_testing.reference import ReferenceAttention
 
 LAYERS = [

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail.layers.opaque import Opaque
-from dovetail.runner.compiled import CompiledForward
 from dovetail.runner.device import HostDevice
+from dovetail.runner.replay.compiled import CompiledForward
 
 TABLE = torch.arange(40.0).view(10, 4)
 

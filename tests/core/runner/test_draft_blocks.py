@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.interfaces.step import KVGroup, KVLayout, RowStep
-from dovetail.runner.block_table import BlockTable
-from dovetail.runner.draft_blocks import DraftBlocks
+from dovetail.interfaces.data.step import KVGroup, KVLayout, RowStep
+from dovetail.runner.drafts.blocks import DraftBlocks
+from dovetail.runner.rows.block_table import BlockTable
 
 SIZE = 4
 

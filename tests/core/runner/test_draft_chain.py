@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import NewRow
 from dovetail.interfaces.drafter import WorkerDrafter
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NewRow
-from dovetail.runner.batch import Batch
-from dovetail.runner.draft_chain import LEFT_OUT, DraftChain, known_lines
+from dovetail.runner.drafts.chain import LEFT_OUT, DraftChain, known_lines
+from dovetail.runner.rows.batch import Batch
 from dovetail_kernels.cpu.library import missing_reason
 from dovetail_kernels.gemm.native import Packed
 from dovetail_kernels.gemm.weight import Weight

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan
 from dovetail.interfaces.logits import RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NewRow, RowStep, StepPlan
-from dovetail.runner.batch import Batch, StepInputs
-from dovetail.runner.draft_rows import DraftRows
-from dovetail.runner.recorded import LARGER, MAX_DRAFTED_ROWS, padded, sizes_ahead
-from dovetail.runner.recorded_inputs import RowInputs
+from dovetail.runner.drafts.rows import DraftRows
+from dovetail.runner.replay.recorded import LARGER, MAX_DRAFTED_ROWS, padded, sizes_ahead
+from dovetail.runner.replay.recorded_inputs import RowInputs
+from dovetail.runner.rows.batch import Batch, StepInputs
 from dovetail.sampling.sampler import Sampler
 from dovetail_kernels.cpu.library import missing_reason
 

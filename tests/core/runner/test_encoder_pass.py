@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dovetail.layers.media import blocks_of
-from dovetail.runner.encoder_pass import EncoderPass, pause_before
+from dovetail.runner.media.encoder_pass import EncoderPass, pause_before
 
 
 class Tower(nn.Module):

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NewRow, StepPlan, StepResult
-from dovetail.runner import graphs
-from dovetail.runner.batch import UNKNOWN, Batch
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import NewRow, StepPlan, StepResult
 from dovetail.runner.device import DeviceCalls, HostDevice
-from dovetail.runner.graphs import captured_keys, contexts
 from dovetail.runner.measure import GRAPH_BYTES
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.runner.staging import Staging
+from dovetail.runner.replay import graphs
+from dovetail.runner.replay.graphs import captured_keys, contexts
+from dovetail.runner.rows.batch import UNKNOWN, Batch
+from dovetail.runner.rows.staging import Staging
 from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
-from dovetail_testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 from support import fake_device
 from support.fake_device import FakeDevice
 

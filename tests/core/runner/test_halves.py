@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import BatchLayout
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import HalvesSpec
-from dovetail.interfaces.step import RowStep
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import HalvesSpec
+from dovetail.interfaces.data.step import RowStep
 from dovetail.layers.context import forward_context
 from dovetail.parallel.halves import Halves
-from dovetail.runner.batch import StepInputs
 from dovetail.runner.device import DeviceCalls, HostDevice
-from dovetail.runner.halves import divided_inputs, divided_layout, even_cut
 from dovetail.runner.model_runner import ModelRunner
+from dovetail.runner.replay.halves import divided_inputs, divided_layout, even_cut
+from dovetail.runner.rows.batch import StepInputs
 from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
-from dovetail_testing.tiny import WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import WINDOW_TOKENS, tiny_layout, tiny_run
 from support.fake_device import FakeDevice
 
 RANDOM = SamplingParams(temperature=1.0, top_k=20, logprobs=2, prompt_logprobs=1)

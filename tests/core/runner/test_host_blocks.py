@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import torch
 
+from dovetail.interfaces.data.step import KVGroup, KVLayer, KVLayout
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
-from dovetail.runner import host_blocks
-from dovetail.runner.host_blocks import HostBlockStorage
-from dovetail.runner.kv_alloc import allocate_tensors, layer_caches
+from dovetail.runner.kv import host_blocks
+from dovetail.runner.kv.allocation import allocate_tensors, layer_caches
+from dovetail.runner.kv.host_blocks import HostBlockStorage
 from dovetail_testing.reference import ReferenceAttention
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 20, 30

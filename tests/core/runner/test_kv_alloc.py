@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.step import KVGroup, KVLayer, KVLayout
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
-from dovetail.runner.block_table import BlockTable
-from dovetail.runner.kv_alloc import allocate_kv, group_of_layers
+from dovetail.runner.kv.allocation import allocate_kv, group_of_layers
+from dovetail.runner.rows.block_table import BlockTable
 from dovetail_testing.reference import ReferenceAttention
 
 BACKEND = ReferenceAttention(NoOptions())

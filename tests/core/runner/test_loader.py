@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.layers.placement import Placement, WeightHolder
-from dovetail.runner import loader
+from dovetail.layers.linear.placement import Placement, WeightHolder
+from dovetail.runner.load import loader
 
 
 class Layer(WeightHolder):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from dovetail.interfaces.media import Encode, feature_of
-from dovetail.interfaces.spec import RankSpec
-from dovetail.interfaces.step import StepPlan
+from dovetail.interfaces.data.media import Encode, feature_of
+from dovetail.interfaces.data.spec import RankSpec
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.runner.device import HostDevice
-from dovetail.runner.media import RunnerMedia
-from dovetail_testing.tiny import tiny_run
+from dovetail.runner.media.runner_media import RunnerMedia
+from dovetail_testing.tiny.transformer import tiny_run
 
 
 class Encoder(nn.Module):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail.errors import RequestError
-from dovetail.runner import host_copies, offloaded_memory
-from dovetail.runner.offloaded_memory import OffloadedMemory, OffloadedPages, OffloadedStorages
+from dovetail.runner.load import host_copies, offloaded_memory
+from dovetail.runner.load.offloaded_memory import OffloadedMemory, OffloadedPages, OffloadedStorages
 
 MIB = 1 << 20
 WAYS = [OffloadedPages, OffloadedStorages]

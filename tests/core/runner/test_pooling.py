@@ -14,19 +14,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail.engine.client.outputs import numbers
+from dovetail.engine.client.results.outputs import numbers
 from dovetail.errors import ConfigError
-from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooler import Pooler
-from dovetail.interfaces.pooling_params import (
+from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
     EMBED,
     TOKEN_CLASSIFY,
     TOKEN_EMBED,
     PoolingParams,
 )
-from dovetail.interfaces.spec import PoolingSpec, ProjectionSpec, Selection
-from dovetail.interfaces.step import RowResult
+from dovetail.interfaces.data.spec import PoolingSpec, ProjectionSpec, Selection
+from dovetail.interfaces.data.step import RowResult
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.pooler import Pooler
 from dovetail.runner.pooling import PromptPooling
 
 SIZE = 4

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import NewRow, RowStep, StepPlan
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
-from dovetail_testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 RANDOM = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import Selection
+from dovetail.interfaces.data.step import NewRow, RowResult, RowStep, StepPlan
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
-from dovetail.interfaces.step import NewRow, RowResult, RowStep, StepPlan
+from dovetail.runner.drafts.verify import one_by_one
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.runner.verify import one_by_one
 from dovetail_testing.scripted_steps import DriveOutput, DriveRequest
-from dovetail_testing.tiny import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 
 ROW_BLOCKS = 20
 Guess = Callable[[DriveRequest, Sequence[int]], tuple[int, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.sampling.penalties import Penalties, uses_penalties
 from dovetail_kernels.sample.native import Tables
 

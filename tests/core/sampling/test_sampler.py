@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info, NoOptions
-from dovetail.interfaces.sampling_params import SamplingParams
 from dovetail.sampling.sampler import Draws, Sampler
 
 VOCAB = 50

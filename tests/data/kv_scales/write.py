@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import transformers
 
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 HERE = Path(__file__).parent
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}

@@ -19,8 +19,8 @@ import transformers
 from auto_round import AutoRound
 from safetensors.torch import load_file, save_file
 
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 HERE = Path(__file__).parent
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}

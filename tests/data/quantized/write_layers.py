@@ -22,8 +22,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 HERE = Path(__file__).parent
 SIZES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.interfaces.constraint import Concat, JsonSchema, Literal
+from dovetail.interfaces.data.constraint import Concat, JsonSchema, Literal
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output.schemas import rewritten_constraint
 from dovetail_grammars.rewriting.automaton import (

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.added_tokens import NUM_ADDED, enlarged, saved, saved_for_vllm
 from support.peft_adapters import Answer, asked, counting, load, made, wanted
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dovetail import LLM
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.peft_adapters import Answer, asked, counting, load, made, peft_warns, wanted
 
 TOLERANCE = 1e-4
@@ -182,7 +182,7 @@ def test_a_cached_prefix_is_the_adapters_own(tiny: Made) -> None:
 def asked_plain(opened: Any, name: str) -> list[tuple[list[int], int]]:
     """Return the greedy answer to the first prompt and how much of it was cached; logprobs of the
     prompt would have all of it computed."""
-    from dovetail.interfaces.sampling_params import SamplingParams
+    from dovetail.interfaces.data.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     opened.submit(opened.prepare(PROMPTS[0], params, adapter=name))

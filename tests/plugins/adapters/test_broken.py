@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail_testing.checkpoints import code_running_pickle
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.peft_adapters import asked, load
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 

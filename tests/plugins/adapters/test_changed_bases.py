@@ -13,8 +13,8 @@ import torch
 
 from dovetail import LLM
 from dovetail.errors import RequestError
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.peft_adapters import asked, load, peft_warns, wanted
 
 peft = pytest.importorskip("peft")

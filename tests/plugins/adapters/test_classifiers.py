@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dovetail import LLM, PoolingParams
-from dovetail.engine.client.outputs import numbers
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail.engine.client.results.outputs import numbers
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.added_tokens import enlarged, saved
 from support.peft_adapters import load, made
 from support.tiny_configs import tiny_config

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
-from dovetail.interfaces.selection import Selection
-from dovetail.runner.adapters import RunnerAdapters
+from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.selection import Selection
+from dovetail.runner.lora.runner_adapters import RunnerAdapters
 from dovetail_plugins.adapters import ia3, lora, prompt
 from dovetail_testing.contract import model_spec
 

@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
-from dovetail.interfaces.selection import Selection
-from dovetail.interfaces.step import AdapterMove, StepPlan
+from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.selection import Selection
+from dovetail.interfaces.data.step import AdapterMove, StepPlan
 from dovetail.layers.context import use_adapters
-from dovetail.runner.adapters import RunnerAdapters
+from dovetail.runner.lora.runner_adapters import RunnerAdapters
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.older_transformers import skip_where_older
 from support.peft_adapters import made, peft_warns, wanted
 

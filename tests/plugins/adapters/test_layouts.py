@@ -16,17 +16,17 @@ from safetensors.torch import load_file, save_file
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterWeights, ModuleChange
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
-from dovetail.interfaces.selection import Selection
-from dovetail.runner import adapter_files
-from dovetail.runner.adapter_copies import Copies
-from dovetail.runner.adapter_cutting import Cutting
-from dovetail.runner.adapter_memory import AdapterMemory
-from dovetail.runner.adapters import RunnerAdapters
+from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.selection import Selection
+from dovetail.runner.lora import files as adapter_files
+from dovetail.runner.lora.copies import Copies
+from dovetail.runner.lora.cutting import Cutting
+from dovetail.runner.lora.memory import AdapterMemory
+from dovetail.runner.lora.runner_adapters import RunnerAdapters
 from dovetail_plugins.adapters.lora import LoraAdapter
 from dovetail_plugins.load_formats._safetensors_file import WholeFile
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
 LORA = Selection(kind="adapter", name="lora", target="dovetail_plugins.adapters.lora:LoraAdapter")

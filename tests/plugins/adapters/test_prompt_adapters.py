@@ -15,9 +15,9 @@ from dovetail import LLM
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import RequestError
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.peft_adapters import Answer, asked, counting, load, made, wanted
 from support.written_lora import write_lora
 

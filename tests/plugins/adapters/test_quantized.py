@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.interfaces.adapter_spec import AdapterSpec
+from dovetail.interfaces.data.adapter_spec import AdapterSpec
 from dovetail.layers.activation import gated
-from dovetail.layers.adapters import LinearSlots, SlotWeights
+from dovetail.layers.adapters.linear import LinearSlots, SlotWeights
 from dovetail.layers.context import StepAdapters, use_adapters
 from dovetail.layers.linear import GatedLinear, Linear, RowParallelLinear
 from dovetail_testing.harness import load_model

@@ -13,8 +13,8 @@ import torch
 
 from dovetail import LLM
 from dovetail.errors import ConfigError, RequestError
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.peft_adapters import Answer, asked, load, made, wanted
 
 TOLERANCE, TRAINED, NUM_TOKENS = 1e-4, 128, 4

@@ -14,13 +14,13 @@ import pytest
 from dovetail.engine.adapters import unknown_adapter
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
-from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSearch, AdapterSource
+from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED
-from dovetail.interfaces.spec import Selection
 from dovetail.server.generate import adapters as served_adapters
-from dovetail_testing.fake_adapters import fake_room
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_pooling, fake_spec
+from dovetail_testing.fakes.adapters import fake_room
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_pooling, fake_spec
 from support.serving import USER, app_for, complete, events_of, send, with_client
 
 SQL = AdapterSource(name="sql", path="/adapters/sql")

@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.errors import EngineDead, Overloaded, RequestError
 from dovetail.interfaces.executor import WorkerCall
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_spec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_spec
 from support.serving import app_for, send
 
 ROUTES = (("POST", "/reset_prefix_cache"), ("GET", "/server_info"))

@@ -24,7 +24,7 @@ from dovetail_plugins.apis.audio.words import (
     with_marks,
     within_sentences,
 )
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 
 whisper = pytest.importorskip("transformers.models.whisper.tokenization_whisper")
 TEXTS = (

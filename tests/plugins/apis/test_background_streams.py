@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.errors import RequestFault
 from dovetail_plugins.apis.responses.state import ResponsesState
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import app_for, client_of, send
 
 openai = pytest.importorskip("openai")

@@ -22,7 +22,7 @@ from dovetail_plugins.apis.batches import disk, storage
 from dovetail_plugins.apis.batches.disk import ResultFile, is_passing, mended_lines
 from dovetail_plugins.apis.batches.runner import _Named
 from dovetail_plugins.apis.batches.storage import FileStorage
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.batches import begun, ended, lines, openai, results, serving, uploaded
 
 RUNS = int(os.environ.get("DOVETAIL_FAULT_RUNS", "6"))

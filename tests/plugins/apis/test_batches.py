@@ -14,7 +14,7 @@ from dovetail_plugins.apis.batches import storage as storage_module
 from dovetail_plugins.apis.batches.multipart import parts_of
 from dovetail_plugins.apis.batches.runner import PRIORITY
 from dovetail_plugins.apis.batches.storage import FileStorage
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.batches import COMPLETIONS, begun, ended, lines, results, serving
 from support.serving import USER, app_for, send
 

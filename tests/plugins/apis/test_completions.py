@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail_plugins.apis.completions.protocol import CompletionRequest
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
 from support.serving import app_for, chat, complete, events_of, send
 
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from dovetail.errors import NotFound, RequestFault
 from dovetail_plugins.apis.responses.conversations import ConversationStore
 from dovetail_plugins.apis.responses.owned import OVERHEAD_BYTES
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import app_for, client_of, send
 
 openai = pytest.importorskip("openai")

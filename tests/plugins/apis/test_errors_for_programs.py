@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import EngineDead, Overloaded, RequestFault
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import USER, app_for, client_of, send
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "errors_for_programs.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import USER, app_for, send
 
 TEXT = "a\u2028b\u2029c\x85d"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail_plugins.apis.messages.words import BLOCKS, TOOLS, tool_word
-from dovetail_testing.fake_async_engine import FakeAsyncEngine
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine
 from support.serving import app_for, send
 
 pytest.importorskip("anthropic")

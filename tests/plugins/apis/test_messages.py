@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import RequestFault
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for, send
 
 anthropic = pytest.importorskip("anthropic")

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 import httpx
 import pytest
 
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail_plugins.apis.completions.protocol import CompletionRequest
 from dovetail_plugins.apis.messages.protocol import MessagesRequest
 from dovetail_plugins.apis.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import USER, app_for, send
 
 BODIES: dict[str, dict[str, Any]] = {

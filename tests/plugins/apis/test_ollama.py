@@ -16,7 +16,7 @@ from dovetail.errors import RequestFault
 from dovetail.version import __version__
 from dovetail_plugins.apis.ollama.input import chat_of_prompt
 from dovetail_plugins.apis.ollama.protocol import OllamaGenerateRequest
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
 from support.serving import TOOLS, USER, app_for, send, with_client
 
 ollama = pytest.importorskip("ollama")
@@ -179,7 +179,7 @@ def test_what_generate_refuses(fields: dict[str, Any], where: str) -> None:
 
 def test_thinking_asked_of_a_model_without_any_is_refused() -> None:
     from dovetail.server.generate.server_state import Parsers
-    from dovetail_testing.fake_async_engine import FakeFacts
+    from dovetail_testing.fakes.async_engine import FakeFacts
 
     plain = FakeFacts(chat_template="{{ messages[0].content }}")
     app, _ = app_for(engine=FakeAsyncEngine(facts=plain), parsers=Parsers())

@@ -13,8 +13,8 @@ from dovetail import registry
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail_plugins.apis.ollama.weights import in_words, weights_of
 from dovetail_testing.checkpoints import write_safetensors
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_spec
-from dovetail_testing.tiny_models import tiny_config, write_tiny_checkpoint
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_spec
+from dovetail_testing.tiny.models import tiny_config, write_tiny_checkpoint
 from support.gguf_files import write_gguf
 from support.serving import app_for, send
 

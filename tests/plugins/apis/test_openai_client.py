@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import RequestFault
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import TOOLS, USER, app_for, client_of
 
 openai = pytest.importorskip("openai")

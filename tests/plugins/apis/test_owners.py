@@ -13,8 +13,8 @@ import pytest
 from dovetail.errors import NotFound
 from dovetail_plugins.apis.responses.conversations import ConversationStore
 from dovetail_plugins.apis.responses.store import ResponseStore
-from dovetail_testing.fake_adapters import fake_room
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from dovetail_testing.fakes.adapters import fake_room
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
 from support.batches import begun, ended, lines, results, serving
 from support.serving import app_for, send
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_spec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_spec
 from support.serving import app_for, send
 
 HALF = "\ud800"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail.server.generate.server_state import Parsers
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import TOOLS, app_for, chat, send
 
 TEXT = '<think>\nwhy\n</think>\n\nHello [call]add {"a": 1}[/call]\n[call]sub {}[/call] bye'

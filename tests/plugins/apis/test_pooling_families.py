@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from dovetail.errors import RequestFault
-from dovetail.interfaces.pooling_params import CLASSIFY, TOKEN_CLASSIFY, PoolingParams
-from dovetail_testing.fake_async_engine import (
+from dovetail.interfaces.data.pooling_params import CLASSIFY, TOKEN_CLASSIFY, PoolingParams
+from dovetail_testing.fakes.async_engine import (
     FakeAsyncEngine,
     Script,
     fake_numbers,

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail_plugins.apis.responses.turns import messages_of
 from dovetail_plugins.apis.responses.words import ITEMS, TOOLS
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import app_for, send
 
 pytest.importorskip("openai")

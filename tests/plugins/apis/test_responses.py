@@ -15,7 +15,7 @@ from dovetail.errors import NotFound, RequestFault
 from dovetail_plugins.apis.responses.owned import OVERHEAD_BYTES
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.responses.store import ResponseStore
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
 from support.serving import app_for, client_of, send
 
 openai = pytest.importorskip("openai")

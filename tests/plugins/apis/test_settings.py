@@ -10,10 +10,10 @@ import pytest
 from dovetail.config.config import Config
 from dovetail.config.report.in_force import InForce, in_force, selections
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.data.spec import Selection
 from dovetail.server.app import build_app
 from dovetail_plugins.apis.settings.routes import may_show
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, fake_spec
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, fake_spec
 from support.serving import built_in_apis, send
 
 NOTHING = InForce(settings=(), sampling=(), plugins=(), facts={})

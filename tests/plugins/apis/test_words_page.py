@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.server.generate.chat_body import TOOLS
-from dovetail.server.generate.words import Words
+from dovetail.server.generate.body.chat import TOOLS
+from dovetail.server.generate.body.words import Words
 from dovetail_plugins.apis.messages import words as messages
 from dovetail_plugins.apis.responses import words as responses
 

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from dovetail import LLM
 from dovetail_kernels.cpu.library import library, missing_reason
 from dovetail_kernels.paged_attention.rotation import block_of, rotated_keys
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import found_logprobs, wanted_logprobs
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")

@@ -15,13 +15,13 @@ import torch
 import dovetail_kernels.cpu.library as native_library
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionQuery, AttentionSpec
-from dovetail.interfaces.step import KVGroup, KVLayer, KVLayout
-from dovetail.runner.kv_alloc import allocate_kv
+from dovetail.interfaces.data.step import KVGroup, KVLayer, KVLayout
+from dovetail.runner.kv.allocation import allocate_kv
 from dovetail_plugins.attention.native_cpu import NativeCpu
 from dovetail_testing.attention_scenario import Scene
 from dovetail_testing.contracts.test_attention_layouts import HEADS, STEPS
 from dovetail_testing.harness import PagedModel, load_model
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 NEEDED = pytest.mark.skipif(
     native_library.missing_reason() is not None, reason=str(native_library.missing_reason())

@@ -20,7 +20,7 @@ from dovetail.interfaces.attention import AttentionQuery
 from dovetail_kernels.cpu.library import ISA_VARIABLE
 from dovetail_kernels.gpu import VARIABLE
 from dovetail_plugins.attention.triton_paged import TritonPaged
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("triton")
 

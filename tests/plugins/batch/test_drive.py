@@ -16,7 +16,7 @@ from dovetail_plugins.apis.batches.lines import Line, Scan, scan
 from dovetail_plugins.batch.drive import drive
 from dovetail_plugins.batch.progress import Progress
 from dovetail_plugins.batch.results import Results
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

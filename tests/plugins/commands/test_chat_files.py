@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.cli.main import main
 from dovetail.errors import ConfigError
-from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO
+from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.multimodal.parts import media_item
 from dovetail_plugins.commands._attachments import attachment_of, content_of
 from dovetail_plugins.commands._line_history import history_file, line_editing

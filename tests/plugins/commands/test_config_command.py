@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.config import flags
 from support.demo_copies import demo_copy, with_file
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail_plugins.inspect.render import WIDTH, count, size
 
 pytest.importorskip("dovetail_plugins")

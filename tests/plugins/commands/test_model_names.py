@@ -57,7 +57,7 @@ def test_nothing_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_list_has_facts_and_faults(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("dovetail_plugins")
-    from dovetail.config.checkpoint.model_path import DEMO_PATH
+    from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 
     files = {file.name: file.read_bytes() for file in DEMO_PATH.iterdir() if file.is_file()}
     write_cached(places / "hub", "org/demo", files)

@@ -41,7 +41,7 @@ import contextlib, io, json, sys
 from huggingface_hub import constants
 constants.DOWNLOAD_CHUNK_SIZE = 4096
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import find_model
+from dovetail.config.checkpoint.sources.model_path import find_model
 told = []
 for words in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import find_model
+from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.config.checkpoint.stores.find import Stores
 from support.model_stores import FakeHub
 

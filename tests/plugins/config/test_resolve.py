@@ -21,10 +21,10 @@ from dovetail import registry
 from dovetail.cli.main import main
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules import platform
+from dovetail.config.rules.machine import platform
 from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, UnknownPlugin
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 
 pytest.importorskip("dovetail_plugins")
 

@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail_plugins.gguf._config import read_config
 from dovetail_plugins.load_formats.gguf import Gguf
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model
 

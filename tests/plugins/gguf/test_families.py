@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dovetail_plugins.gguf._config import read_config
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_cases import CASES
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model

@@ -18,7 +18,7 @@ from dovetail_plugins.gguf._file import Model, find_file, read_head, read_model
 from dovetail_plugins.gguf._metadata import Settings
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_cases import CASES
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, prompt

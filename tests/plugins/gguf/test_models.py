@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dovetail_plugins.gguf import _types
-from dovetail_testing.tiny_families import FAMILIES
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import FAMILIES
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model
 

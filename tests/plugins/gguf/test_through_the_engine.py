@@ -17,7 +17,7 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail_plugins.inspect.listing import listed
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import found_logprobs, wanted_logprobs
 from support.gguf_files import write_gguf
 from support.model_stores import add_to_ollama

@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._splits import KINDS
 from dovetail_plugins.gguf._vocabulary import merges_of
 from dovetail_plugins.tokenizers.gguf import GgufTokenizer
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")

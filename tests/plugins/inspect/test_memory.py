@@ -19,11 +19,11 @@ from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.quantization import QuantMethod
 from dovetail.layers.attention import Attention
-from dovetail.runner.loader import load_model, num_bytes
+from dovetail.runner.load.loader import load_model, num_bytes
 from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.inspect.facts import Inspected
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.mistral_layout import write_mistral
 
 pytest.importorskip("dovetail_plugins")

@@ -24,18 +24,18 @@ from dovetail import registry
 from dovetail.cli.parser import Parser
 from dovetail.config.parse.parse_config import parse_config
 from dovetail.config.resolve import resolve
-from dovetail.interfaces.headers import StoredLayer, TensorHeader
+from dovetail.interfaces.data.headers import StoredLayer, TensorHeader
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail.runner.loader import load_model, num_bytes
+from dovetail.runner.load.loader import load_model, num_bytes
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.inspect.facts import Inspected
 from dovetail_plugins.inspect.stored_layers import purpose_of
-from dovetail_plugins.layers import matrix_linear
-from dovetail_plugins.layers.products import multiplied
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_plugins.layers.stored import matrix_linear
+from dovetail_plugins.layers.stored.products import multiplied
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.gguf_files import write_gguf
 
 pytest.importorskip("dovetail_plugins")

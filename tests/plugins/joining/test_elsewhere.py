@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.engines import check_engines, engine_numbers, engines_elsewhere
-from dovetail.config.rules.joining import meeting_of
-from dovetail.engine.client.sync_engines import SyncEngines
+from dovetail.config.rules.parallel.engines import check_engines, engine_numbers, engines_elsewhere
+from dovetail.config.rules.parallel.joining import meeting_of
+from dovetail.engine.client.offline.sync_engines import SyncEngines
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted
 from dovetail.interfaces.plugin import Value
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.joining.elsewhere import Elsewhere
 from dovetail_plugins.joining.headless import join
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 
 BACKEND = Value(summary="threads", value=f"{__file__}:Threads")
 BROKEN = Value(summary="machines that do not come", value=f"{__file__}:Absent")

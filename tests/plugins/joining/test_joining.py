@@ -19,23 +19,29 @@ import pytest
 
 from dovetail.config.config import Config
 from dovetail.config.config import flags as config_flags
-from dovetail.config.rules.joining import Meeting, meeting_of
+from dovetail.config.rules.parallel.joining import Meeting, meeting_of
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.engine.client.clock import ClockLead
+from dovetail.engine.client.results.clock import ClockLead
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, descriptor_of
 from dovetail.errors import ConfigError, EngineDead
-from dovetail.handshake import WrongSecret, challenge, receive_message, respond, send_message
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.joining.comparison import COMPARED
 from dovetail.joining.messages import Hello, Welcome
 from dovetail.joining.reception import Reception
+from dovetail.processes.handshake import (
+    WrongSecret,
+    challenge,
+    receive_message,
+    respond,
+    send_message,
+)
 from dovetail_plugins.joining.arrival import arrive
 from dovetail_plugins.joining.headless import HeadlessEngines
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 from support.orphans import survivors
 
 SECRET = b"a secret of the tests"

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.context import ForwardContext, forward_context, use_context
-from dovetail.layers.experts import Experts
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail_plugins.layers.routing import RoutingRule, route
 from dovetail_testing.contract import model_spec
 from dovetail_testing.ranks import ODD_AND_EVEN
 from dovetail_testing.reference import ReferenceAttention
-from dovetail_testing.tiny import PlainWeights
+from dovetail_testing.tiny.transformer import PlainWeights
 
 SPEC = model_spec(hidden_size=8)
 CONTEXT = BuildContext(model=SPEC, quant=PlainWeights(None, SPEC), device="cpu")

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers import embedding, norm, rotary
+from dovetail.layers import embedding, norm
+from dovetail.layers.attention import rotary
 from dovetail_kernels.cpu.library import library, missing_reason
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny import PlainWeights
+from dovetail_testing.tiny.transformer import PlainWeights
 
 pytestmark = pytest.mark.skipif(library() is None, reason=str(missing_reason()))
 

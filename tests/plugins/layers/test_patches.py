@@ -13,7 +13,7 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.weights import load_weights
 from dovetail_kernels.gemm.matrix import multiplies_pairs
 from dovetail_plugins.layers.patches import Patches, is_of_patches
-from dovetail_testing.tiny import PlainWeights, tiny_run
+from dovetail_testing.tiny.transformer import PlainWeights, tiny_run
 
 CASES: list[tuple[Any, tuple[int, ...]]] = [
     (lambda: nn.Conv2d(3, 32, 4, 4), (2, 3, 12, 8)),

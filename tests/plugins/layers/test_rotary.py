@@ -9,9 +9,9 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
-from dovetail.layers.rotary import Rotary, apply_rotary, rope_settings
+from dovetail.layers.attention.rotary import Rotary, apply_rotary, rope_settings
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny import PlainWeights
+from dovetail_testing.tiny.transformer import PlainWeights
 
 pytest.importorskip("dovetail_plugins")  # the rules of rope_type are its
 

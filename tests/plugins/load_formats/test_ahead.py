@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.runner.loader import reading
+from dovetail.runner.load.loader import reading
 from dovetail_plugins.load_formats import _ahead
 from dovetail_plugins.load_formats.safetensors import Safetensors, SafetensorsOptions
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 
 class Watch:

@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.spec import RankSpec
 from dovetail_testing.checkpoints import sample_tensors
 
 NUM_MUTANTS = 200

@@ -14,13 +14,13 @@ from dovetail import LLM, SamplingParams
 from dovetail.cli.main import main
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.weights import load_parameters, load_weights
 from dovetail_plugins.load_formats.auto import Auto, AutoOptions
 from dovetail_plugins.load_formats.sharded_state import ShardedOptions, ShardedState
 from dovetail_testing.harness import build_model
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.stages import is_elsewhere
 from dovetail_plugins.load_formats import _shards
 from dovetail_plugins.load_formats.safetensors import Safetensors, SafetensorsOptions
 from dovetail_testing.harness import build_model
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 LAYERS = {f"layers.{i}.weight": torch.full((512,), float(i)) for i in range(6)}
 

@@ -17,7 +17,7 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail_plugins.mistral._names import halves_apart, name_of
 from dovetail_testing.harness import PagedModel, load_model
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.mistral_layout import neighbours, write_mistral
 
 VOCAB = 320

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail.layers.latent_attention import LatentAttention
+from dovetail.layers.attention.latent import LatentAttention
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny_families import FAMILIES, VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.older_transformers import skip_where_older
 from support.thread_ranks import divided_both_ways
 from support.tiny_decoders import as_internlm2, renamed
@@ -435,10 +435,10 @@ def test_products_may_be_written_over_residuals(
     folder: Any, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As products are on a GPU (layers/residual.py): no layer reads what it has handed on."""
-    for where in ("dovetail.layers.residual", "dovetail_plugins.layers.matrix_linear"):
+    for where in ("dovetail.layers.residual", "dovetail_plugins.layers.stored.matrix_linear"):
         monkeypatch.setattr(f"{where}.adds_in_place", lambda residual: True)
     monkeypatch.setattr(
-        "dovetail_plugins.layers.matrix_linear.runs_natively", lambda device, dtype: False
+        "dovetail_plugins.layers.stored.matrix_linear.runs_natively", lambda device, dtype: False
     )
     path, tokens = folder(case), prompt(21, 21)
     (found,) = PagedModel.load(path, backend="torch_sdpa").forward([(0, tokens)])

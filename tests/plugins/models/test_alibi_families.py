@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError
-from dovetail.layers.alibi import alibi_slopes
+from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail_kernels.cpu.library import missing_reason
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.thread_ranks import DividedModel
 
 TOLERANCE = 1e-4

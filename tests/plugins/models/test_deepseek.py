@@ -14,20 +14,20 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from dovetail.config.checkpoint.hf import load_model_facts
-from dovetail.config.rules.cache_size import token_bytes
+from dovetail.config.rules.steps.cache_size import token_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import Model
-from dovetail.interfaces.spec import RankSpec
+from dovetail.layers.attention.latent import LatentAttention, LatentConfig
 from dovetail.layers.context import ForwardContext, use_context
-from dovetail.layers.latent_attention import LatentAttention, LatentConfig
 from dovetail.layers.linear import Linear
-from dovetail_plugins.layers.indexed_attention import IndexedAttention
-from dovetail_plugins.layers.indexer import Indexer
+from dovetail_plugins.layers.attention.indexed import IndexedAttention
+from dovetail_plugins.layers.attention.indexer import Indexer
 from dovetail_plugins.models.deepseek import has_indexer, routing_rule
 from dovetail_testing.harness import PagedModel, load_model, load_plugin
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
 
 TOKENS = torch.randint(3, VOCAB_SIZE, (70,), generator=torch.Generator().manual_seed(1)).tolist()

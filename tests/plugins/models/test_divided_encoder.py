@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces.media import Encode
-from dovetail.interfaces.step import StepPlan
-from dovetail.llm_prompts import listed
+from dovetail.interfaces.data.media import Encode
+from dovetail.interfaces.data.step import StepPlan
+from dovetail.llm.prompts import listed
 from dovetail.multimodal.processors import load_processor
 from support.tiny_media import write_media_checkpoint
 

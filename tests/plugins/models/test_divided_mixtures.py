@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.layers.experts import Experts
+from dovetail.layers.moe.experts import Experts
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
 from dovetail_testing.ranks import ODD_AND_EVEN
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import thread_ranks
 from support.thread_ranks import DividedModel
 

@@ -19,10 +19,10 @@ from dovetail import LLM, registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.interfaces.pooling_params import PoolingParams
+from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail_testing import harness
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.thread_ranks import DividedModel
 
 LENGTHS = (1, 5, 40, 23, 2)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.attention import AttentionBackend
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import RankSpec
 from dovetail.layers.activation import clamped_gate
-from dovetail.layers.experts import Experts
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail_plugins.attention.native_cpu import NativeCpu
 from dovetail_plugins.models.gpt_oss import GptOssForCausalLM
@@ -25,7 +25,7 @@ from dovetail_plugins.quantization.none import Unquantized
 from dovetail_testing.contract import model_spec
 from dovetail_testing.harness import PagedModel, load_model, load_plugin
 from dovetail_testing.ranks import ODD_AND_EVEN
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 SIZES = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 64, "swiglu_limit": 7.0}
 TOKENS = [7 * i * i % 320 for i in range(26)]

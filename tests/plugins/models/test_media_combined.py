@@ -142,7 +142,7 @@ def test_preempted_among_images(
 
 
 def test_structured_output_of_an_image(usual: LLM, prompts: list[Any]) -> None:
-    from dovetail.interfaces.constraint import Regex
+    from dovetail.interfaces.data.constraint import Regex
 
     compiled = usual.compile_constraint(Regex(pattern="(cat|dog) is (red|blue)"))
     params = SamplingParams(temperature=0.0, max_tokens=24, constraint=compiled)

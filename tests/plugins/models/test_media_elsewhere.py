@@ -8,7 +8,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.tiny_llava import TEXT, VISION
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")

@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Return dovetail's model and transformers'."""
     import transformers
 
-    from dovetail_testing.tiny_models import randomize
+    from dovetail_testing.tiny.models import randomize
 
     folder = tmp_path_factory.mktemp("phi4")
     config = whole_config("phi4_multimodal")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.thread_ranks import divided_both_ways
 
 VISION = {

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import ConfigError
-from dovetail_plugins.layers.shared_attention import SharedAttention, shared_layers
+from dovetail_plugins.layers.attention.shared import SharedAttention, shared_layers
 from dovetail_plugins.model_types import gemma3n, gemma4
 from dovetail_plugins.model_types._shared_kv import sources
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import tiny_config, write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import tiny_config, write_tiny_checkpoint
 from support.thread_ranks import DividedModel
 
 TOLERANCE = 1e-4

@@ -75,7 +75,7 @@ def test_another_rate_is_heard_as_the_models_own(folder: Path) -> None:
     not."""
     from dovetail.config.config import Config
     from dovetail.config.resolve import resolve
-    from dovetail.interfaces.media import tensor_of
+    from dovetail.interfaces.data.media import tensor_of
     from dovetail.multimodal.reader import MediaReader
 
     spec = resolve(Config.from_fields({"model": str(folder), "max_model_len": 200}))

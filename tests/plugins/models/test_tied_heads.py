@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.errors import ConfigError
 from dovetail_testing.harness import PagedModel, load_model
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded
 from support.tiny_encoder_decoders import write_encoder_decoder

@@ -17,15 +17,10 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.weights import load_weights
 from dovetail_plugins.layers.patches import Patches
 from dovetail_plugins.models._hf_swap import swap_layers
-from dovetail_plugins.models._tower_layers import (
-    TowerGatedMLP,
-    TowerNorm,
-    TowerRMSNorm,
-    tower_norm,
-)
+from dovetail_plugins.models._tower_layers import TowerGatedMLP, TowerNorm, TowerRMSNorm, tower_norm
 from dovetail_plugins.models._towers import swap_blocks, swap_rest
 from dovetail_plugins.quantization.none import Unquantized
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
 SIZE, INNER = 32, 48
 

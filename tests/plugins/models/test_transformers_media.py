@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.llm import LLM
+from dovetail.llm.llm import LLM
 from support.media_verdicts import FLAGS, media_verdict
 from support.tiny_wholes import write_whole
 from support.verdicts import BACKED, NATIVE, promise_of

@@ -12,7 +12,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail_testing.harness import PagedModel, load_model
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.older_transformers import skip_where_older
 
 TOKENS = list(range(3, 30))

@@ -14,13 +14,13 @@ from msgspec import structs
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import EngineDead, RequestError, RequestFault
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec, Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, TokenStats
-from dovetail.llm import LLM
+from dovetail.llm.llm import LLM
 from dovetail.server.app import build_app
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 from support.serving import built_in_apis
 
 

@@ -16,8 +16,8 @@ from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.cases import make_weight
 from dovetail_kernels.gemm.matrix import multiplies_pairs
 from dovetail_kernels.gemm.weight import FORMATS, Weight
-from dovetail_plugins.layers.products import multiplied, takes_of, with_floats, with_integers
-from dovetail_plugins.layers.rounding import ActivationOptions
+from dovetail_plugins.layers.stored.products import multiplied, takes_of, with_floats, with_integers
+from dovetail_plugins.layers.stored.rounding import ActivationOptions
 from dovetail_testing.contract import model_spec
 
 INT8_INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}

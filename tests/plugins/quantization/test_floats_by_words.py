@@ -26,8 +26,8 @@ from dovetail_plugins.quantization._float_formats import e8m0
 from dovetail_testing.contract import model_spec
 from dovetail_testing.harness import PagedModel, load_model
 from dovetail_testing.ranks import TOKENS, RankModel, divided_logits
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint, write_tiny_tokenizer
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 
 EXACT = 1e-4

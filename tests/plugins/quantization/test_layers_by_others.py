@@ -18,9 +18,9 @@ from dovetail import LLM
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.runner.loader import load_model
+from dovetail.runner.load.loader import load_model
 from dovetail_kernels.cpu.library import library
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.dequantized import found_logprobs
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"

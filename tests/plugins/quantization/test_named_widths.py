@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
-from dovetail_testing.tiny_families import VOCAB_SIZE
+from dovetail_testing.tiny.families import VOCAB_SIZE
 from support.dequantized import found_logprobs, wanted_logprobs
 from support.packed_layers import GROUP, as_gptq, eight_bit_gptq, eight_bit_matrix, four_bits
 from support.tiny_media import write_media_checkpoint

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail import LLM
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 from support.packed_layers import (
     GROUP,

@@ -37,13 +37,13 @@ import torch
 
 from dovetail import registry
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.layers.weights import finish_weights
 from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TABLES
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.reference_products import error, meant, per_group, per_token, rounded
 
 BOUND, MARGIN = 0.1, 2.0

@@ -25,8 +25,8 @@ from dovetail_plugins.quantization.compressed_tensors import CompressedTensors
 from dovetail_plugins.quantization.gptq import Gptq
 from dovetail_plugins.quantization.marlin import Marlin
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "compressed_tensors"

@@ -22,10 +22,10 @@ from torch import nn
 
 from dovetail import registry
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import RankSpec
-from dovetail.layers.experts import Experts
 from dovetail.layers.linear import GatedLinear, QKVParallelLinear, RowParallelLinear
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.stages import Stage
 from dovetail.layers.weights import load_weights
 from dovetail_testing.contract import model_spec

@@ -13,16 +13,12 @@ from dovetail import LLM
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RunSpec
-from dovetail.runner.loader import load_model
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.runner.load.loader import load_model
 from dovetail_kernels.gemm.weight import quantize_int4, quantize_int8, quantize_int8_groups
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
-from support.dequantized import (
-    dequantized_model,
-    found_logprobs,
-    wanted_logprobs,
-)
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.dequantized import dequantized_model, found_logprobs, wanted_logprobs
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = {"hidden_size": 64, "intermediate_size": 96}

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.dequantized import found_logprobs
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "quantized"

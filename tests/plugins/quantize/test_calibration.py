@@ -16,8 +16,8 @@ from dovetail.config.resolve import resolve
 from dovetail_plugins.quantize.calibration import Calibration
 from dovetail_plugins.quantize.job import LEAST_TOKENS
 from dovetail_plugins.quantize.source import Source
-from dovetail_testing.tiny_families import VOCAB_SIZE
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dovetail.cli.main import main
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

@@ -13,7 +13,7 @@ import torch
 
 from dovetail import LLM
 from dovetail.cli.main import main
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail_plugins.quantization._int32 import unpack
 from dovetail_plugins.quantize import report
 from dovetail_plugins.quantizers._gptq import compensated

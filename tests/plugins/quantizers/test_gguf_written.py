@@ -12,7 +12,7 @@ import torch
 
 from dovetail.cli.main import main
 from dovetail_plugins.gguf._quantize import QUANTIZERS
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 gguf = pytest.importorskip("gguf")
 

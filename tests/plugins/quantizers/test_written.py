@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import LLM
 from dovetail.cli.main import main
 from dovetail_plugins.quantize import job
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.dequantized import found_logprobs, wanted_logprobs
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128}

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.handshake import NONCE_BYTES, PROOF_BYTES
+from dovetail.processes.handshake import NONCE_BYTES, PROOF_BYTES
 from dovetail_plugins.ranks.door import Door, DoorAddress, Hello, come_in
 
 LIMIT_S = 20.0

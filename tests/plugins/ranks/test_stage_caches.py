@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.engine.kv.kv_groups import plan_layout
-from dovetail.interfaces.step import KVLayer
+from dovetail.interfaces.data.step import KVLayer
 from dovetail_plugins.ranks.stage_caches import StageCaches
 
 

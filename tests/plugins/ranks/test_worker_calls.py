@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.worker_extension import worker_extension
+from dovetail.config.rules.parallel.worker_extension import worker_extension
 from dovetail.engine.faults import fault_of
 from dovetail.engine.worker_calls import answers_of, function_name, make_worker, worker_call
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.spec import Selection
 from dovetail_plugins.ranks.messages import Called
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
-WORKER = Selection(kind="worker", name="tiny", target="dovetail_testing.tiny_worker:TinyWorker")
+WORKER = Selection(kind="worker", name="tiny", target="dovetail_testing.tiny.worker:TinyWorker")
 
 
 class Making:

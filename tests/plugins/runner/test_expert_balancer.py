@@ -19,17 +19,17 @@ from torch import nn
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules.experts import expert_settings
-from dovetail.config.rules.ranks import rank_spec
+from dovetail.config.rules.parallel.experts import expert_settings
+from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ExpertBalanceSpec, RankSpec, Selection
 from dovetail.interfaces.model import BuildContext, WeightMap
-from dovetail.interfaces.spec import ExpertBalanceSpec, RankSpec, Selection
-from dovetail.layers.experts import Experts
+from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.parallel.experts import balanced, balancedness, rank_loads
-from dovetail.runner.expert_balancer import ExpertBalancer, expert_balancer
+from dovetail.runner.load.expert_balancer import ExpertBalancer, expert_balancer
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
 pytest.importorskip("dovetail_plugins")
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import RankSpec
-from dovetail.interfaces.step import KVLayout, RowResult, StepPlan, StepResult
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import RankSpec
+from dovetail.interfaces.data.step import KVLayout, RowResult, StepPlan, StepResult
 from dovetail.runner import stage_link
 from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_plugins.ranks.stage_caches import StageCaches
 from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
-from dovetail_testing.tiny import WINDOW_TOKENS, tiny_layout, tiny_run
+from dovetail_testing.tiny.transformer import WINDOW_TOKENS, tiny_layout, tiny_run
 from support import fake_device
 from support.fake_device import FakeDevice
 

@@ -15,7 +15,7 @@ from dovetail.observability.logging import configure
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.lifecycle import ServerLifecycle
 from dovetail.server.launch.sockets import bind
-from dovetail_testing.fake_async_engine import (
+from dovetail_testing.fakes.async_engine import (
     CHATML,
     FakeAsyncEngine,
     FakeFacts,

@@ -12,8 +12,8 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.observability import metrics
 from dovetail.observability.logging import setup, shortened
 from dovetail.observability.stats import StatLoggers
-from dovetail_testing.fake_async_engine import Script
-from dovetail_testing.fakes import request_stats, step_stats
+from dovetail_testing.fakes.async_engine import Script
+from dovetail_testing.fakes.objects import request_stats, step_stats
 from support.serving import app_for, call_asgi, chat, complete, send
 
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import Overloaded, RequestError
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Constraint,
     Grammar,
@@ -29,7 +29,7 @@ from dovetail.interfaces.constraint import (
     Regex,
     encode_constraint,
 )
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import InvalidConstraint
 from dovetail.structured_output import compile_worker
 from dovetail.structured_output import compiler as compiler_module

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, trainers
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Literal, concat
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail.interfaces.data.constraint import Choice, Constraint, JsonSchema, Literal, concat
 from dovetail.interfaces.structured_output import Matcher, StructuredOutputBackend, Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.structured_output.vocabulary import vocabulary_of
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import allowed
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.mistral_layout import write_tekken
 
 NAMES = ("guidance", "lm-format-enforcer", "outlines", "xgrammar")

@@ -10,10 +10,10 @@ import msgspec
 import psutil
 import pytest
 
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
-from dovetail.interfaces.constraint import JsonSchema, Literal
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.constraint import JsonSchema, Literal
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.structured_output.compiler import ConstraintCompiler
 from support.impostors import make_impostors
 from support.orphans import kill_parent, survivors
@@ -53,8 +53,8 @@ PARENT = """
 import asyncio, sys
 import msgspec, psutil
 from dovetail.structured_output.compiler import ConstraintCompiler
-from dovetail.interfaces.constraint import JsonSchema, Literal
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.constraint import JsonSchema, Literal
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 
 SLOW = {"type": "object", "properties": {str(i): {"enum": list(range(i, 900))} for i in range(40)}}
 

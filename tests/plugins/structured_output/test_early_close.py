@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.data.constraint import JsonSchema
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import Selection, StructuredOutputSpec
 from dovetail.interfaces.logits import RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection, StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
     AnswerConstraint,
     CompiledConstraint,

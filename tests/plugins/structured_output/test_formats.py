@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.data.constraint import JsonSchema
 from dovetail_grammars.json_formats import FORMATS
 from dovetail_grammars.rewriting.pipeline import rewritten
 from dovetail_testing.contract import skipping_unavailable

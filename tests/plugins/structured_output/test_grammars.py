@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from dovetail.config.rules.selections import select
 from dovetail.errors import RequestError
-from dovetail.interfaces.constraint import Concat, Constraint, Grammar, JsonSchema, Literal, Regex
-from dovetail.interfaces.spec import StructuredOutputSpec
+from dovetail.interfaces.data.constraint import (
+    Concat,
+    Constraint,
+    Grammar,
+    JsonSchema,
+    Literal,
+    Regex,
+)
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     StructuredOutputBackend,

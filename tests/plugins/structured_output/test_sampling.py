@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.constraint import JsonSchema
+from dovetail.interfaces.data.constraint import JsonSchema
 from dovetail.interfaces.structured_output import StructuredOutputBackend
 from dovetail.structured_output.select_backend import unsupported_parts
 from dovetail_grammars.schema import ENFORCED_BESIDE

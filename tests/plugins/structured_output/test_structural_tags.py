@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.constraint import Constraint, JsonSchema
+from dovetail.interfaces.data.constraint import Constraint, JsonSchema
 from dovetail.interfaces.structured_output import StructuredOutputBackend, Vocabulary
-from dovetail.server.generate.structural_tags import TaggedText, read_format
+from dovetail.server.generate.tools.structural_tags import TaggedText, read_format
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import follows, small_vocabulary
 

@@ -14,16 +14,13 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.interfaces.constraint import Regex
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail.interfaces.data.constraint import Regex
+from dovetail.interfaces.data.sampling_params import SamplingParams, ThinkingBudget
+from dovetail.interfaces.data.text import Markers
 from dovetail.interfaces.logits import RowTokens
-from dovetail.interfaces.sampling_params import SamplingParams, ThinkingBudget
-from dovetail.interfaces.structured_output import (
-    StructuredOutputBackend,
-    Vocabulary,
-)
-from dovetail.interfaces.text import Markers
-from dovetail.server.generate.structured_outputs import after_reasoning
+from dovetail.interfaces.structured_output import StructuredOutputBackend, Vocabulary
+from dovetail.server.generate.tools.structured_outputs import after_reasoning
 from dovetail.structured_output.cache import CachedConstraint
 from dovetail.structured_output.mask_processor import _Row
 from dovetail.structured_output.thinking import ReasoningBudget

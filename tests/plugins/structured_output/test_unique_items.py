@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.constraint import Choice, Constraint, JsonSchema, Repeat, concat
+from dovetail.interfaces.data.constraint import Choice, Constraint, JsonSchema, Repeat, concat
 from dovetail.interfaces.structured_output import (
     InvalidConstraint,
     LoadedConstraint,

@@ -91,7 +91,7 @@ def test_schemas_are_taken_and_nothing_wrong_with_them(group: str) -> None:
 
 def test_refusals_name_the_keyword() -> None:
     from dovetail.errors import RequestError
-    from dovetail.interfaces.constraint import JsonSchema
+    from dovetail.interfaces.data.constraint import JsonSchema
     from dovetail.structured_output.select_backend import prepared, unsupported_parts
 
     every = {name: case["schema"] for group in GROUPS for name, case in cases(group).items()}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Markers, Tool
+from dovetail.interfaces.data.text import Markers, Tool
 from dovetail.server.generate.events import Collected, ContentDelta, Session, SessionPlan
 from dovetail_testing.text_splits import cuts
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.json_text import check
 from dovetail_testing.text_splits import Parsed, cuts, parse_in_pieces

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Markers, Tool
+from dovetail.interfaces.data.text import Markers, Tool
 from dovetail_testing.text_splits import Parsed, cuts, parse_in_pieces
 
 pytest.importorskip("dovetail_plugins")

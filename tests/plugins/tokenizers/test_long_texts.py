@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from dovetail_plugins.tokenizers._fast import FastTokenizer
 from dovetail_plugins.tokenizers._shape import PIECE_CHARS
-from dovetail_testing.tiny_models import TRAINING_TEXT
+from dovetail_testing.tiny.models import TRAINING_TEXT
 from support.small_tokenizers import byte_level, sentencepiece_like, unigram
 
 WORDS = [*" ".join(TRAINING_TEXT).split(), "Grüße", "世界", "42", "<|end|>", "e\u0301lan", "don't"]

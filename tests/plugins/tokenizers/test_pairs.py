@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dovetail.engine.client.pairs import pair_prompt
+from dovetail.engine.client.pooling.pairs import pair_prompt
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import NoOptions
 from dovetail.interfaces.tokenizer import Tokenizer

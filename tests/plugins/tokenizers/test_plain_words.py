@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from dovetail_plugins.tokenizers.hf import HfTokenizer, TransformersTokenizer
-from dovetail_testing.fake_async_engine import FakeTokenizer
+from dovetail_testing.fakes.async_engine import FakeTokenizer
 from support.small_tokenizers import byte_level, sentencepiece_like, unigram
 
 WORD = "<|word|>"

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from dovetail import registry
-from dovetail.config.checkpoint.model_path import DEMO_PATH
-from dovetail.interfaces.constraint import Constraint
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail.interfaces.data.constraint import Constraint
+from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.structured_output import Matcher, Vocabulary
-from dovetail.interfaces.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.structured_output.vocabulary import vocabulary_of
 from dovetail_testing.text_splits import parse_in_pieces

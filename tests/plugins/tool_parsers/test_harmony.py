@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss
 from dovetail_plugins.tool_parsers.openai import OpenAi
 from dovetail_testing.text_splits import cuts, parse_in_pieces

@@ -12,11 +12,11 @@ from types import MappingProxyType
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import Collected, Session, SessionPlan
-from dovetail.server.generate.tool_choice import texts_in_use, tool_constraint
+from dovetail.server.generate.tools.tool_choice import texts_in_use, tool_constraint
 from dovetail_testing.constraint_examples import example
 from dovetail_testing.text_splits import parse_in_pieces
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail_testing.text_splits import cuts, parse_in_pieces
 
 TOOL = Tool(

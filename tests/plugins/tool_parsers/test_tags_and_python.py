@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events import Session, SessionPlan, ToolCallArgsDelta
 from dovetail_plugins.reasoning_parsers.openai_gptoss import OpenAiGptOss

@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.stores.hub_cache import blobs_of
 from dovetail.errors import ConfigError
-from dovetail.interfaces.checkpoint_code import CAUSAL, CONFIG, TOKENIZER, CheckpointCode
+from dovetail.interfaces.data.checkpoint_code import CAUSAL, CONFIG, TOKENIZER, CheckpointCode
 
 MAX_FILES = 64
 MAX_FILE_BYTES = 1 << 20

@@ -16,7 +16,7 @@ import msgspec
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.checkpoint.rope import FULL, TRAINED, rope_of, rule_name
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 NO_WINDOW = "--disable-sliding-window"

@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ACTIVATIONS
+from dovetail.interfaces.data.spec import ACTIVATIONS
 
 _OLD = "sbert_ce_default_activation_function"
 _FIELD = "activation_fn"

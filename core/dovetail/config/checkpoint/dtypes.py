@@ -8,8 +8,8 @@ from typing import Any
 
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
-from dovetail.interfaces.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

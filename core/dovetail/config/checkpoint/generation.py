@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from dovetail.config.checkpoint.quant_files import add_quantization
 from dovetail.config.checkpoint.rope import rope_rules
 from dovetail.config.checkpoint.spellings import DTYPES, WHOLE_FIRST, override_with_part, settled
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EncoderSpec, ModelSpec
+from dovetail.interfaces.data.spec import EncoderSpec, ModelSpec
 from dovetail.registry.files import import_target
 
 _NAMES: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from typing import Any
 from dovetail.config.config import Config
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import SCALED_KV_DTYPES
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.json_values import InvalidJson, json_value
 
 FILE_FLAG, MEASURE_FLAG = "--quantization-param-path", "--calculate-kv-scales"

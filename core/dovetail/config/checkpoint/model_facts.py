@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable
+from dovetail.interfaces.data.model_facts import ModelFacts, ModelFactsTable
 
 KIND = "model_type"
 TABLE = "transformers"
@@ -95,5 +95,5 @@ def _value(name: str, wanted: type[Facts]) -> Facts:
     raise BrokenPlugin(
         f"its value is {type(value).__name__}, not {wanted.__name__}.",
         where=f"{KIND} {name}",
-        fix="see dovetail.interfaces.model_facts for what a model type declares.",
+        fix="see dovetail.interfaces.data.model_facts for what a model type declares.",
     )

@@ -16,8 +16,8 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import ModelSpec, Selection
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import ModelSpec, Selection
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors that code raises for settings of other types, or of impossible sizes."""

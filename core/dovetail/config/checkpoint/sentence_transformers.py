@@ -14,7 +14,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json, read_value
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ProjectionSpec
+from dovetail.interfaces.data.spec import ProjectionSpec
 
 MODULES = "modules.json"
 _POOLERS = {

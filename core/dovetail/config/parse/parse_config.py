@@ -15,7 +15,7 @@ from typing import TextIO
 from dovetail.config.config import Config
 from dovetail.config.parse.flags import config_of
 from dovetail.config.rules.checks import checked
-from dovetail.config.rules.demo import with_demo_fields
+from dovetail.config.rules.model.demo import with_demo_fields
 from dovetail.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ from dovetail.config.report.show import (
     rows_of,
     sampling_rows,
 )
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 
 _SEVERAL = ("shares",)
 """Fields that repeat the spec for each engine."""

@@ -19,8 +19,8 @@ from dovetail.config.config import GROUPS, Config, flags, part_of, shown
 from dovetail.config.report.secrets import MASK, masked
 from dovetail.config.rules.selections import stored_quantization
 from dovetail.config.sections.field import Flag
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
 
 DEFAULT = "default"
 MODEL = "model"

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.checkpoint.adapter_path import find_adapter
-from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.sources.adapter_path import find_adapter
+from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.config import Config, flags
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.adapter_resolver import ResolverFacts
-from dovetail.interfaces.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
-from dovetail.interfaces.spec import NO_TOKENIZER, ModelSpec, Selection
+from dovetail.interfaces.data.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
+from dovetail.interfaces.data.spec import NO_TOKENIZER, ModelSpec, Selection
 from dovetail.json_values import json_value
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, passes
 from dovetail.config.config import Config, flags
-from dovetail.config.rules import demo
-from dovetail.config.rules.chat_template import template_file
-from dovetail.config.rules.engines import check_engines
-from dovetail.config.rules.media_settings import media_settings
-from dovetail.config.rules.model_impl import names_model
+from dovetail.config.rules.model import demo
+from dovetail.config.rules.model.chat_template import template_file
+from dovetail.config.rules.model.model_impl import names_model
+from dovetail.config.rules.multimodal.settings import media_settings
+from dovetail.config.rules.parallel.engines import check_engines
 from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
 from dovetail.config.sections.field import Flag
 from dovetail.config.sections.frontend import NO_PARSER

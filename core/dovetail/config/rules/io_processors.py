@@ -5,8 +5,8 @@ from __future__ import annotations
 from dovetail.config.config import Config
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError
-from dovetail.interfaces.selection import Selection
-from dovetail.interfaces.spec import PoolingSpec
+from dovetail.interfaces.data.selection import Selection
+from dovetail.interfaces.data.spec import PoolingSpec
 
 FLAG, KIND = "--io-processor-plugin", "io_processor"
 

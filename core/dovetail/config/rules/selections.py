@@ -15,16 +15,17 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.config.config import Config, flags
-from dovetail.config.rules import demo, stat_loggers
-from dovetail.config.rules.architectures import registered
-from dovetail.config.rules.media_kinds import is_backed_with_media
-from dovetail.config.rules.model_impl import wanted_impl
-from dovetail.config.rules.transformers_models import PAGE, known_classes
+from dovetail.config.rules.model import demo
+from dovetail.config.rules.model.architectures import registered
+from dovetail.config.rules.model.model_impl import wanted_impl
+from dovetail.config.rules.model.transformers_models import PAGE, known_classes
+from dovetail.config.rules.multimodal.kinds import is_backed_with_media
+from dovetail.config.rules.observability import stat_loggers
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
+from dovetail.interfaces.data.spec import LOGITS, NO_TOKENIZER, ModelSpec, Selection
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.interfaces.quantization import QuantMethod
-from dovetail.interfaces.spec import LOGITS, NO_TOKENIZER, ModelSpec, Selection
 from dovetail.registry.select import reasons_against
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def no_tokenizer(config: Config) -> Selection:
                 where=flags()[name].spelling,
                 fix="leave it or --skip-tokenizer-init out.",
             )
-    target = "dovetail.engine.client.no_tokenizer:NoTokenizer"
+    target = "dovetail.engine.client.text.no_tokenizer:NoTokenizer"
     return Selection(
         kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=registry.BUILT_IN
     )

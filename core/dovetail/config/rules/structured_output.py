@@ -9,7 +9,7 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.rules.selections import select
 from dovetail.errors import ConfigError, PluginError
-from dovetail.interfaces.spec import ModelSpec, Selection, StructuredOutputSpec
+from dovetail.interfaces.data.spec import ModelSpec, Selection, StructuredOutputSpec
 from dovetail.registry.options import convert
 
 FLAG = "--structured-outputs-config"

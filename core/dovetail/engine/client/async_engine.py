@@ -23,27 +23,29 @@ from dovetail.engine.client.connection import (
     slowest_phases,
 )
 from dovetail.engine.client.host import EngineHost, closed, started
-from dovetail.engine.client.input import InputProcessor, PreparedRequest, Prompt, load_tokenizer
-from dovetail.engine.client.mailbox import Mailbox
 from dovetail.engine.client.operations import EngineOperations
-from dovetail.engine.client.output import Processed
-from dovetail.engine.client.outputs import RequestOutput
-from dovetail.engine.client.pooled_input import PooledInput
+from dovetail.engine.client.pooling.input_processor import PooledInput
+from dovetail.engine.client.requests.input_processor import (
+    InputProcessor,
+    PreparedRequest,
+    Prompt,
+    load_tokenizer,
+)
+from dovetail.engine.client.results.mailbox import Mailbox
+from dovetail.engine.client.results.output_processor import Processed
+from dovetail.engine.client.results.outputs import RequestOutput
+from dovetail.engine.client.results.stop import TextWatch
 from dovetail.engine.client.routing import Routing
-from dovetail.engine.client.stop import TextWatch
-from dovetail.engine.client.text_process import TextProcess
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.text.text_process import TextProcess
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.engine.messages import (
-    Operation,
-    Phase,
-)
+from dovetail.engine.messages import Operation, Phase
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import RequestStats, StepStats
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt, VectorPrompt
 from dovetail.observability.caller import CALLER

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dovetail.engine.client.calls import Calls
-from dovetail.engine.client.clock import ClockLead
 from dovetail.engine.client.host import EngineHost
-from dovetail.engine.client.output import OutputProcessor, Processed
+from dovetail.engine.client.results.clock import ClockLead
+from dovetail.engine.client.results.output_processor import OutputProcessor, Processed
 from dovetail.engine.faults import error_of
 from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import (
@@ -34,7 +34,7 @@ from dovetail.engine.messages import (
     Updates,
 )
 from dovetail.errors import EngineDead, RequestError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats
 from dovetail.observability.supervise import supervised
 

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-from dovetail import process
 from dovetail.engine import steps_together
 from dovetail.engine.ipc.transport import (
     ClientEnd,
@@ -26,8 +25,9 @@ from dovetail.engine.ipc.transport import (
 )
 from dovetail.engine.messages import Boot, Shutdown, ToEngine
 from dovetail.errors import EngineDead
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.observability.supervise import note_failure
+from dovetail.processes import process
 
 logger = logging.getLogger(__name__)
 

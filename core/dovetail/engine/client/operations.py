@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.messages import (
     CallWorkers,
     GetSleepStatus,
@@ -25,10 +25,10 @@ from dovetail.engine.messages import (
     WakeUp,
 )
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.profile import GET_READY, START, STOP
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.executor import WorkerCall
-from dovetail.interfaces.profile import GET_READY, START, STOP
-from dovetail.interfaces.spec import EngineSpec
 
 Result = TypeVar("Result")
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dovetail import registry
 from dovetail.engine.client.cache_news import CacheNews, feeds_of
 from dovetail.engine.client.connection import EngineConnection
-from dovetail.engine.client.input import PreparedRequest
+from dovetail.engine.client.requests.input_processor import PreparedRequest
 from dovetail.engine.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, RequestFault
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
-from dovetail.interfaces.spec import EngineSpec
 from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import signal
 import sys
 
-from dovetail import process
 from dovetail.engine.ipc.socket_ends import engine_end
 from dovetail.engine.messages import Boot
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.processes import process
 
 SWITCH_S = 5e-4
 """The longest a background thread, for example one loading constraints, may hold the GIL."""

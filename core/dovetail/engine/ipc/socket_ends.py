@@ -27,7 +27,7 @@ from dovetail.engine.ipc.transport import (
 )
 from dovetail.engine.messages import FromEngine, Goodbye, Shutdown, ToEngine
 from dovetail.errors import EngineDead
-from dovetail.process import LENGTH, framed
+from dovetail.processes.process import LENGTH, framed
 
 logger = logging.getLogger(__name__)
 

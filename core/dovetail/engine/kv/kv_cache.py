@@ -19,11 +19,11 @@ from dovetail.engine.kv.block_pool import NULL_BLOCK, BlockPool
 from dovetail.engine.kv.host_blocks import Copies, HostBlockAccounting, Swapped
 from dovetail.engine.kv.pins import Pins
 from dovetail.engine.kv.prefix_hash import PrefixHasher
+from dovetail.interfaces.data.media import encoder_rows
+from dovetail.interfaces.data.spec import CacheSpec
+from dovetail.interfaces.data.step import KVLayout
 from dovetail.interfaces.kv_policy import BlockWatcher, Found, Has
-from dovetail.interfaces.media import encoder_rows
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import KVLayout
 
 Blocks = tuple[tuple[int, ...], ...]
 Hashes = Sequence[bytes]

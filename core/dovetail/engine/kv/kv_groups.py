@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.step import (
+from dovetail.interfaces.data.step import (
     CachedLayer,
     CrossLayer,
     KVGroup,

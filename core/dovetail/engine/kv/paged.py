@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
+from dovetail.interfaces.data.spec import CacheSpec
+from dovetail.interfaces.data.step import CachedLayer, KVLayout
 from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import CachedLayer, KVLayout
 
 
 class Paged(KVPolicy):

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Protocol
 
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.block_hash import BlockHash, Encode
+from dovetail.interfaces.data.block_hash import BlockHash, Encode
 from dovetail.registry.files import import_target
 
 
@@ -48,7 +48,7 @@ class PrefixHasher:
             raise BrokenPlugin(
                 f"{algorithm} is {type(block_hash).__name__}, not a BlockHash.",
                 where="--prefix-caching-hash-algo",
-                fix="see dovetail.interfaces.block_hash.",
+                fix="see dovetail.interfaces.data.block_hash.",
             )
         self._digest = partial(block_hash.digest, key)
         self._unit_tokens = unit_tokens or block_tokens

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail import registry
-from dovetail.config.checkpoint.adapter_path import find_adapter
-from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.sources.adapter_path import find_adapter
+from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.engine.adapters import of_another_key
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine

@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engine.client.outputs import CompletionDelta, RequestOutput
-from dovetail.engine.client.vocabularies import Vocabulary
+from dovetail.engine.client.results.outputs import CompletionDelta, RequestOutput
+from dovetail.engine.client.text.vocabularies import Vocabulary
 from dovetail.errors import RequestError, RequestFault
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.generate.bodies import SamplingFields
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import TokenLogprobs
+from dovetail.server.generate.body.fields import SamplingFields
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine

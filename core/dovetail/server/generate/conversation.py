@@ -11,16 +11,16 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.chat_body import ChatRequest
-from dovetail.server.generate.dialect import Dialect
+from dovetail.server.generate.body.as_chat import in_words_of
+from dovetail.server.generate.body.chat import ChatRequest
+from dovetail.server.generate.body.dialect import Dialect
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import Generation, generation_for, response_meta
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.template.switches import Switch
-from dovetail.server.generate.thinking import thinking_budget
-from dovetail.server.generate.tool_choice import (
+from dovetail.server.generate.tools.thinking import thinking_budget
+from dovetail.server.generate.tools.tool_choice import (
     answer_constraint,
     kept_special_ids,
     session_plan,

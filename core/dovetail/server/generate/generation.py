@@ -15,28 +15,27 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.engine.client.outputs import RequestOutput
-from dovetail.engine.client.prompt_checks import truncated
+from dovetail.engine.client.requests.prompt_checks import truncated
+from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.errors import RequestError
-from dovetail.interfaces.media import PromptPart
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.media import PromptPart
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.multimodal.prompt import PlacedPrompt
+from dovetail.processes.uninterrupted import ended
 from dovetail.server.generate.beam_search import (
     BeamSettings,
     beam_outputs,
     beam_settings,
     check_beams,
 )
-from dovetail.server.generate.bodies import (
-    SamplingFields,
-)
-from dovetail.server.generate.dialect import Dialect
+from dovetail.server.generate.body.dialect import Dialect
+from dovetail.server.generate.body.fields import SamplingFields
+from dovetail.server.generate.body.ignored_fields import HEADER, header_value
+from dovetail.server.generate.body.sampling import build_sampling
 from dovetail.server.generate.events import CountedSession, SessionPlan
-from dovetail.server.generate.ignored_fields import HEADER, header_value
 from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.request_log import with_request_log
-from dovetail.server.generate.sampling import build_sampling
 from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
@@ -47,7 +46,6 @@ from dovetail.server.generate.streaming import (
     continued,
     event_steps,
 )
-from dovetail.uninterrupted import ended
 
 Item = TypeVar("Item")
 CLAMPED_HEADER = "x-dovetail-max-tokens"

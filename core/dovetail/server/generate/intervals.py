@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from dovetail.interfaces.step import TokenLogprobs
-from dovetail.server.generate.events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolCallArgsDelta,
-)
+from dovetail.interfaces.data.step import TokenLogprobs
+from dovetail.server.generate.events import ContentDelta, Event, ReasoningDelta, ToolCallArgsDelta
 from dovetail.server.generate.streaming import Step
 
 

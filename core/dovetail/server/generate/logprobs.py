@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.engine.client.logprobs import finite
+from dovetail.engine.client.results.logprobs import finite
 from dovetail.errors import RequestError
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.generate.bodies import Reply
+from dovetail.server.generate.body.fields import Reply
 
 BROKEN = "\ufffd"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.logging import shortened
 from dovetail.registry.blame import described

@@ -15,19 +15,19 @@ import msgspec
 
 from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.claims import claimed_fields
-from dovetail.engine.client.io_processing import make_io_processor
-from dovetail.engine.client.long_text import LONG_TEXT_CHARS, encoded, kept
-from dovetail.engine.client.no_tokenizer import text_refused
-from dovetail.engine.client.prompt_checks import verify_text
-from dovetail.engine.client.vocabularies import Vocabulary
+from dovetail.engine.client.requests.claims import claimed_fields
+from dovetail.engine.client.requests.io_processing import make_io_processor
+from dovetail.engine.client.requests.prompt_checks import verify_text
+from dovetail.engine.client.text.long_text import LONG_TEXT_CHARS, encoded, kept
+from dovetail.engine.client.text.no_tokenizer import text_refused
+from dovetail.engine.client.text.vocabularies import Vocabulary
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import ConfigError, RequestError, model_not_found
 from dovetail.interfaces.api import GENERATE, TRANSCRIBE
-from dovetail.interfaces.constraint import concat
+from dovetail.interfaces.data.constraint import concat
+from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.io_processor import IOProcessor
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
@@ -35,15 +35,19 @@ from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import MediaLoader
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt
 from dovetail.server.generate.adapters import ServedAdapters
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.body.chat import ChatRequest
+from dovetail.server.generate.body.ignored_fields import FieldReporter
 from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.ignored_fields import FieldReporter
-from dovetail.server.generate.named_parsers import named_parser
-from dovetail.server.generate.structured_outputs import BLANKS, ConstraintRequest, after_reasoning
 from dovetail.server.generate.template.building import build_renderer
 from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
 from dovetail.server.generate.template.control_words import Span
 from dovetail.server.generate.template.switches import Switch
+from dovetail.server.generate.tools.named_parsers import named_parser
+from dovetail.server.generate.tools.structured_outputs import (
+    BLANKS,
+    ConstraintRequest,
+    after_reasoning,
+)
 from dovetail.server.http.admission import Admission
 from dovetail.structured_output.select_backend import none_installed
 from dovetail.version import __version__

@@ -9,14 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,15 +18,15 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dovetail.engine.client.outputs import CompletionDelta, RequestMetrics, RequestOutput
+from dovetail.engine.client.results.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.errors import DovetailError, RequestFault
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.observability import metrics
-from dovetail.server.generate.as_chat import in_words_of
-from dovetail.server.generate.dialect import AnswerEnd, Dialect
+from dovetail.processes.uninterrupted import ended, uninterrupted
+from dovetail.server.generate.body.as_chat import in_words_of
+from dovetail.server.generate.body.dialect import AnswerEnd, Dialect
 from dovetail.server.generate.events import CountedSession, Event, SessionPlan
 from dovetail.server.http.errors import ClientDisconnected, Problem, problem_of
-from dovetail.uninterrupted import ended, uninterrupted
 
 logger = logging.getLogger("dovetail.server")
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.engine.client.outputs import RequestMetrics
+from dovetail.engine.client.results.outputs import RequestMetrics
 from dovetail.errors import RequestError
-from dovetail.server.generate.bodies import (
+from dovetail.server.generate.body.fields import (
     CompletionTokensDetails,
     PromptTokensDetails,
     StreamOptions,

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from dovetail.config.rules.platform import usable_cores
+from dovetail.config.rules.machine.platform import usable_cores
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.api import Api

@@ -10,14 +10,15 @@ import logging
 import socket
 from functools import partial
 
-from dovetail import process, registry
+from dovetail import registry
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.errors import DovetailError
 from dovetail.observability import logging as log_setup
 from dovetail.observability.supervise import supervised
+from dovetail.processes import process
 from dovetail.server.app import build_app
 from dovetail.server.families import build_apis, opened_apis
-from dovetail.server.generate.parsers import build_parsers
+from dovetail.server.generate.tools.parsers import build_parsers
 from dovetail.server.launch.api_processes import ChildBoot
 from dovetail.server.launch.beats import send_beats
 from dovetail.server.launch.event_loop import run_loop

@@ -18,16 +18,16 @@ import msgspec
 
 from dovetail.config.config import Config
 from dovetail.config.report.in_force import InForce
-from dovetail.config.rules.chat_template import load_template
+from dovetail.config.rules.model.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.ipc.socket_ends import descriptor_of
 from dovetail.errors import DovetailError
-from dovetail.interfaces.spec import EngineSpec, Selection
-from dovetail.process import Child, spawn
+from dovetail.interfaces.data.spec import EngineSpec, Selection
+from dovetail.processes.process import Child, spawn
 from dovetail.server.families import build_apis, opened_apis
-from dovetail.server.generate.parsers import ParserChoice, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.tools.parsers import ParserChoice, choose_parsers
 from dovetail.server.launch.beats import Beats
 from dovetail.server.launch.engine_start import (
     METRICS_VARIABLE,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from dovetail.json_values import InvalidJson, json_struct
-from dovetail.process import Child
+from dovetail.processes.process import Child
 
 PERIOD_S = 1.0
 """How often a child sends a beat."""

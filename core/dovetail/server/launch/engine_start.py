@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
-from dovetail.config.rules.joining import check_serves
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.config.rules.parallel.joining import check_serves
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.server.launch.records import write_record
 from dovetail.server.launch.sockets import url_of
 from dovetail.server.launch.startup_timer import StartupTimer

@@ -12,13 +12,13 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.report.show import DEFAULT, MODEL
-from dovetail.config.rules.chat_template import load_template
-from dovetail.engine.client.input import load_tokenizer
+from dovetail.config.rules.model.chat_template import load_template
+from dovetail.engine.client.requests.input_processor import load_tokenizer
 from dovetail.interfaces.adapter_resolver import ResolverFacts
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts
-from dovetail.server.generate.parsers import ParserChoice, build_parsers, choose_parsers
 from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.tools.parsers import ParserChoice, build_parsers, choose_parsers
 from dovetail.server.http.addresses import DEFAULT_HOST
 from dovetail.server.launch.engine_start import max_queued
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from dovetail.json_values import json_value
-from dovetail.own_folder import is_own, own_folder
+from dovetail.processes.own_folder import is_own, own_folder
 
 logger = logging.getLogger("dovetail.server")
 CLOCK_ERROR_S = 2.0

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.imports import large_imports
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.observability.configured_log import set_log_up
 from dovetail.server.families import choose_apis
 from dovetail.server.http.addresses import ANY
@@ -115,8 +115,8 @@ async def _run_one(
         await asyncio.get_running_loop().run_in_executor(None, _import_application)
         from dovetail.server.app import build_app
         from dovetail.server.families import build_apis, opened_apis
-        from dovetail.server.generate.parsers import build_parsers, choose_parsers
         from dovetail.server.generate.template.building import build_renderer
+        from dovetail.server.generate.tools.parsers import build_parsers, choose_parsers
         from dovetail.server.launch.lifecycle import ServerLifecycle
         from dovetail.server.launch.settings import settings_in_force
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
 from dovetail.config.report.in_force import InForce, in_force
-from dovetail.interfaces.spec import EngineSpec, Selection
-from dovetail.server.generate.parsers import ParserChoice
+from dovetail.interfaces.data.spec import EngineSpec, Selection
+from dovetail.server.generate.tools.parsers import ParserChoice
 from dovetail.server.launch.preview import Preview, found
 
 if TYPE_CHECKING:

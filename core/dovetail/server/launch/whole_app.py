@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.interfaces.spec import EngineSpec, Selection
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.server.launch.engine_start import starting_engine
 from dovetail.server.launch.startup_timer import StartupTimer
 
@@ -37,8 +37,8 @@ async def whole_app(
     async with starting_engine(config, spec, timer) as starting:
         from dovetail.server.app import build_app
         from dovetail.server.families import build_apis, opened_apis
-        from dovetail.server.generate.parsers import build_parsers, choose_parsers
         from dovetail.server.generate.template.building import build_renderer
+        from dovetail.server.generate.tools.parsers import build_parsers, choose_parsers
 
         async with opened_apis(build_apis(apis), frontend) as families:
             engine = await starting

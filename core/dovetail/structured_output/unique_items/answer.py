@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,
@@ -19,14 +19,7 @@ from dovetail.interfaces.constraint import (
     Repeat,
 )
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail_grammars.unique_items.json_place import (
-    BLANK,
-    Mode,
-    NotJson,
-    Place,
-    read,
-    start,
-)
+from dovetail_grammars.unique_items.json_place import BLANK, Mode, NotJson, Place, read, start
 from dovetail_grammars.unique_items.shapes import Shape, shape_of
 
 MAX_READINGS = 200

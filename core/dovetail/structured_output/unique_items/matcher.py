@@ -11,11 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dovetail.interfaces.structured_output import (
-    InvalidConstraint,
-    LoadedConstraint,
-    Matcher,
-)
+from dovetail.interfaces.structured_output import InvalidConstraint, LoadedConstraint, Matcher
 from dovetail.structured_output.unique_items.answer import Answer, Readings
 from dovetail.structured_output.unique_items.tokens import TokenIndex
 from dovetail_grammars.unique_items.json_place import Duplicate, Level, Mode, Place

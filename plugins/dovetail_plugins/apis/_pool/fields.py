@@ -10,7 +10,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
-from dovetail.engine.client.input import Prompt
+from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.server.endpoint import INT31, MAX_REQUEST_ID_CHARS, Body, PromptTokensDetails, Reply
 
 Side = Literal["left", "right"]

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from dovetail.engine.client.input import Prompt
+from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import PoolingParams
-from dovetail.interfaces.spec import PoolingSpec
+from dovetail.interfaces.data.pooling_params import PoolingParams
+from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail.server.endpoint import (
     CHAT_NAMES,
     MAX_MESSAGES,

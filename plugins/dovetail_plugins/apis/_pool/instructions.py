@@ -5,9 +5,9 @@ Source: config_sentence_transformers.json of sentence-transformers (prompts, def
 
 from __future__ import annotations
 
-from dovetail.engine.client.named_prompts import prompt_before
+from dovetail.engine.client.pooling.named_prompts import prompt_before
 from dovetail.errors import RequestError
-from dovetail.interfaces.spec import PoolingSpec
+from dovetail.interfaces.data.spec import PoolingSpec
 
 _QUERY = ("query", "search_query", "retrieval.query", "s2p_query")
 _DOCUMENT = ("document", "passage", "search_document", "retrieval.passage", "corpus")

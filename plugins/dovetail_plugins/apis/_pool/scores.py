@@ -8,19 +8,13 @@ from functools import partial
 
 from starlette.requests import Request
 
-from dovetail.engine.client.scores import Scoring, plan_scores, scoring_task
+from dovetail.engine.client.pooling.scores import Scoring, plan_scores, scoring_task
 from dovetail.engine.context_length import PROMPT
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
-from dovetail.interfaces.spec import PoolingSpec
+from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
+from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail.server.endpoint import ServerState, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields
-from dovetail_plugins.apis._pool.work import (
-    Answers,
-    answered,
-    array_of,
-    check_inputs,
-    job_of,
-)
+from dovetail_plugins.apis._pool.work import Answers, answered, array_of, check_inputs, job_of
 
 TASKS = (CLASSIFY, EMBED, TOKEN_EMBED)
 """A model with one of these tasks can score."""

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from dovetail.engine.client.input import Prompt
-from dovetail.engine.client.outputs import RequestOutput, numbers
+from dovetail.engine.client.requests.input_processor import Prompt
+from dovetail.engine.client.results.outputs import RequestOutput, numbers
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import PoolingParams
+from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.server.endpoint import PromptTokensDetails, ServerState, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
 from dovetail_plugins.apis._pool.request_log import logged

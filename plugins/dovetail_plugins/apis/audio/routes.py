@@ -13,9 +13,9 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from dovetail.interfaces.api import TRANSCRIBE, Api, Route
-from dovetail.interfaces.media_settings import AUDIO, MIB, MediaSettings
+from dovetail.interfaces.data.media_settings import AUDIO, MIB, MediaSettings
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import ModelSpec
 from dovetail.multimodal.content import MediaItem, Sound
 from dovetail.multimodal.loader import MediaLoader
 from dovetail.server.endpoint import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.config.checkpoint.json_files import read_json
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 
 BLOCK_FRAMES = 6000
 LEAST_POWER = 1e-10

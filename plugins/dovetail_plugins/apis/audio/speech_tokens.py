@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.errors import RequestError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_plugins.apis.audio.languages import LANGUAGES
 

@@ -19,11 +19,11 @@ from functools import partial
 import numpy as np
 
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.engine.client.encoder_prompt import EncoderPrompt
-from dovetail.engine.client.outputs import CompletionDelta, RequestOutput, numbers
+from dovetail.engine.client.requests.encoder_prompt import EncoderPrompt
+from dovetail.engine.client.results.outputs import CompletionDelta, RequestOutput, numbers
 from dovetail.errors import RequestError
-from dovetail.interfaces.media import Feature, PartPlace, PromptPart
-from dovetail.interfaces.sampling_params import Alignment, SamplingParams
+from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
+from dovetail.interfaces.data.sampling_params import Alignment, SamplingParams
 from dovetail_plugins.apis.audio.form import AudioRequest
 from dovetail_plugins.apis.audio.spectrogram import HOP_SAMPLES, RATE_HZ, window
 from dovetail_plugins.apis.audio.speech_tokens import TIME_STEP_S, SpeechTokens

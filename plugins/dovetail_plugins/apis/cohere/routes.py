@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from fastapi import Request
 
-from dovetail.engine.client.outputs import RequestOutput
+from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, ApiError, Route
+from dovetail.interfaces.data.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.server.endpoint import ServerOf, in_words_of
 from dovetail.unsupported import sentence
 from dovetail_plugins.apis._pool.inputs import InputFields, input_job

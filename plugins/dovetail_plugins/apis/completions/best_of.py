@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from dovetail.engine.client.logprobs import finite
+from dovetail.engine.client.results.logprobs import finite
 from dovetail.server.endpoint import Step
 from dovetail.server.endpoint import joined_intervals as joined
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.engine.client.logprobs import finite
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.engine.client.results.logprobs import finite
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.endpoint import TokenNames
 

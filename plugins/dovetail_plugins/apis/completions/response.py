@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.server.endpoint import (
     Dialect,
     ResponseMeta,

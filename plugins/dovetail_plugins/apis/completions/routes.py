@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import Request
 
-from dovetail.engine.client.prompt_checks import verify_text
+from dovetail.engine.client.requests.prompt_checks import verify_text
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route

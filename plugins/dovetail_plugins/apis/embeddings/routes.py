@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.interfaces.api import Api, Route
+from dovetail.interfaces.data.pooling_params import EMBED, PoolingParams
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import EMBED, PoolingParams
 from dovetail.server.endpoint import ServerOf
 from dovetail_plugins.apis._pool.inputs import input_job
 from dovetail_plugins.apis._pool.replies import raw_reply

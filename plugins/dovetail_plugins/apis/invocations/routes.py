@@ -13,8 +13,8 @@ from starlette.types import Message
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
+from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED
 from dovetail.json_values import InvalidJson, body_fault, json_value
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

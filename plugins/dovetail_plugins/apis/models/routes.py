@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dovetail.errors import NotFound
-from dovetail.interfaces.adapter_spec import AdapterSource
 from dovetail.interfaces.api import TRANSCRIBE, Api, Route
-from dovetail.interfaces.media_settings import AUDIO, IMAGE, VIDEO
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail_plugins.apis._pool.scores import can_score

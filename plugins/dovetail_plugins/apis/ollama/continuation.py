@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from dovetail.engine.client.prompt_checks import verify_text
+from dovetail.engine.client.requests.prompt_checks import verify_text
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import (
     ChatRequest,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request
 
-from dovetail.interfaces.pooling_params import EMBED, PoolingParams
+from dovetail.interfaces.data.pooling_params import EMBED, PoolingParams
 from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail_plugins.apis._pool.inputs import InputFields, input_job
 from dovetail_plugins.apis._pool.replies import raw_reply

@@ -13,11 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.weights_check import is_whole_model, weights_bytes
+from dovetail.config.checkpoint.sources.weights_check import is_whole_model, weights_bytes
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE
-from dovetail.interfaces.media_settings import IMAGE
-from dovetail.interfaces.pooling_params import EMBED
+from dovetail.interfaces.data.media_settings import IMAGE
+from dovetail.interfaces.data.pooling_params import EMBED
 from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail.version import __version__
 from dovetail_plugins.apis._infill import infill_of

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from dovetail.interfaces.sampling_params import MAX_STOPS
+from dovetail.interfaces.data.sampling_params import MAX_STOPS
 from dovetail.server.endpoint import (
     INT31,
     MAX_MESSAGES,

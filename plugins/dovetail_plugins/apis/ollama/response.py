@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dovetail.engine.client.outputs import RequestMetrics
+from dovetail.engine.client.results.outputs import RequestMetrics
 from dovetail.interfaces.api import ApiError
 from dovetail.server.endpoint import (
     AnswerEnd,

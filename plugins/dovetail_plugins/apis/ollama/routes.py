@@ -14,8 +14,8 @@ from starlette.responses import Response
 from dovetail.errors import NotFound, RequestError
 from dovetail.interfaces.api import GENERATE as GENERATE_TASK
 from dovetail.interfaces.api import Api, ApiError, Route
+from dovetail.interfaces.data.pooling_params import EMBED
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import EMBED
 from dovetail.server.endpoint import (
     HEADER,
     ChatRequest,

@@ -17,9 +17,9 @@ import msgspec
 from dovetail import registry
 from dovetail.config.checkpoint.stores.gguf_names import label_of
 from dovetail.errors import DovetailError
-from dovetail.interfaces.headers import StoredLayer
+from dovetail.interfaces.data.headers import StoredLayer
+from dovetail.interfaces.data.spec import ModelSpec, RunSpec, Selection
 from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.spec import ModelSpec, RunSpec, Selection
 from dovetail_plugins.inspect.stored_layers import layers_of, values_by_name
 
 logger = logging.getLogger("dovetail.server")

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from fastapi import Request
 
-from dovetail.engine.client.io_processing import DATA, processed_answer, processed_prompts
+from dovetail.engine.client.requests.io_processing import DATA, processed_answer, processed_prompts
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
-from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import (
+from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
     EMBED,
     TASKS,
@@ -22,7 +21,8 @@ from dovetail.interfaces.pooling_params import (
     TOKEN_EMBED,
     PoolingParams,
 )
-from dovetail.interfaces.spec import PoolingSpec
+from dovetail.interfaces.data.spec import PoolingSpec
+from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import LONG_WORK, ServerOf, ServerState
 from dovetail_plugins.apis._pool.inputs import input_job, pooling_of
 from dovetail_plugins.apis._pool.labels import label_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.server.endpoint import TokenLogprob, TokenNames, chat_logprobs
 
 Entry = dict[str, Any]

@@ -68,11 +68,7 @@ from dovetail_plugins.apis.responses.response import (
     response_body,
     response_frames,
 )
-from dovetail_plugins.apis.responses.state import (
-    ResponsesState,
-    ResponsesStateOf,
-    opened_state,
-)
+from dovetail_plugins.apis.responses.state import ResponsesState, ResponsesStateOf, opened_state
 from dovetail_plugins.apis.responses.tool_turns import Offer, Turns, offer_of
 from dovetail_plugins.apis.responses.turns import messages_of, output_messages
 

@@ -11,11 +11,17 @@ import msgspec
 import numpy as np
 from fastapi import Request
 
-from dovetail.engine.client.input import Prompt
-from dovetail.engine.client.pairs import pair_prompt
+from dovetail.engine.client.pooling.pairs import pair_prompt
+from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.interfaces.api import Api, ApiError, Route
+from dovetail.interfaces.data.pooling_params import (
+    CLASSIFY,
+    EMBED,
+    TASKS,
+    TOKEN_EMBED,
+    PoolingParams,
+)
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TASKS, TOKEN_EMBED, PoolingParams
 from dovetail.server.endpoint import ServerOf, ServerState
 from dovetail.version import __version__
 from dovetail_plugins.apis._pool.fields import PoolFields
@@ -24,13 +30,7 @@ from dovetail_plugins.apis._pool.labels import label_of
 from dovetail_plugins.apis._pool.replies import raw_reply
 from dovetail_plugins.apis._pool.scores import Pairs, scored
 from dovetail_plugins.apis._pool.vectors import VectorFormat
-from dovetail_plugins.apis._pool.work import (
-    MAX_INPUTS,
-    answered,
-    array_of,
-    check_inputs,
-    job_of,
-)
+from dovetail_plugins.apis._pool.work import MAX_INPUTS, answered, array_of, check_inputs, job_of
 from dovetail_plugins.apis.tei.protocol import (
     CutFields,
     EmbedRequest,

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.engine.client.long_text import LONG_TEXT_CHARS
-from dovetail.engine.client.prompt_checks import verify_text
+from dovetail.engine.client.requests.prompt_checks import verify_text
+from dovetail.engine.client.text.long_text import LONG_TEXT_CHARS
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route

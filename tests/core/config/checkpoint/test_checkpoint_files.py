@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.config.checkpoint import model_path
-from dovetail.config.checkpoint.hub import Hub
 from dovetail.config.checkpoint.json_files import read_json
-from dovetail.config.checkpoint.model_path import find_model, find_tokenizer
-from dovetail.config.checkpoint.weights_check import check_weights, has_weights
+from dovetail.config.checkpoint.sources import model_path
+from dovetail.config.checkpoint.sources.hub import Hub
+from dovetail.config.checkpoint.sources.model_path import find_model, find_tokenizer
+from dovetail.config.checkpoint.sources.weights_check import check_weights, has_weights
 from dovetail.errors import ConfigError
 
 

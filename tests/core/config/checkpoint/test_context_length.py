@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.config.checkpoint.context_length import model_tokens
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 
 
 def model() -> ModelSpec:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.config.checkpoint.hub import Hub, needed_files
-from dovetail.config.checkpoint.model_path import find_model
+from dovetail.config.checkpoint.sources.hub import Hub, needed_files
+from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.config.checkpoint.stores import folders, hub_cache, ollama
 from dovetail.config.checkpoint.stores.find import Stores
 from dovetail.config.checkpoint.stores.gguf_names import grouped, label_of

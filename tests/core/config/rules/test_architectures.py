@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail import registry
-from dovetail.config.rules.architectures import registered, stem
+from dovetail.config.rules.model.architectures import registered, stem
 
 NAMES = ("LlamaForCausalLM", "GPT2LMHeadModel", "BertModel", "T5EncoderModel")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.chat_template import load_template
 from dovetail.config.rules.checks import check_frontend_flags
+from dovetail.config.rules.model.chat_template import load_template
 from dovetail.errors import ConfigError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.config.rules import cores, platform
-from dovetail.config.rules.cores import chosen_cores, parse_cores
+from dovetail.config.rules.machine import cores, platform
+from dovetail.config.rules.machine.cores import chosen_cores, parse_cores
 from dovetail.errors import ConfigError
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules import cores, engines, platform
-from dovetail.config.rules.cores import divided
-from dovetail.config.rules.engines import (
+from dovetail.config.rules.machine import cores, platform
+from dovetail.config.rules.machine.cores import divided
+from dovetail.config.rules.parallel import engines
+from dovetail.config.rules.parallel.engines import (
     check_engines,
     engine_numbers,
     engine_shares,
     engines_elsewhere,
 )
-from dovetail.config.rules.joining import DEFAULT_PORT, meeting_of
+from dovetail.config.rules.parallel.joining import DEFAULT_PORT, meeting_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.halves import halves_spec
+from dovetail.config.rules.steps.halves import halves_spec
 from dovetail.interfaces.communicator import OVERLAPS
-from dovetail.interfaces.spec import HalvesSpec, RankSpec, Selection
+from dovetail.interfaces.data.spec import HalvesSpec, RankSpec, Selection
 from dovetail_testing.thread_ranks import ThreadCommunicator
 
 TWO = RankSpec(world_size=2, tensor_size=2)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.media_settings import media_settings
+from dovetail.config.rules.multimodal.settings import media_settings
 from dovetail.errors import ConfigError
-from dovetail.interfaces.media_settings import MIB, MediaLimit, MediaSettings
+from dovetail.interfaces.data.media_settings import MIB, MediaLimit, MediaSettings
 
 
 def settings(**fields: Any) -> MediaSettings:

@@ -7,7 +7,7 @@ import pytest
 from dovetail.config.config import Config
 from dovetail.config.rules.one_model import check_one_model
 from dovetail.errors import ConfigError
-from dovetail.llm import LLM
+from dovetail.llm.llm import LLM
 
 
 def test_a_flag_of_several_models_is_refused() -> None:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.profiling import profile_spec
+from dovetail.config.rules.observability.profiling import profile_spec
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.profile import ProfileSpec
+from dovetail.interfaces.data.spec import EngineShare, Selection
 from dovetail.interfaces.executor import Executor
-from dovetail.interfaces.profile import ProfileSpec
-from dovetail.interfaces.spec import EngineShare, Selection
-from dovetail_testing.fake_async_engine import fake_spec
-from dovetail_testing.fake_engine import FakeExecutor
+from dovetail_testing.fakes.async_engine import fake_spec
+from dovetail_testing.fakes.engine import FakeExecutor
 
 
 class Alone(FakeExecutor):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dovetail.config.checkpoint.generation import default_sampling
-from dovetail.config.rules import platform
-from dovetail.config.rules.cache_size import (
+from dovetail.config.rules.machine import platform
+from dovetail.config.rules.steps.cache_size import (
     CPU_CACHE_BYTES,
     Room,
     cpu_cache_bytes,
@@ -18,7 +18,7 @@ from dovetail.config.rules.cache_size import (
     kv_bytes,
 )
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec
 
 
 def model(**hf_config: Any) -> ModelSpec:

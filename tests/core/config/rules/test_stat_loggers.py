@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.stat_loggers import stat_loggers, traces_url
+from dovetail.config.rules.observability.stat_loggers import stat_loggers, traces_url
 from dovetail.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dovetail.config.rules.transformers_models import known_classes
+from dovetail.config.rules.model.transformers_models import known_classes
 
 
 def test_causal_classes_are_those_that_transformers_lists() -> None:
@@ -40,7 +40,7 @@ def test_decoders_for_something_else_than_generating() -> None:
 
 def test_transformers_is_not_imported() -> None:
     code = (
-        "import sys; from dovetail.config.rules.transformers_models import known_classes;"
+        "import sys; from dovetail.config.rules.model.transformers_models import known_classes;"
         "known_classes(); print('transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

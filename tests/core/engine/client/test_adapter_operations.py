@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.client.input import InputProcessor
 from dovetail.engine.client.operations import EngineOperations
+from dovetail.engine.client.requests.input_processor import InputProcessor
 from dovetail.engine.client.routing import Routing
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.messages import AdapterList, LoadAdapter, Operation, UnloadAdapter
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.router import RoutedRequest
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.fake_async_engine import FakeTokenizer, fake_spec
+from dovetail_testing.fakes.async_engine import FakeTokenizer, fake_spec
 
 
 class Engines(EngineOperations):

@@ -22,11 +22,11 @@ from dovetail.errors import (
     RequestError,
     RequestFault,
 )
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 
 
 @asynccontextmanager

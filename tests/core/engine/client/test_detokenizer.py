@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engine.client.detokenizer import Detokenizer
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.fake_engine import BOS, EOS, ByteTokenizer
+from dovetail.engine.client.results.detokenizer import Detokenizer
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_testing.fakes.engine import BOS, EOS, ByteTokenizer
 
 TOKENIZER = ByteTokenizer(None, "")
 

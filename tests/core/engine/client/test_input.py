@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.engine.client.fanout import child_seed, root_seed
-from dovetail.engine.client.input import InputProcessor, load_tokenizer
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.requests.fanout import child_seed, root_seed
+from dovetail.engine.client.requests.input_processor import InputProcessor, load_tokenizer
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import Selection
-from dovetail_testing.fake_engine import EOS, VOCAB_SIZE, ByteTokenizer, fake_spec
+from dovetail_testing.fakes.engine import EOS, VOCAB_SIZE, ByteTokenizer, fake_spec
 
 
 class Picky(LogitsProcessor):

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.client.input import InputProcessor, PreparedRequest
-from dovetail.engine.client.logprobs import LOGPROB_FLOOR, shaped
-from dovetail.engine.client.output import OutputProcessor, Processed
-from dovetail.engine.client.outputs import CompletionDelta, RequestOutput, merge
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.requests.input_processor import InputProcessor, PreparedRequest
+from dovetail.engine.client.results.logprobs import LOGPROB_FLOOR, shaped
+from dovetail.engine.client.results.output_processor import OutputProcessor, Processed
+from dovetail.engine.client.results.outputs import CompletionDelta, RequestOutput, merge
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.messages import RequestUpdate, Timings
 from dovetail.errors import RequestError, RequestFault
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.step import TokenLogprobs
-from dovetail_testing.fake_engine import EOS, ByteTokenizer, fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.step import TokenLogprobs
+from dovetail_testing.fakes.engine import EOS, ByteTokenizer, fake_spec
 
 TOKENIZER = ByteTokenizer(None, "")
 

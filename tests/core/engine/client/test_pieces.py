@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.engine.client.pieces import PieceVectors, pieces
-from dovetail.interfaces.step import Pooled
+from dovetail.engine.client.pooling.pieces import PieceVectors, pieces
+from dovetail.interfaces.data.step import Pooled
 
 CLS, SEP = 101, 102
 

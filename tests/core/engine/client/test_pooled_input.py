@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.engine.client.pooled_input import PooledInput, verify_pooling
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.pooling.input_processor import PooledInput, verify_pooling
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import CLASSIFY, EMBED, TASKS, PoolingParams
-from dovetail.interfaces.spec import PoolingSpec, Selection
-from dovetail_testing.fake_engine import ByteTokenizer
+from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TASKS, PoolingParams
+from dovetail.interfaces.data.spec import PoolingSpec, Selection
+from dovetail_testing.fakes.engine import ByteTokenizer
 
 ANY = Selection(kind="pooler", name="any", target="any:Any")
 PARAMS = PoolingParams(task=EMBED)

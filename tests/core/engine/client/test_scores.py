@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.engine.client.scores import Scoring, cosine, max_sim, plan_scores
+from dovetail.engine.client.pooling.scores import Scoring, cosine, max_sim, plan_scores
 from dovetail.errors import RequestError
-from dovetail.interfaces.pooling_params import (
+from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
     EMBED,
     TOKEN_CLASSIFY,
     TOKEN_EMBED,
     PoolingParams,
 )
-from dovetail.interfaces.spec import PoolingSpec, Selection
-from dovetail_testing.fake_engine import ByteTokenizer
+from dovetail.interfaces.data.spec import PoolingSpec, Selection
+from dovetail_testing.fakes.engine import ByteTokenizer
 
 ANY = Selection(kind="pooler", name="any", target="any:Any")
 TOKENIZER = ByteTokenizer(None, "")

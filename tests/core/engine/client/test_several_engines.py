@@ -21,13 +21,13 @@ from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.ipc.transport import MemoryLink
 from dovetail.engine.messages import Updates
 from dovetail.errors import ConfigError, EngineAsleep, EngineDead, RequestFault
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 
 FIRST = 3
 """The number of the first engine: numbers need not begin at 0."""

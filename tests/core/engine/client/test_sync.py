@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail.engine.client.request_collector import RequestCollector
-from dovetail.engine.client.sync_engine import SyncEngine
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.llm import LLM
-from dovetail_testing.fake_engine import EOS, fake_spec
+from dovetail.engine.client.offline.sync_engine import SyncEngine
+from dovetail.engine.client.results.collector import RequestCollector
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.llm.llm import LLM
+from dovetail_testing.fakes.engine import EOS, fake_spec
 
 
 def test_submit_step_gather() -> None:

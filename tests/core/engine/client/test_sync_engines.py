@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from dovetail.errors import ConfigError, EngineAsleep, EngineDead
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import EngineShare, EngineSpec, Selection
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import EngineShare, EngineSpec, Selection
-from dovetail.llm import LLM
-from dovetail_testing.fake_engine import fake_spec
+from dovetail.llm.llm import LLM
+from dovetail_testing.fakes.engine import fake_spec
 
 
 class Turns(Router):

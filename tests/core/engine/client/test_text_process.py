@@ -15,12 +15,12 @@ import msgspec
 import psutil
 import pytest
 
-from dovetail.engine.client import long_text, text_process
-from dovetail.engine.client.input import load_tokenizer
-from dovetail.engine.client.text_process import TextProcess
+from dovetail.engine.client.requests.input_processor import load_tokenizer
+from dovetail.engine.client.text import long_text, text_process
+from dovetail.engine.client.text.text_process import TextProcess
 from dovetail.errors import Overloaded, RequestError
-from dovetail.interfaces.spec import EngineSpec
-from dovetail_testing.fake_engine import ByteTokenizer, fake_spec
+from dovetail.interfaces.data.spec import EngineSpec
+from dovetail_testing.fakes.engine import ByteTokenizer, fake_spec
 
 CONTEXT = 256
 

@@ -19,8 +19,8 @@ from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
 from dovetail.engine.messages import Boot
 from dovetail.errors import EngineDead
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.fake_engine import fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_testing.fakes.engine import fake_spec
 from support.wake_ups import counts_wake_ups, wake_ups
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -30,8 +30,8 @@ PARENT = """
 import asyncio, sys
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.host import EngineProcess
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.fake_engine import fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_testing.fakes.engine import fake_spec
 
 async def main(stage):
     options = {"delay_s": 0.01, "start_delay_s": 60.0 if stage in ("begun", "loading") else 0.0}
@@ -178,7 +178,7 @@ def test_the_child_imports_what_the_parent_imports(
     (tmp_path / "my_plugin.py").write_text(
         textwrap.dedent(
             """
-            from dovetail_testing.fake_engine import FakeExecutor
+            from dovetail_testing.fakes.engine import FakeExecutor
 
             class Mine(FakeExecutor):
                 def _next(self, row, position):
@@ -227,8 +227,8 @@ ATTACHED = """
 import asyncio, sys
 import msgspec
 from dovetail.engine.client.async_engine import AsyncEngine
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail_testing.fake_engine import fake_spec
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail_testing.fakes.engine import fake_spec
 
 async def main(address):
     engine = await AsyncEngine.attach([address], fake_spec())

@@ -30,7 +30,7 @@ from dovetail.engine.messages import (
     Updates,
 )
 from dovetail.errors import EngineDead
-from dovetail.process import framed
+from dovetail.processes.process import framed
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from dovetail.engine.messages import (
     Updates,
 )
 from dovetail.errors import ConfigError
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 
 
 @pytest.fixture

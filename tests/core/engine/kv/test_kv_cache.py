@@ -11,10 +11,10 @@ from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
-from dovetail.interfaces.media import PartPlace, PromptPart
-from dovetail.interfaces.sampling_params import SamplingParams
-from dovetail.interfaces.spec import CacheSpec
-from dovetail.interfaces.step import CrossLayer, KVLayer
+from dovetail.interfaces.data.media import PartPlace, PromptPart
+from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.spec import CacheSpec
+from dovetail.interfaces.data.step import CrossLayer, KVLayer
 
 
 def make_cache(

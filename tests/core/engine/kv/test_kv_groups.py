@@ -15,7 +15,7 @@ from dovetail.engine.kv.kv_groups import (
     window_start,
 )
 from dovetail.errors import ConfigError
-from dovetail.interfaces.step import KVLayer, StateLayer, StatePart
+from dovetail.interfaces.data.step import KVLayer, StateLayer, StatePart
 
 
 def layer(name: object, window: int | None = None, head_size: int = 8) -> KVLayer:

@@ -10,7 +10,7 @@ from dovetail.engine.kv import prefix_hash
 from dovetail.engine.kv.prefix_hash import DEFAULT, PrefixHasher
 from dovetail.engine.request import Request
 from dovetail.errors import ConfigError
-from dovetail.interfaces.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams
 
 
 def make_request(token_ids: list[int], salt: str = "", adapter: str = "") -> Request:

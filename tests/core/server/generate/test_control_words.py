@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.chat_body import ChatRequest, Message, ToolBody
+from dovetail.server.generate.body.chat import ChatRequest, Message, ToolBody
 from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
-from dovetail_testing.fake_async_engine import FakeFacts
+from dovetail_testing.fakes.async_engine import FakeFacts
 
 LOOP = "{% for m in messages %}%s{% endfor %}"
 CHATML = LOOP.replace("%s", "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n")

@@ -10,7 +10,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail.server.generate.chat_body import Message
+from dovetail.server.generate.body.chat import Message
 from dovetail.server.generate.template.messages import normalise
 from dovetail.server.generate.template.template import ChatTemplate
 

@@ -21,13 +21,14 @@ import pytest
 
 from dovetail.cli.parser import Parser
 from dovetail.config import resolve
-from dovetail.config.checkpoint.model_path import Hub
 from dovetail.config.checkpoint.rope import rule_of, with_rope
+from dovetail.config.checkpoint.sources.model_path import Hub
 from dovetail.config.config import Config
 from dovetail.config.parse.flags import add_flags, config_of
-from dovetail.config.rules import cache_size, platform
+from dovetail.config.rules.machine import platform
+from dovetail.config.rules.steps import cache_size
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec
 
 pytest.importorskip("dovetail_plugins")
 

@@ -13,8 +13,8 @@ from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
-from dovetail_testing.tiny_models import write_tiny_checkpoint
+from dovetail.interfaces.data.spec import ModelSpec
+from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 pytest.importorskip("dovetail_plugins")
 

@@ -16,10 +16,10 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.model_facts import facts_of, has_rotary
 from dovetail.config.checkpoint.rope import with_rope
 from dovetail.errors import AmbiguousPlugin, BrokenPlugin, ConfigError
-from dovetail.interfaces.model_facts import ModelFacts, ModelFactsTable
+from dovetail.interfaces.data.model_facts import ModelFacts, ModelFactsTable
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info, Value
-from dovetail.interfaces.spec import ModelSpec
 from dovetail_plugins.inspect.memory import tables_bytes
 
 LEARNED = Value(

@@ -12,7 +12,7 @@ import pytest
 from dovetail.config.checkpoint.hf import read_config
 from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.data.spec import Selection
 from dovetail_testing.contract import model_spec
 
 GPTQ = {"bits": 4, "group_size": 128, "desc_act": True, "sym": True, "model_name_or_path": None}

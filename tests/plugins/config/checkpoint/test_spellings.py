@@ -14,8 +14,8 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.rope import with_rope
 from dovetail.config.checkpoint.spellings import override, settled
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import ModelSpec
-from dovetail.layers.rotary import rope_values
+from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.layers.attention.rotary import rope_values
 
 pytest.importorskip("dovetail_plugins")
 transformers = pytest.importorskip("transformers")

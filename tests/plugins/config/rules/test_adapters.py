@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.config.checkpoint.adapter_path import find_adapter
-from dovetail.config.checkpoint.hub import Hub
+from dovetail.config.checkpoint.sources.adapter_path import find_adapter
+from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.config import Config
 from dovetail.config.resolve import hub_of, served_names
 from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
 from dovetail.config.rules.checks import check_supported
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod
-from dovetail.interfaces.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.spec import EngineSpec
-from dovetail_testing.fake_async_engine import fake_spec
+from dovetail_testing.fakes.async_engine import fake_spec
 
 pytest.importorskip("dovetail_plugins")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.compile_level import StepMaking, default_sizes, step_making
+from dovetail.config.rules.steps.compile_level import StepMaking, default_sizes, step_making
 from dovetail.errors import ConfigError
 
 pytest.importorskip("dovetail_plugins")

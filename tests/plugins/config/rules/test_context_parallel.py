@@ -8,16 +8,16 @@ import msgspec
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.cache_size import Room, kv_bytes
-from dovetail.config.rules.context_parallel import FLAG, check_context
-from dovetail.config.rules.ranks import rank_spec
+from dovetail.config.rules.parallel.context_parallel import FLAG, check_context
+from dovetail.config.rules.parallel.ranks import rank_spec
+from dovetail.config.rules.steps.cache_size import Room, kv_bytes
 from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec
-from dovetail.interfaces.step import KVLayer
+from dovetail.interfaces.data.spec import RankSpec
+from dovetail.interfaces.data.step import KVLayer
 from dovetail_plugins.ranks.layout import rank_run
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny import tiny_run
+from dovetail_testing.tiny.transformer import tiny_run
 
 
 def ranks(size: int, context: int) -> RankSpec:

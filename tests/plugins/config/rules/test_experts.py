@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.experts import expert_settings, over_engines, select_all2all
-from dovetail.config.rules.ranks import rank_spec
+from dovetail.config.rules.parallel.experts import expert_settings, over_engines, select_all2all
+from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.errors import BrokenPlugin, ConfigError
-from dovetail.interfaces.spec import Selection
+from dovetail.interfaces.data.spec import Selection
 from dovetail.parallel.experts import placed_experts
 from dovetail.parallel.groups import Group
 from dovetail_testing.contract import model_spec

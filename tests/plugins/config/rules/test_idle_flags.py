@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.pooled_flags import check_pooled_flags
-from dovetail.config.rules.schedule import _max_partial
+from dovetail.config.rules.pooling.flags import check_pooled_flags
+from dovetail.config.rules.steps.schedule import _max_partial
 from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail_plugins.batch.settings import BatchFlags, check_flags
-from dovetail_testing.fake_engine import fake_spec
+from dovetail_testing.fakes.engine import fake_spec
 
 
 def test_parts_of_prompts_without_chunked_prefill(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dovetail.config.config import Config
-from dovetail.config.rules.placement import launched, places_ranks
-from dovetail.config.rules.ranks import rank_spec
+from dovetail.config.rules.parallel.placement import launched, places_ranks
+from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.config.rules.selections import select_executor
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.platform import PlatformDefaults

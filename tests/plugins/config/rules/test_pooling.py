@@ -10,9 +10,9 @@ import pytest
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.config.rules.architectures import registered, stem
+from dovetail.config.rules.model.architectures import registered, stem
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import EngineSpec, PoolingSpec
+from dovetail.interfaces.data.spec import EngineSpec, PoolingSpec
 
 pytest.importorskip("dovetail_plugins")
 

@@ -9,8 +9,8 @@ import pytest
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules import cores, platform
-from dovetail.config.rules.ranks import (
+from dovetail.config.rules.machine import cores, platform
+from dovetail.config.rules.parallel.ranks import (
     cached_model,
     check_division,
     check_executor,
@@ -19,11 +19,11 @@ from dovetail.config.rules.ranks import (
     select_communicator,
 )
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec, Selection
+from dovetail.interfaces.data.spec import RankSpec, Selection
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny import TinyModel
+from dovetail_testing.tiny.transformer import TinyModel
 
-WHOLE = Selection(kind="model", name="tiny", target="dovetail_testing.tiny:TinyModel")
+WHOLE = Selection(kind="model", name="tiny", target="dovetail_testing.tiny.transformer:TinyModel")
 DIVIDED = Selection(kind="model", name="divided", target=f"{__file__}:DividedModel")
 
 

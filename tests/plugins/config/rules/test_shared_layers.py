@@ -10,14 +10,14 @@ import pytest
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules.cache_size import kv_bytes, token_bytes
-from dovetail.config.rules.ranks import cached_model, check_division
-from dovetail.config.rules.shared_layers import leaves_out_tokens
-from dovetail.config.rules.stages import check_sources, largest_stage
+from dovetail.config.rules.model.shared_layers import leaves_out_tokens
+from dovetail.config.rules.parallel.ranks import cached_model, check_division
+from dovetail.config.rules.parallel.stages import check_sources, largest_stage
+from dovetail.config.rules.steps.cache_size import kv_bytes, token_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionBackend, AttentionQuery
-from dovetail.interfaces.cache_facts import CacheFacts
-from dovetail.interfaces.spec import ModelSpec, RankSpec, Selection
+from dovetail.interfaces.data.cache_facts import CacheFacts
+from dovetail.interfaces.data.spec import ModelSpec, RankSpec, Selection
 from dovetail_testing.contract import model_spec
 from dovetail_testing.reference import ReferenceAttention
 

@@ -12,10 +12,10 @@ import pytest
 
 from dovetail.cli.main import main
 from dovetail.config.config import Config
-from dovetail.config.rules.draft_methods import method_for
-from dovetail.config.rules.speculation import acceptance_of, draft_spec
+from dovetail.config.rules.drafts.methods import method_for
+from dovetail.config.rules.drafts.speculation import acceptance_of, draft_spec
 from dovetail.errors import ConfigError, UnknownPlugin
-from dovetail.interfaces.spec import DraftSpec, Selection
+from dovetail.interfaces.data.spec import DraftSpec, Selection
 from dovetail_testing.contract import model_spec
 from dovetail_testing.simulate import SimSettings
 
@@ -27,7 +27,7 @@ CONTINUOUS = Selection(
     target="dovetail_plugins.schedulers.continuous:ContinuousScheduler",
 )
 FAKE = Selection(
-    kind="scheduler", name="fake", target="dovetail_testing.fake_scheduler:FakeScheduler"
+    kind="scheduler", name="fake", target="dovetail_testing.fakes.scheduler:FakeScheduler"
 )
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from dovetail import registry
 from dovetail.config.config import Config
-from dovetail.config.rules.ranks import cached_model, rank_spec
-from dovetail.config.rules.stages import check_model, check_parts, even_split, staged
+from dovetail.config.rules.parallel.ranks import cached_model, rank_spec
+from dovetail.config.rules.parallel.stages import check_model, check_parts, even_split, staged
 from dovetail.errors import ConfigError
-from dovetail.interfaces.spec import RankSpec, Selection
+from dovetail.interfaces.data.spec import RankSpec, Selection
 from dovetail_testing.contract import model_spec
 
 WHOLE = Selection(kind="model", name="replay", target="dovetail_testing.models:ReplayModel")

@@ -14,9 +14,9 @@ from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.constraint import Constraint, Grammar, JsonSchema
-from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.server.generate.structured_outputs import requested_constraint
+from dovetail.interfaces.data.constraint import Constraint, Grammar, JsonSchema
+from dovetail.interfaces.data.spec import StructuredOutputSpec
+from dovetail.server.generate.tools.structured_outputs import requested_constraint
 from dovetail.structured_output.compile_worker import CompileResult, Job
 from dovetail.structured_output.compiler import ConstraintCompiler
 from dovetail.structured_output.select_backend import select_backend

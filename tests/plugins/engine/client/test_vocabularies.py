@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from dovetail.config.rules.selections import select
-from dovetail.engine.client.vocabularies import Vocabularies
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.errors import RequestError
-from dovetail.interfaces.adapter_spec import AdapterSource
-from dovetail_testing.fake_adapters import fake_room
-from dovetail_testing.fake_async_engine import FakeTokenizer, fake_spec
-from dovetail_testing.tiny_models import write_tiny_tokenizer
+from dovetail.interfaces.data.adapter_spec import AdapterSource
+from dovetail_testing.fakes.adapters import fake_room
+from dovetail_testing.fakes.async_engine import FakeTokenizer, fake_spec
+from dovetail_testing.tiny.models import write_tiny_tokenizer
 
 pytest.importorskip("dovetail_plugins")  # the tokenizer of a folder is its
 

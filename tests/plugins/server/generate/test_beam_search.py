@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.server.generate.beam_search import Beam, Beams, BeamSettings
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import app_for, chat, complete
 
 transformers = pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from dovetail.interfaces.text import Markers, Tool, ToolCall
+from dovetail.interfaces.data.text import Markers, Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall
 from dovetail.server.generate.events import (
     Collected,

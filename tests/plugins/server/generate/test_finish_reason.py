@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.generate.dialect import AnswerEnd
+from dovetail.server.generate.body.dialect import AnswerEnd
 from dovetail_plugins.apis.chat.response import CHAT
 from dovetail_plugins.apis.completions.response import COMPLETIONS
 from dovetail_plugins.apis.messages.response import MESSAGES
 from dovetail_plugins.apis.responses.response import RESPONSES
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import TOOLS, USER, app_for, events_of, send
 
 TABLE = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from dovetail_plugins.apis._infill import LAYOUTS, Layout
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, FakeFacts, FakeTokenizer
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeFacts, FakeTokenizer
 from support.serving import app_for, complete
 
 FIRST = 0xF0000

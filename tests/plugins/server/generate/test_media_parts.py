@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.media_settings import KINDS, MediaLimit
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.interfaces.data.media_settings import KINDS, MediaLimit
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
 from dovetail.unsupported import sentence
 from dovetail_plugins.apis.messages.input import chat_of as chat_of_messages
@@ -19,7 +19,7 @@ from dovetail_plugins.apis.ollama.protocol import OllamaChatRequest, OllamaGener
 from dovetail_plugins.apis.responses.input import chat_of as chat_of_responses
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 from dovetail_plugins.apis.responses.turns import messages_of
-from dovetail_testing.fake_async_engine import FakeFacts
+from dovetail_testing.fakes.async_engine import FakeFacts
 
 PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.chat_body import Message
+from dovetail.server.generate.body.chat import Message
 from dovetail.server.generate.template.messages import normalise, unused_extras
 from dovetail.server.generate.template.template import ChatTemplate
 from support.serving import USER, app_for, send

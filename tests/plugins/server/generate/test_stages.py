@@ -11,20 +11,20 @@ import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.answer_reader import AnswerQuery, Reading, ReadingPlan
+from dovetail.interfaces.data.text import Markers, ToolCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.reasoning_parser import ReasoningParser
-from dovetail.interfaces.text import Markers, ToolCall
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.tool_choice import (
+from dovetail.server.generate.tools.tool_choice import (
     answer_constraint,
     kept_special_ids,
     session_plan,
 )
-from dovetail_testing.fake_async_engine import FakeFacts, Script
+from dovetail_testing.fakes.async_engine import FakeFacts, Script
 from support.serving import TOOLS, USER, NameAndJson, Thinks, app_for, chat
 
 DOT, BAR = ord("."), ord("|")

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from dovetail.server.generate.streaming import (
-    EventStream,
-    StreamHead,
-    cancel_on_disconnect,
-)
+from dovetail.server.generate.streaming import EventStream, StreamHead, cancel_on_disconnect
 from dovetail.server.http.errors import ClientDisconnected
 from support.serving import post_scope
 

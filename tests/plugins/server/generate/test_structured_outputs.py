@@ -12,7 +12,7 @@ import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
-from dovetail.interfaces.constraint import (
+from dovetail.interfaces.data.constraint import (
     Choice,
     Constraint,
     FreeText,
@@ -23,12 +23,19 @@ from dovetail.interfaces.constraint import (
     Repeat,
     concat,
 )
-from dovetail.interfaces.spec import StructuredOutputSpec
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.interfaces.data.spec import StructuredOutputSpec
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.structured_outputs import ConstraintRequest, requested_constraint
-from dovetail.server.generate.tool_choice import answer_constraint, session_plan, with_offered_tools
+from dovetail.server.generate.tools.structured_outputs import (
+    ConstraintRequest,
+    requested_constraint,
+)
+from dovetail.server.generate.tools.tool_choice import (
+    answer_constraint,
+    session_plan,
+    with_offered_tools,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = Choice((Literal("yes"), Literal("no")))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.sampling_params import ThinkingBudget
-from dovetail.interfaces.text import Markers
+from dovetail.interfaces.data.sampling_params import ThinkingBudget
+from dovetail.interfaces.data.text import Markers
 from dovetail.server.generate.events import CountedSession, SessionPlan
 from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.thinking import thinking_budget
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, FakeTokenizer, Script
+from dovetail.server.generate.tools.thinking import thinking_budget
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeTokenizer, Script
 from support.serving import PARSERS, Thinks, app_for, chat, events_of, joined
 
 MARKERS = Markers(start="<think>", end="</think>")

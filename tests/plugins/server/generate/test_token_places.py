@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail.interfaces.step import TokenLogprobs
+from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.server.generate.logprobs import TokenNames, chat_logprobs
 from dovetail_plugins.apis.completions.logprobs import TextPlace
-from dovetail_testing.fake_engine import ByteTokenizer
+from dovetail_testing.fakes.engine import ByteTokenizer
 
 
 class Bytes(ByteTokenizer):

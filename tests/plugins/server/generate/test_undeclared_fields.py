@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.generate.undeclared_fields import (
+from dovetail.server.generate.body.undeclared_fields import (
     MISPLACED_FIELDS,
     UNSUPPORTED_FIELDS,
     WITHOUT_EFFECT,
@@ -133,7 +133,10 @@ def test_a_value_that_asks_for_nothing_is_not_unknown() -> None:
 def test_a_claimed_field_reaches_the_engine_or_is_refused(
     path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("dovetail.server.generate.server_state", "dovetail.server.generate.sampling"):
+    for place in (
+        "dovetail.server.generate.server_state",
+        "dovetail.server.generate.body.sampling",
+    ):
         monkeypatch.setattr(f"{place}.claimed_fields", lambda processors: {"dry_multiplier"})
     app, engine = app_for()
     answer = send(app, "POST", path, ASKS[path] | fields)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail import registry
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail.server.generate.server_state import Parsers
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.serving import TOOLS, USER, app_for, send
 

@@ -16,20 +16,11 @@ from dovetail.engine.client.connection import EngineState
 from dovetail.errors import RequestError
 from dovetail.server.app import open_route
 from dovetail.server.families import build_apis
+from dovetail.server.generate.body.ignored_fields import HEADER
 from dovetail.server.generate.generation import CLAMPED_HEADER
-from dovetail.server.generate.ignored_fields import HEADER
 from dovetail.server.http import body_limits
-from dovetail_testing.fake_async_engine import FakeAsyncEngine, Script, fake_spec
-from support.serving import (
-    USER,
-    app_for,
-    call_asgi,
-    chat,
-    client_of,
-    complete,
-    events_of,
-    send,
-)
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script, fake_spec
+from support.serving import USER, app_for, call_asgi, chat, client_of, complete, events_of, send
 
 OPEN_ENDPOINTS = {
     route.endpoint for api in build_apis().values() for route in api.routes if route.is_open

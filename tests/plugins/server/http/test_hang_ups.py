@@ -11,7 +11,7 @@ import pytest
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.app import build_app
 from dovetail.server.families import build_apis, opened_apis
-from dovetail_testing.fake_async_engine import FakeAsyncEngine
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine
 from support.serving import PARSERS, app_for, client_of
 
 KINDS = (

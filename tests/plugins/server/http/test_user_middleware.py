@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.server.launch.frontend_checks import check_frontend
-from dovetail_testing.fake_async_engine import Script
+from dovetail_testing.fakes.async_engine import Script
 from support.serving import USER, app_for, call_asgi, chat, events_of, send
 
 HERE = __name__

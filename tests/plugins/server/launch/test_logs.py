@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.config.rules.log_config import read_log_config
+from dovetail.config.rules.observability.log_config import read_log_config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
 from dovetail.observability.logging import UVICORN_LOGGERS, configure

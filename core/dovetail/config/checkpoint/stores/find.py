@@ -10,15 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dovetail.config.checkpoint.sources.weights_check import missing_files, weights_bytes
 from dovetail.config.checkpoint.stores import folders, hub_cache, ollama
-from dovetail.config.checkpoint.stores.stored import (
-    FOLDER,
-    HUB,
-    LM_STUDIO,
-    MODELSCOPE,
-    StoredModel,
-)
-from dovetail.config.checkpoint.weights_check import missing_files, weights_bytes
+from dovetail.config.checkpoint.stores.stored import FOLDER, HUB, LM_STUDIO, MODELSCOPE, StoredModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-from dovetail.config.checkpoint.stores.gguf_names import grouped
-from dovetail.config.checkpoint.stores.hub_cache import find_quant, gguf_entries
-from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, MODELSCOPE, StoredModel
-from dovetail.config.checkpoint.weights_check import (
+from dovetail.config.checkpoint.sources.weights_check import (
     has_layout_weights,
     has_weights,
     is_whole_model,
     missing_files,
     weights_bytes,
 )
+from dovetail.config.checkpoint.stores.gguf_names import grouped
+from dovetail.config.checkpoint.stores.hub_cache import find_quant, gguf_entries
+from dovetail.config.checkpoint.stores.stored import FOLDER, LM_STUDIO, MODELSCOPE, StoredModel
 
 MAX_DEPTH = 3
 """Maximum depth of a model in folders."""

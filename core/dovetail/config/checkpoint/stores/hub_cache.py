@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dovetail.config.checkpoint.stores.gguf_names import bytes_of, models_below, named
-from dovetail.config.checkpoint.stores.stored import HUB, StoredModel
-from dovetail.config.checkpoint.weights_check import (
+from dovetail.config.checkpoint.sources.weights_check import (
     has_layout_weights,
     missing_files,
     weights_bytes,
 )
+from dovetail.config.checkpoint.stores.gguf_names import bytes_of, models_below, named
+from dovetail.config.checkpoint.stores.stored import HUB, StoredModel
 from dovetail.errors import ConfigError
 
 MAIN = "main"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dovetail.interfaces.text import Tool, ToolCall
+from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.generate.events.region import LOOK_EVERY_CHARS, LOOK_EVERY_SHARE
 

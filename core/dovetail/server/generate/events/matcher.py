@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from dovetail.interfaces.text import MAX_TAG_CHARS, Layout, Tag
+from dovetail.interfaces.data.text import MAX_TAG_CHARS, Layout, Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dovetail.interfaces.answer_reader import ReadingPlan
-from dovetail.interfaces.text import Layout, Markers, Tool
+from dovetail.interfaces.data.text import Layout, Markers, Tool
 from dovetail.interfaces.tool_parser import ToolParser
 
 

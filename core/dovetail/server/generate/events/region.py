@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS
-from dovetail.interfaces.text import Markers, ToolCall
+from dovetail.interfaces.data.text import Markers, ToolCall
 from dovetail.json_text import check
 from dovetail.server.generate.events.matcher import find_first, partial_length
 from dovetail.server.generate.events.types import Event, ToolCallArgsDelta, ToolCallStart

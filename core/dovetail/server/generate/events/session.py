@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.engine.client.stop import StopMatcher
-from dovetail.interfaces.text import Layout, Markers, Tag, ToolCall
+from dovetail.engine.client.results.stop import StopMatcher
+from dovetail.interfaces.data.text import Layout, Markers, Tag, ToolCall
 from dovetail.interfaces.tool_parser import MalformedToolCall, UnfinishedToolCall
 from dovetail.server.generate.events.bare import OPENINGS, BareAnswer, knows_bare, may_name
 from dovetail.server.generate.events.held import HeldCall

@@ -6,7 +6,7 @@ the blanks before the region, or else by those after it.
 
 from __future__ import annotations
 
-from dovetail.engine.client.stop import StopMatcher
+from dovetail.engine.client.results.stop import StopMatcher
 from dovetail.server.generate.events.types import ContentDelta, Event, ReasoningDelta
 
 

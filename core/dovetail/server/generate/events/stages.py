@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from dovetail.engine.client.stop import StopMatcher
+from dovetail.engine.client.results.stop import StopMatcher
 from dovetail.interfaces.answer_reader import HELD_ARGUMENTS_CHARS, Reading, ReadingPlan
-from dovetail.interfaces.text import Markers, ToolCall
+from dovetail.interfaces.data.text import Markers, ToolCall
 from dovetail.server.generate.events.plan import SessionPlan
 from dovetail.server.generate.events.region import (
     LOOK_EVERY_CHARS,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.config.rules.chat_template import load_template
+from dovetail.config.rules.model.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.generate.template.chat import ChatRenderer
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
-    from dovetail.engine.client.sync_engine import SyncClient
+    from dovetail.engine.client.offline.sync_engine import SyncClient
 
 
 def build_renderer(

@@ -11,12 +11,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.rules.chat_template import load_template
+from dovetail.config.rules.model.chat_template import load_template
 from dovetail.errors import ConfigError, RequestError
-from dovetail.interfaces.media_settings import MediaLimit
+from dovetail.interfaces.data.media_settings import MediaLimit
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.multimodal.content import MediaItem, check_counts
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.template.control_words import ControlWords, Span
 from dovetail.server.generate.template.messages import normalise, tool_dicts, unused_extras
 from dovetail.server.generate.template.places import MediaPlaces

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.text import Tool
+from dovetail.interfaces.data.text import Tool
 from dovetail.json_values import InvalidJson, TooDeep, json_value
 from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.parts import FILES, KIND_OF, media_item, media_type
-from dovetail.server.generate.chat_body import ContentPart, Message, MessageToolCall, ToolBody
+from dovetail.server.generate.body.chat import ContentPart, Message, MessageToolCall, ToolBody
 from dovetail.server.generate.template.places import MediaPlaces
 from dovetail.server.generate.template.template import ChatTemplate
 from dovetail.unsupported import sentence

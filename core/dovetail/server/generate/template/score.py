@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dovetail.config.rules.chat_template import load_template
+from dovetail.config.rules.model.chat_template import load_template
 from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.server.generate.template.template import ChatTemplate
 

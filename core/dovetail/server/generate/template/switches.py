@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.server.generate.chat_body import ChatRequest
+from dovetail.server.generate.body.chat import ChatRequest
 
 SWITCHES = ("enable_thinking", "thinking")
 """The variables that turn thinking on or off."""

@@ -1,0 +1,1 @@
+"""Where checkpoints come from: folders, stores of this machine, and hubs."""

@@ -1,0 +1,1 @@
+"""Rules about the machine: its device, cores, memory and launcher."""

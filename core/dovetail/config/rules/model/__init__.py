@@ -1,0 +1,1 @@
+"""Rules about the model: its class, its code, its tokenizer and its chat template."""

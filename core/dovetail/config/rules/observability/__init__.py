@@ -1,0 +1,1 @@
+"""Rules about logs, profiles and statistics."""

@@ -1,0 +1,1 @@
+"""Rules about pooling models: embeddings, classes and scores."""

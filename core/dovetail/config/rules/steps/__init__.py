@@ -1,0 +1,1 @@
+"""Rules about steps and the KV cache: sizes, limits, backends and optimization."""

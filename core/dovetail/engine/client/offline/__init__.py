@@ -1,0 +1,1 @@
+"""Engines that the caller steps in its own thread, for scripts."""

@@ -1,0 +1,1 @@
+"""Requests to pooling models: embeddings, classes and scores."""

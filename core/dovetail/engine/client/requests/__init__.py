@@ -1,0 +1,1 @@
+"""From a prompt and its params to engine requests, checked."""

@@ -1,0 +1,52 @@
+"""Request fields that logits processors claim, and their values in a request body.
+
+A claimed field is sent in the body itself or in `vllm_xargs`, and reaches the processors as
+SamplingParams.extra_args.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dovetail import registry
+from dovetail.errors import RequestError
+from dovetail.interfaces.data.spec import Selection
+from dovetail.interfaces.logits import ANY_FIELD
+
+XARGS = "vllm_xargs"
+
+
+def claimed_fields(processors: Iterable[Selection]) -> frozenset[str]:
+    """Return the names that these logits processors claim."""
+    loaded = (registry.load_selection(selection) for selection in processors)
+    return frozenset(name for processor in loaded for name in processor.claims)
+
+
+def extra_args(undeclared: Mapping[str, Any], claimed: frozenset[str]) -> dict[str, Any]:
+    """Return the claimed fields of a body; `undeclared` are its fields with no other meaning.
+
+    Raises: RequestError for an unclaimed field in `vllm_xargs`, and for a field set twice.
+    """
+    found = {n: v for n, v in undeclared.items() if n in claimed and v is not None}
+    inner = undeclared.get(XARGS) or {}
+    if not isinstance(inner, Mapping):
+        raise RequestError("must be an object.", where=XARGS)
+    for name, value in inner.items():
+        where = f"{XARGS}.{name[:64]}"
+        if name not in claimed and ANY_FIELD not in claimed:
+            raise _unclaimed(where, claimed)
+        if name in found and found[name] != value:
+            raise RequestError(f"{name} is set as well, to another value.", where=where)
+        found[name] = value
+    return found
+
+
+def _unclaimed(where: str, claimed: frozenset[str]) -> RequestError:
+    known = ", ".join(sorted(claimed))
+    return RequestError(
+        "no logits processor of this server claims this field.",
+        where=where,
+        fix=f"use {known}." if known else "start the server with --logits-processors naming one.",
+        code="unsupported_field",
+    )

@@ -1,0 +1,1 @@
+"""From engine updates to text, deltas and statistics."""

@@ -1,0 +1,1 @@
+"""Tokenizers, and the processes that tokenize long texts."""

@@ -1,0 +1,1 @@
+"""What plugins and core hand to each other: plain data, imported by the interfaces."""

@@ -1,0 +1,5 @@
+"""Adapter slots of layers: low-rank changes that each token selects by its row."""
+
+from dovetail import moved
+
+__getattr__ = moved.attributes(__name__)

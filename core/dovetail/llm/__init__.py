@@ -1,0 +1,1 @@
+"""LLM: a model for scripts and notebooks."""

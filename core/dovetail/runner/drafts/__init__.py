@@ -1,0 +1,1 @@
+"""Drafter models that run on the worker, and the verification of drafts."""

@@ -1,0 +1,1 @@
+"""Loading a model's weights, and moving them between device, host and ranks."""

@@ -1,0 +1,1 @@
+"""Adapters on a rank: read from files, sharded, and copied into the slots of layers."""

@@ -1,0 +1,1 @@
+"""Encodings of images, video and audio on a rank."""

@@ -1,0 +1,1 @@
+"""Ways to run a step faster: recorded calls, CUDA graphs, torch.compile, half batches."""

@@ -1,0 +1,1 @@
+"""Bodies of requests: their fields, what each means here, and the fields without effect."""

@@ -1,0 +1,115 @@
+"""Request fields without effect: they are reported, counted, or refused.
+
+A known field that would change the answer is refused (`undeclared_fields`). A response header lists
+every ignored one. Unknown ones are logged once per name, and are an error with
+--strict-request-fields.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from dovetail.engine.client.requests.claims import XARGS
+from dovetail.errors import RequestError
+from dovetail.observability import metrics
+from dovetail.server.generate.body.fields import SamplingFields
+from dovetail.server.generate.body.undeclared_fields import REFUSED, WITHOUT_EFFECT, fault_of
+
+HEADER = "x-dovetail-ignored-fields"
+MAX_NAMES = 32
+MAX_NAME_CHARS = 64
+MAX_WARNED_NAMES = 256
+
+logger = logging.getLogger("dovetail.server")
+
+
+class FieldReporter:
+    """Remembers for which names a warning was logged, up to a limit."""
+
+    def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
+        """`claimed` are the fields that logits processors read."""
+        self._is_strict = is_strict
+        self._claimed = claimed | {XARGS}
+        self._warned: set[str] = set()
+
+    def check(
+        self, body: BaseModel, *, known: Iterable[str] = (), is_answered: bool = True
+    ) -> list[str]:
+        """Return the names to report for a body. `known` are dotted prefixes to skip.
+
+        If the model gives no answer (`is_answered` false), no field can change it. Raises:
+        RequestError for refused fields, and for unknown ones when strict.
+        """
+        passed = tuple(known)
+        names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
+        if is_answered and isinstance(body, SamplingFields) and body.takes_claimed_fields:
+            names = [name for name in names if name not in self._claimed]
+        for name in names if is_answered else ():
+            fault = fault_of(name, (body.model_extra or {}).get(name))
+            if fault is not None:
+                raise RequestError(fault, where=name, code="unsupported_field")
+        names = [name for name in names if name not in REFUSED]  # the rest have neutral values
+        self.report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
+        return names
+
+    def report(self, names: Iterable[str]) -> list[str]:
+        """Count ignored fields, log them and return their names. Raises: RequestError when
+        strict."""
+        names = list(names)
+        if names and self._is_strict:
+            raise RequestError(
+                f"unknown field(s): {', '.join(map(header_name, names[:MAX_NAMES]))}.",
+                where=header_name(names[0]),
+                fix="leave them out, or start the server without --strict-request-fields.",
+                code="unknown_field",
+            )
+        for name in map(header_name, names[:MAX_NAMES]):
+            self._warn(name)
+        return names
+
+    def _warn(self, name: str) -> None:
+        is_new = name not in self._warned
+        if is_new and len(self._warned) >= MAX_WARNED_NAMES:
+            name = "other"
+        elif is_new:
+            self._warned.add(name)
+            logger.warning("unknown request field %s is ignored", name)
+        metrics.IGNORED_FIELDS.labels(name).inc()
+
+
+def unknown_fields(body: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of undeclared fields, without list positions."""
+    for name in body.model_extra or {}:
+        yield prefix + name
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, BaseModel):
+                yield from unknown_fields(part, f"{prefix}{name}.")
+
+
+def json_reply(reply: BaseModel, ignored: Iterable[str]) -> Response:
+    """Return a body as a response with the ignored fields in a header. Absent values are null."""
+    names = list(ignored)
+    return Response(
+        reply.model_dump_json(),
+        media_type="application/json",
+        headers={HEADER: header_value(names)} if names else {},
+    )
+
+
+def header_name(name: str) -> str:
+    """Return a field name made safe for a header, a log line or a label."""
+    return re.sub(r"[^\w.\[\]-]", "?", name, flags=re.ASCII)[:MAX_NAME_CHARS]
+
+
+def header_value(names: Iterable[str]) -> str:
+    """Return the header's value."""
+    shown = [header_name(name) for name in names]
+    more = ["..."] if len(shown) > MAX_NAMES else []
+    return ", ".join(shown[:MAX_NAMES] + more)

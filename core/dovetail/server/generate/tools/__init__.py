@@ -1,0 +1,1 @@
+"""Tools and thinking in answers: parsers, and the constraints that they set."""

@@ -1,0 +1,1 @@
+"""Attention with more than queries over a cache: gates, sinks, biases, indexers."""

@@ -1,0 +1,1 @@
+"""Layers that mix the tokens of a row without attention: convolutions, scans, delta rules."""

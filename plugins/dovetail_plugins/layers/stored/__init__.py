@@ -1,0 +1,1 @@
+"""Layers that a checkpoint stores quantized: their tensors, names and products."""

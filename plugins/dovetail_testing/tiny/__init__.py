@@ -1,0 +1,1 @@
+"""Tiny random models: a transformer without files, and checkpoints of every family."""
