@@ -26,7 +26,10 @@ class _HeadTooLarge(Exception):
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. A request refused here never reaches the application."""
+    """One connection. A request refused here never reaches the application.
+
+    Bytes of a read that also completes a head or a piece of a body are not counted.
+    """
 
     max_head_bytes = 4 * 2**20
     max_headers = 256

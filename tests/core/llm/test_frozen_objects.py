@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail import llm
+from dovetail.llm import llm
 
 
 class Collector:
