@@ -19,7 +19,7 @@ from dovetail.runner.rows.batch import Batch, StepInputs
 from dovetail.sampling.device import Reading
 from dovetail.sampling.logprobs import best_of, read, tell, token_logprobs
 from dovetail.sampling.sampler import NOT_FINITE
-from dovetail.sampling.seen import on_device
+from dovetail_kernels.sample.seen import on_device
 
 CHUNK_TOKENS = 256
 """Positions whose logits are held at a time: 256 x vocabulary x 4 bytes."""

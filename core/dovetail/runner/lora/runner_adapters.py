@@ -49,7 +49,7 @@ from dovetail.runner.lora.tables import (
     verify_tokenizer,
     vocab_rows,
 )
-from dovetail.sampling.seen import on_device
+from dovetail_kernels.sample.seen import on_device
 
 logger = logging.getLogger(__name__)
 
