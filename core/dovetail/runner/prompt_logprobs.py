@@ -62,7 +62,7 @@ class PromptLogprobs:
         if wanted is not None and len(new.token_ids) == new.num_prompt_tokens:
             self._num_top[new.row] = wanted
 
-    def remove_row(self, row: int) -> None:
+    def free_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._num_top.pop(row, None)
 

@@ -86,7 +86,7 @@ class PromptAlignment:
             assert not new.num_computed_tokens, "a prompt to be aligned is computed as a whole"
             self._rows[new.row] = _Row(new.sampling.alignment)
 
-    def remove_row(self, row: int) -> None:
+    def free_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._rows.pop(row, None)
 
