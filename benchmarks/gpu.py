@@ -306,10 +306,10 @@ def model(asked: Asked, name: str) -> Result:
     with folder_of(name) as folder, engine(folder, asked, **flags) as llm:
         result["start_s"] = time.perf_counter() - start_s
         runner = llm._engine.core._executor.worker.runner
-        if runner._graphs is not None:
-            result["graphs"] = runner._graphs.num_graphs
-            result["capture_s"] = runner._graphs.capture_s
-            result["no_graphs"] = runner._graphs.reason
+        if runner.passes.graphs is not None:
+            result["graphs"] = runner.passes.graphs.num_graphs
+            result["capture_s"] = runner.passes.graphs.capture_s
+            result["no_graphs"] = runner.passes.graphs.reason
         rows = (1, 8) if is_tiny else (1, 64, 256)
         parts = [(f"decode {n}", lambda n=n: decode(llm, asked, n, found, shape)) for n in rows]
         parts.append(("prefill", lambda: prefill(llm, asked, tokens, found, shape)))

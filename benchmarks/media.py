@@ -124,7 +124,7 @@ class Bench(Timer):
     def encoder(self) -> Callable[[], Any]:
         """Return a pass of the encoder."""
         given = features(self._processor, self.fresh(), self._dtype)
-        model = self.ours._engine.core._executor.worker.runner._model
+        model = self.ours._engine.core._executor.worker.runner.model
 
         def run() -> None:
             with self._torch.inference_mode():

@@ -55,6 +55,7 @@ NAMES = {
     "dovetail.layers.placement": "dovetail.layers.linear.placement",
     "dovetail.layers.rotary": "dovetail.layers.attention.rotary",
     "dovetail.layers.table_adapters": "dovetail.layers.adapters.tables",
+    "dovetail.sampling.seen": "dovetail_kernels.sample.seen",
     "dovetail.testing.fake_adapters": "dovetail_testing.fakes.adapters",
     "dovetail.testing.fake_async_engine": "dovetail_testing.fakes.async_engine",
     "dovetail.testing.fake_end": "dovetail_testing.fakes.end",

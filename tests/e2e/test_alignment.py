@@ -16,7 +16,7 @@ from dovetail.engine.client.results.outputs import numbers
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
 from dovetail.interfaces.data.sampling_params import Alignment
-from dovetail.runner.media.alignment import path, prominence
+from dovetail_kernels.time_warp import path, prominence
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from support.tiny_encoder_decoders import write_encoder_decoder
 

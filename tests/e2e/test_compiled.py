@@ -41,7 +41,7 @@ for path in sys.argv[2:]:
                  compilation_config={"level": level}) as llm:
             outputs = llm.generate(prompts, asked, use_tqdm=False)
             found[level] = [list(one.outputs[0].token_ids) for one in outputs]
-            made = llm._engine.core._executor.worker.runner._compiled
+            made = llm._engine.core._executor.worker.runner.passes.compiled
     print(json.dumps({
         "same": found[0] == found[3], "reason": made.reason, "graphs": made.num_graphs,
         "takes": [made.takes(size) for size in (1, 3, 48)],

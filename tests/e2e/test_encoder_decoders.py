@@ -95,7 +95,7 @@ def test_distributions(name: str, backend: str, tmp_path: Path) -> None:
     with served(tmp_path, attention_backend=backend, device=device) as llm:
         together = llm.generate(prompts, EVERYTHING, use_tqdm=False)
         alone = llm.generate(prompts[:1], EVERYTHING, use_tqdm=False)
-        recorded = llm._engine.core._executor.worker.runner._recorded
+        recorded = llm._engine.core._executor.worker.runner.passes.recorded
         assert (recorded.reason is None and bool(recorded.sizes)) == (backend == "native_cpu")
     assert alone[0].outputs[0].token_ids == together[0].outputs[0].token_ids
     for result, own, start in zip(together, inputs, starts, strict=True):

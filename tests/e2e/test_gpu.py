@@ -58,8 +58,8 @@ def answers(folder: str, asks: list[list[int]], wishes: list[Any], **flags: Any)
         outputs = llm.generate(asks, params, use_tqdm=False)
         runner = llm._engine.core._executor.worker.runner
         if flags.get("device") != "cpu" and not flags.get("enforce_eager"):
-            assert runner._graphs.reason is None
-            assert runner._graphs.num_graphs == len(runner.run.graph_sizes)
+            assert runner.passes.graphs.reason is None
+            assert runner.passes.graphs.num_graphs == len(runner.run.graph_sizes)
         return [tuple(output.outputs[0].token_ids) for output in outputs]
 
 

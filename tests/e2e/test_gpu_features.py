@@ -173,17 +173,17 @@ class TestRealAlone:
         found, replays = [], []
         for device in (where, CPU):
             with engine(device, llama, **flags) as llm:
-                graphs = llm._engine.core._executor.worker.runner._graphs
+                graphs = llm._engine.core._executor.worker.runner.passes.graphs
                 if graphs is not None:
                     assert graphs.reason is None and graphs.num_graphs == graphs.num_wanted
-                    run = graphs.run
+                    take = graphs.take
 
-                    def counted(inputs: Any, run: Any = run, **named: Any) -> Any:
-                        outputs = run(inputs, **named)
-                        replays.append(outputs is not None and named["uses_adapters"])
+                    def counted(step: Any, take: Any = take) -> Any:
+                        outputs = take(step)
+                        replays.append(outputs is not None and step.adapters is not None)
                         return outputs
 
-                    graphs.run = counted
+                    graphs.take = counted
                 found.append([told(llm, prompts, lora_request=asked) for asked in rounds])
         for ours, theirs in zip(*found, strict=True):
             same(ours, theirs)

@@ -15,6 +15,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
+from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import kv_engines
 from support.kv_engines import GREEDY, Paths, connected, forget, loaded, settle, tokens, told
@@ -133,7 +134,8 @@ def test_several_engines_share_a_folder(paths: Paths, tmp_path: Path) -> None:
     shared = connected("SharedStorageConnector", extra={"shared_storage_path": str(tmp_path)})
     with LLM(**model, **shared) as one, LLM(**model, **shared) as other:
         wanted = tokens(ask(one))
-        one._engine.core._executor.worker.runner.transfers.detach()  # writes what is on its way
+        runner = one._engine.core._executor.worker.runner
+        runner.parts.of(BlockTransfers).release()  # writes what is on its way
         assert tokens(ask(other)) == wanted
         assert loaded(other) > 0
 
@@ -170,7 +172,7 @@ def test_another_model_finds_nothing(paths: Paths, tmp_path: Path) -> None:
 
 def files_of(folder: Path, llm: LLM) -> list[Path]:
     """Return the files of blocks in a folder, once all that was ordered is written."""
-    jobs = llm._engine.core._executor.worker.runner.transfers._current._jobs
+    jobs = llm._engine.core._executor.worker.runner.parts.of(BlockTransfers)._current._jobs
     jobs.put(bytes(33))  # drops what is not there; once it is taken all before it is done
     deadline_s = time.monotonic() + 60
     while not jobs.empty():
@@ -232,7 +234,7 @@ def test_a_slow_store_holds_nobody_else_up_and_is_given_up(paths: Paths) -> None
     with LLM(**model, **connected("offloading", kv_load_timeout=0.3)) as llm:
         wanted = tokens(ask(llm, [LONG, [5, 6, 7]]))
         forget(llm)
-        transfer = llm._engine.core._executor.worker.runner.transfers._current
+        transfer = llm._engine.core._executor.worker.runner.parts.of(BlockTransfers)._current
         transfer._store = SlowStore(transfer._store, 0.1)
         began_s = time.monotonic()
         both = llm.generate([LONG, [5, 6, 7]], GREEDY, use_tqdm=False)

@@ -17,6 +17,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.interfaces.data.sealed_block import seal
+from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
 from dovetail_testing.tiny.models import write_tiny_checkpoint
@@ -212,7 +213,7 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
         LLM(model=model, **ENGINE, **giving) as one,
         LLM(model=model, **ENGINE, **taking) as other,
     ):
-        store = one._engine.core._executor.worker.runner.transfers._store
+        store = one._engine.core._executor.worker.runner.parts.of(BlockTransfers)._store
         kept = dict[bytes, Any]()
 
         def refill() -> None:

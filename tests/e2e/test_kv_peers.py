@@ -15,6 +15,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
+from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_plugins.kv_connectors import _peer_client
 from support import kv_engines
 from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
@@ -92,7 +93,7 @@ def test_engines_of_one_and_two_ranks_give_each_other_their_heads(
     few = {"num_gpu_blocks_override": 20}
     with LLM(**model, **few, **peer(port, 0), block_size=32) as one:
         wanted = tokens(ask(one, theirs))  # which the other has to compute itself
-        one._engine.core._executor.worker.runner.transfers._store._shelf.clear()
+        one._engine.core._executor.worker.runner.parts.of(BlockTransfers)._store._shelf.clear()
         computed = tokens(ask(one, mine))
         settle(one)
         with LLM(**model, **few, **peer(port, 1), **TWO) as two:

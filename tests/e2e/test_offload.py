@@ -64,7 +64,7 @@ def spec_of(folder: Path, num_bytes: int) -> EngineSpec:
 
 def model_of(llm: LLM) -> nn.Module:
     executor: Any = llm._engine.core._executor
-    return cast(nn.Module, executor.worker.runner._model)
+    return cast(nn.Module, executor.worker.runner.model)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def engine(model: str | None, **flags: Any) -> Iterator[tuple[LLM, Any]]:
     with LLM(model, max_model_len=128, use_tqdm_on_load=False, **flags) as llm:
-        yield llm, llm._engine.core._executor.worker.runner._recorded
+        yield llm, llm._engine.core._executor.worker.runner.passes.recorded
 
 
 def vectors(llm: LLM) -> list[np.ndarray]:

@@ -49,7 +49,7 @@ def tokens(llm: LLM) -> tuple[int, ...]:
 
 def fill_cache(llm: LLM) -> None:
     """Touch every page of the cache, as an engine that has served for a while has."""
-    for cache in llm._engine.core._executor.worker.runner._caches.values():  # type: ignore[attr-defined]
+    for cache in llm._engine.core._executor.worker.runner.allocated.caches.values():  # type: ignore[attr-defined]
         cache.zero_()
 
 
@@ -91,9 +91,9 @@ def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> 
         wanted = tokens(llm)
         runner = llm._engine.core._executor.worker.runner  # type: ignore[attr-defined]
         fill_cache(llm)
-        weights, cache = spans(runner.weights()), spans(runner._caches.values())
+        weights, cache = spans(runner.weights()), spans(runner.allocated.caches.values())
         weights_mib, awake_mib = resident_mib(weights), process_mib()
-        tensors = [weakref.ref(tensor) for tensor in runner._caches.values()]
+        tensors = [weakref.ref(tensor) for tensor in runner.allocated.caches.values()]
         assert weights_mib > 45
         assert resident_mib(cache) > 0.95 * KV_MIB
         llm.sleep(level)

@@ -18,6 +18,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.worker_calls import worker_call
+from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 IS_FULL = os.environ.get("KV_TESTS") == "full"
@@ -96,7 +97,7 @@ def settle(llm: LLM) -> None:
 
 def wait_written(worker: Any) -> None:
     """Return once a rank's store has all blocks that its steps have copied."""
-    transfer = worker.runner.transfers._current
+    transfer = worker.runner.parts.of(BlockTransfers)._current
     deadline_s = time.monotonic() + 30
     while transfer._pending_bytes:
         assert time.monotonic() < deadline_s, "blocks are not written"

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import ConfigError
 from dovetail.imports import large_imports
-from dovetail.interfaces.data.adapter_spec import AdapterFacts, AdapterSource
+from dovetail.interfaces.data.adapter_spec import AdapterFacts
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
-from dovetail.interfaces.executor import BlockLoad, PendingStep, Preparation
+from dovetail.interfaces.executor import PendingStep, Preparation
 from dovetail.interfaces.worker import Worker
 from dovetail.registry.blame import blaming
 from dovetail_kernels.spans import span
@@ -86,32 +86,23 @@ class DeviceWorker(Worker):
                 where="--gpu-memory-utilization",
                 fix="raise it, or use a smaller model or context.",
             )
-        if self.runner.expert_balancer is not None:
-            self.runner.expert_balancer.check()
         with blaming("creating the KV cache"):
             self.runner.allocate(layout)
         with blaming("the first step, which warms the model up,"):
             self.runner.warm_up()
-        self.runner.transfers.open()
+        self.runner.open()
         self._warm_up_profiler()
         self._sleep = self._new_sleep(layout)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one step."""
-        self._balance_experts()
         with _step_span(plan):
             return self.runner.step(plan)
 
     def begin(self, plan: StepPlan) -> PendingStep:
         """Queue a step on the device."""
-        self._balance_experts()
         with _step_span(plan):
             return self.runner.begin(plan)
-
-    def _balance_experts(self) -> None:
-        """Move experts between ranks if a rebalance is due; that is the same step on all ranks."""
-        if self.runner.expert_balancer is not None:
-            self.runner.expert_balancer.before_step()
 
     def learn(self, result: StepResult) -> None:
         """Record the tokens that the last stage drew in a step begun here."""
@@ -119,19 +110,7 @@ class DeviceWorker(Worker):
 
     def prepare(self, item: Preparation) -> AdapterFacts | None:
         """Load a constraint, read an adapter or load blocks. Raises: RequestError"""
-        if isinstance(item, BlockLoad):
-            self.runner.transfers.load(item)
-            return None
-        if isinstance(item, AdapterSource):
-            if self.runner.adapters is None:
-                raise RequestError("adapters are not served here.", fix="give --enable-lora.")
-            return self.runner.adapters.read(item)
-        if not self.run.rank.is_last_stage:
-            return None
-        if self.runner.constraints is None:
-            raise RequestError("structured output is switched off here.")
-        self.runner.constraints.prepare(item)
-        return None
+        return self.runner.prepare(item)
 
     def _warm_up_profiler(self) -> None:
         """Warm the profiler up, so that a later one starts without delay."""

@@ -32,7 +32,7 @@ def largest_step(
     layers: Sequence[CachedLayer],
     backend: AttentionBackend,
     run: RunSpec,
-    draft: Callable[[int], KVLayout | None] | None = None,
+    draft: Callable[[int], KVLayout | None],
 ) -> tuple[KVLayout, StepPlan]:
     """Return a step with the maximum rows and tokens, and the smallest cache for it. `draft`
     returns the layout of a drafter's layers for a number of blocks."""
@@ -43,7 +43,7 @@ def largest_step(
         backend,
         block_tokens=run.block_tokens,
         num_blocks=num_blocks,
-        draft=None if draft is None else draft(num_blocks),
+        draft=draft(num_blocks),
     )
     most = (num_blocks - 1) * run.block_tokens
     most = min(max((group.cross_rows for group in layout.groups), default=0), most)

@@ -1,4 +1,4 @@
-"""PromptPooling: turns hidden states of whole prompts into vectors or class scores.
+"""PoolingEnd: turns hidden states of whole prompts into vectors or class scores.
 
 Stores the hidden states of a prompt's earlier steps if its pooler needs more than the last token.
 Independent of requests; a fault of one row is reported in that row's result.
@@ -7,9 +7,7 @@ Independent of requests; a fault of one row is reported in that row's result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,11 +18,14 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
 from dovetail.interfaces.data.spec import PoolingSpec, ProjectionSpec
 from dovetail.interfaces.data.step import NewRow, Pooled, RowResult
-from dovetail.interfaces.model import Model
 from dovetail.interfaces.pooler import Pooler
 from dovetail.layers.activation import activation
 from dovetail.registry.blame import described
+from dovetail.runner.allocated import Allocated
+from dovetail.runner.load.loader import LoadedModel
+from dovetail.runner.part import Ending
 from dovetail.runner.rows.batch import StepInputs
+from dovetail.runner.step_reader import BegunStep, Computed
 
 FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
 _PLACED = frozenset({FIRST_TOKEN, LAST_TOKEN})
@@ -32,23 +33,6 @@ FAR = np.iinfo(np.int64).max
 LEAST_LENGTH = 1e-12
 """Minimum divisor when a vector is normalized to length 1."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
-Finish = Callable[[], tuple[RowResult, ...]]
-"""Waits for a step's pooling and returns the results of its rows."""
-
-
-Using = Callable[[int, int], AbstractContextManager[None]]
-"""(row, vectors) -> a with block in which layers apply the row's adapter to that many vectors."""
-
-
-def as_it_is(row: int, num_vectors: int) -> AbstractContextManager[None]:
-    """Return a with block that applies no adapter."""
-    return nullcontext()
-
-
-class Tokens(Protocol):
-    """Provides the prompt tokens of a row."""
-
-    def prompt_ids(self, row: int) -> Sequence[int]: ...
 
 
 class _Row:
@@ -63,28 +47,30 @@ class _Row:
         self.fault: str | None = None
 
 
-class PromptPooling:
-    """The rows of one runner."""
+class PoolingEnd(Ending):
+    """The end of a run that pools, on the last stage."""
 
-    def __init__(
-        self, spec: PoolingSpec, model: Model, device: torch.device, using: Using = as_it_is
-    ) -> None:
-        """Create the poolers and load the layers that follow them. Raises: ConfigError"""
+    def __init__(self, spec: PoolingSpec, device: torch.device) -> None:
         self._spec = spec
-        self._model = model
-        self._using = using
+        self._device = device
+        self._usual = PoolingParams(task=spec.tasks[0])
+
+    def attach(self, loaded: LoadedModel) -> None:
+        """Create the poolers and load the layers that follow them. Raises: ConfigError"""
+        spec, self._model = self._spec, loaded.model
         whole: Pooler = registry.make(spec.pooler, spec)
         of_tokens: Pooler = registry.make(spec.token_pooler, spec)
         self._poolers = {EMBED: whole, CLASSIFY: whole}
         self._token_pooler = of_tokens
-        self._projections = [_BEHIND[one.kind](one, device) for one in spec.projections]
-        self._usual = PoolingParams(task=spec.tasks[0])
+        self._projections = [_BEHIND[one.kind](one, self._device) for one in spec.projections]
         self._skips = not (spec.includes_prompt or _PLACED & whole.capabilities)
         self._rows: dict[int, _Row] = {}
-        self._device = device
-        self.second_text: torch.Tensor | None = None
 
-    def look_at(self, inputs: StepInputs) -> None:
+    def allocate(self, made: Allocated) -> None:
+        """Pool the prompts of a batch from now on. Mutates: self"""
+        self._batch = made.batch
+
+    def begin(self, inputs: StepInputs) -> None:
         """Mark the tokens of second texts in a step. Mutates: self.second_text"""
         firsts = [self._rows[step.row].params.first_text_tokens for step in inputs.steps]
         self.second_text = None
@@ -97,7 +83,7 @@ class PromptPooling:
         """Start a row. Mutates: self"""
         self._rows[new.row] = _Row(new.row, new.pooling or self._usual)
 
-    def remove_row(self, row: int) -> None:
+    def free_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._rows.pop(row, None)
 
@@ -105,21 +91,22 @@ class PromptPooling:
         """Remember why a row's result is invalid. Mutates: self"""
         self._rows[row].fault = fault
 
-    def begin(self, inputs: StepInputs, hidden: torch.Tensor, tokens: Tokens) -> Finish:
-        """Pool the prompts that end in a step. Shapes: hidden [T, E]. Mutates: self"""
+    def end(self, step: BegunStep, computed: Computed) -> None:
+        """Pool the prompts that end in a step. Mutates: self, step"""
+        inputs, hidden = step.inputs, computed.hidden
         told: list[tuple[int, torch.Tensor | str | None]] = []
         bounds = inputs.query_start.tolist()
-        for index, step in enumerate(inputs.steps):
-            row = self._rows[step.row]
+        for index, one in enumerate(inputs.steps):
+            row = self._rows[one.row]
             states = hidden[bounds[index] : bounds[index + 1]]
             if row.fault is not None:
-                told.append((step.row, row.fault))
-            elif step.samples:
-                told.append((step.row, self._pooled(row, states, tokens.prompt_ids(step.row))))
+                told.append((one.row, row.fault))
+            elif one.samples:
+                told.append((one.row, self._pooled(row, states, self._batch.prompt_ids(one.row))))
             else:
                 self._keep(row, states)
-                told.append((step.row, None))
-        return lambda: tuple(_result(row, what) for row, what in told)
+                told.append((one.row, None))
+        step.finish = lambda: tuple(_result(row, what) for row, what in told)
 
     def _pooler(self, params: PoolingParams) -> Pooler:
         return self._poolers.get(params.task, self._token_pooler)
@@ -158,7 +145,7 @@ class PromptPooling:
     def _classes(self, pooled: torch.Tensor, row: _Row) -> torch.Tensor:
         """Return class scores. Shapes: pooled [E] or [m, E] -> [C] or [m, C]"""
         vectors = pooled.view(-1, pooled.shape[-1])
-        with self._using(row.number, len(vectors)):
+        with self.around_vectors(row.number, len(vectors)):
             found = self._model.classes(vectors).float()
         if self._spec.returned_token_ids:
             found = found[:, list(self._spec.returned_token_ids)]

@@ -13,13 +13,9 @@ from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext
 from dovetail.interfaces.tokenizer import Tokenizer
 
 
-def chosen_processors(
-    run: RunSpec, device: torch.device, *, draws: bool
-) -> dict[str, LogitsProcessor]:
-    """Return the selected processors, with no rows added yet; none if this rank does not sample.
-    Raises: BrokenPlugin"""
-    chosen = run.logits_processors if draws else ()
-    made = {one.name: registry.make(one, run.model.vocab_size) for one in chosen}
+def chosen_processors(run: RunSpec, device: torch.device) -> dict[str, LogitsProcessor]:
+    """Return the selected processors, with no rows added yet. Raises: BrokenPlugin"""
+    made = {one.name: registry.make(one, run.model.vocab_size) for one in run.logits_processors}
     context = ProcessorContext(
         model=run.model,
         device=device,

@@ -19,7 +19,7 @@ from dovetail.runner.rows.batch import Batch, StepInputs
 from dovetail.sampling.device import Reading
 from dovetail.sampling.logprobs import best_of, read, tell, token_logprobs
 from dovetail.sampling.sampler import NOT_FINITE
-from dovetail.sampling.seen import on_device
+from dovetail_kernels.sample.seen import on_device
 
 CHUNK_TOKENS = 256
 """Positions whose logits are held at a time: 256 x vocabulary x 4 bytes."""
@@ -62,7 +62,7 @@ class PromptLogprobs:
         if wanted is not None and len(new.token_ids) == new.num_prompt_tokens:
             self._num_top[new.row] = wanted
 
-    def remove_row(self, row: int) -> None:
+    def free_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._num_top.pop(row, None)
 

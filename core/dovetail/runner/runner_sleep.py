@@ -61,4 +61,4 @@ class RunnerSleep:
     def _warm_up(self) -> None:
         if self._has_cache and self._weights is None:
             self._runner.warm_up()
-            self._runner.transfers.open()
+            self._runner.open()

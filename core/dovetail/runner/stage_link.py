@@ -1,40 +1,41 @@
-"""StageLink: one rank's connections to the pipeline stages before and after it.
+"""StageLink and HandOnEnd: one rank's connections to the pipeline stages before and after it.
 
 Hidden states are received before the forward pass and sent after it, so that the pass itself can be
-recorded or captured. The last stage draws tokens; the others get them by UnseenDraws before a row's
-next step.
+recorded or captured. The last stage draws tokens; the others get them before a row's next step.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import StepResult
+from dovetail.interfaces.executor import Preparation
+from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.stages import stage_of
 from dovetail.parallel.groups import stage_after, stage_before
-from dovetail.runner.rows.batch import Batch, Expected, StepInputs
+from dovetail.runner.allocated import Allocated
+from dovetail.runner.load.loader import LoadedModel
+from dovetail.runner.part import Ending, RunnerPart
+from dovetail.runner.rows.batch import Expected, StepInputs
+from dovetail.runner.step_reader import BegunStep, Computed
 
 
-class StageLink:
-    """Without a pipeline, nothing is received or sent."""
+class StageLink(RunnerPart):
+    """The connection to the stage before, of a run with several stages."""
 
     def __init__(self, run: RunSpec, device: torch.device) -> None:
         self._rank, self._dtype, self._device = run.rank, dtype_of(run.model.dtype), device
-        self.is_last = run.rank.is_last_stage
         self._plugin = run.model_plugin
         self._num_tokens = max(run.max_step_tokens, *(run.graph_sizes or (0,)))
         self._inbox: torch.Tensor | None = None
 
-    def attach(self, module: nn.Module) -> None:
+    def attach(self, loaded: LoadedModel) -> None:
         """Connect a model to the received hidden states. Mutates: self. Raises: BrokenPlugin for a
         model without a Stage"""
-        if self._rank.num_stages == 1:
-            return
-        stage = stage_of(module)
+        stage = stage_of(loaded.module)
         if stage is None:
             raise BrokenPlugin(
                 f"the model plugin {self._plugin.name} claims pipeline_parallel and has no Stage.",
@@ -46,26 +47,32 @@ class StageLink:
             self._inbox = torch.zeros(shape, dtype=self._dtype, device=self._device)
         stage.inbox = self._inbox
 
-    def receive(self, num_tokens: int) -> None:
+    def begin(self, inputs: StepInputs) -> None:
         """Wait for the hidden states of a step's tokens. Mutates: the inbox"""
         if self._inbox is not None:
-            stage_before().receive(self._inbox[:num_tokens])
-
-    def send(self, hidden: torch.Tensor) -> None:
-        """Send the hidden states of a step to the next stage. Shapes: hidden [T, width]"""
-        stage_after().send(hidden)
+            stage_before().receive(self._inbox[: len(inputs.token_ids)])
 
 
-class UnseenDraws:
-    """The steps of this stage whose tokens the last stage draws."""
+class HandOnEnd(Ending):
+    """The end of all stages but the last: hidden states go to the next stage, and the tokens that
+    the last stage draws come back later."""
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    prepares = (CompiledConstraint,)
+
+    def prepare(self, item: Preparation) -> None:
+        """Ignore a constraint: the last stage uses it."""
+
+    def allocate(self, made: Allocated) -> None:
+        """Await tokens for the rows of a batch. Mutates: self"""
+        self._batch = made.batch
         self._steps: dict[int, Expected] = {}
 
-    def begin(self, step_id: int, inputs: StepInputs) -> None:
-        """Note which rows draw in a step. Mutates: self"""
-        self._steps[step_id] = self._batch.awaiting(inputs.rows[inputs.samples])
+    def end(self, step: BegunStep, computed: Computed) -> None:
+        """Send a step's hidden states to the next stage; nothing is drawn here. Mutates: step,
+        self"""
+        stage_after().send(computed.hidden)
+        self._steps[step.step_id] = self._batch.awaiting(step.inputs.rows[step.inputs.samples])
+        step.rows = ()
 
     def learn(self, result: StepResult) -> None:
         """Append the drawn tokens to rows that still hold the same request. Mutates: self, rows"""

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from dovetail.sampling import rows as bits
-from dovetail.sampling.penalties import Penalties
 from dovetail.sampling.rows import RowParams
-from dovetail.sampling.seen import SeenTokens, on_device
 from dovetail.sampling.step import DrawStep
 from dovetail_kernels.sample import OP
 from dovetail_kernels.sample.definition import MAX_VOCAB, uniforms
 from dovetail_kernels.sample.device import FIELD_NAMES, Drawn, Wanted, draw, pack
+from dovetail_kernels.sample.penalties import Penalties
+from dovetail_kernels.sample.seen import SeenTokens, on_device
 
 TRITON = "triton"
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from dovetail.sampling.acceptance import DRAFT_STREAM, probabilities_of
-from dovetail.sampling.draw import draw
-from dovetail.sampling.filters import filter_top
 from dovetail.sampling.rows import RowParams
 from dovetail_kernels.sample.definition import uniforms
+from dovetail_kernels.sample.draw import draw
+from dovetail_kernels.sample.filters import filter_top
 
 MOST_TOKENS = 64
 """Number of most likely tokens that a draft is sampled from."""

@@ -13,12 +13,12 @@ import torch
 from dovetail.interfaces.acceptance import Acceptance
 from dovetail.sampling import rows as bits
 from dovetail.sampling.acceptance import settle
-from dovetail.sampling.draw import draw
-from dovetail.sampling.filters import filter_top
-from dovetail.sampling.penalties import Penalties
 from dovetail.sampling.rows import RowParams
 from dovetail.sampling.step import DrawStep
 from dovetail_kernels.sample.definition import uniforms
+from dovetail_kernels.sample.draw import draw
+from dovetail_kernels.sample.filters import filter_top
+from dovetail_kernels.sample.penalties import Penalties
 
 Shape = Callable[[torch.Tensor, list[int]], None]
 """Runs the filter processors over logits whose row i is the step's row indices[i]."""

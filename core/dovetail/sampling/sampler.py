@@ -32,15 +32,15 @@ from dovetail.sampling.logprobs import (
     token_logprobs,
     with_named,
 )
-from dovetail.sampling.penalties import Penalties, uses_penalties
 from dovetail.sampling.pending import DoneDraws, EnqueuedDraws, PendingDraws
 from dovetail.sampling.plain import PlainDraws
 from dovetail.sampling.processors import ProcessorChain, ProcessorRaised
 from dovetail.sampling.rows import RowParams
-from dovetail.sampling.seen import on_device
 from dovetail.sampling.step import BROKEN, NOT_FINITE, NOTHING_LEFT, Draws, DrawStep
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.sample.native import NativeSampler, can_sample
+from dovetail_kernels.sample.penalties import Penalties, uses_penalties
+from dovetail_kernels.sample.seen import on_device
 
 __all__ = ["BROKEN", "NOTHING_LEFT", "NOT_FINITE", "Draws", "PendingDraws", "Sampler"]
 

@@ -18,10 +18,10 @@ import numpy as np
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.structured_output import Matcher
-from dovetail.sampling.seen import on_device
 from dovetail.structured_output.cache import CachedConstraint, ConstraintCache
 from dovetail.structured_output.early_close import WINDOW_TOKENS, EarlyClose
 from dovetail.structured_output.trigger import BLANKS
+from dovetail_kernels.sample.seen import on_device
 from dovetail_kernels.token_mask import OP
 
 if TYPE_CHECKING:

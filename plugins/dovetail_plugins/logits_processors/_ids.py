@@ -29,7 +29,7 @@ def places(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return index and token id of every entry, `ids` being each index's; the device is not waited
     for. Shapes: [sum of ids] int64 twice"""
-    from dovetail.sampling.seen import on_device
+    from dovetail_kernels.sample.seen import on_device
 
     at = np.repeat(np.array(list(ids), dtype=np.int64), [len(one) for one in ids.values()])
     flat = np.array([token_id for one in ids.values() for token_id in one], dtype=np.int64)

@@ -46,7 +46,7 @@ class AllowedTokenIds(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Keep the listed ids. Shapes: logits [S, V]. Mutates: logits"""
-        from dovetail.sampling.seen import on_device
+        from dovetail_kernels.sample.seen import on_device
 
         for index, row in rows:
             ids = self._ids[row]

@@ -46,7 +46,7 @@ class LogitBias(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: Sequence[tuple[int, int]]) -> None:
         """Add the biases. Shapes: logits [S, V]. Mutates: logits"""
-        from dovetail.sampling.seen import on_device
+        from dovetail_kernels.sample.seen import on_device
 
         ids = {index: list(self._biases[row]) for index, row in rows}
         values = [value for _, row in rows for value in self._biases[row].values()]

@@ -10,7 +10,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.step import KVGroup, KVLayer, KVLayout
 from dovetail.interfaces.plugin import NoOptions
-from dovetail.runner.kv.allocation import allocate_kv, group_of_layers
+from dovetail.runner.kv.allocation import allocate_tensors, group_of_layers, layer_caches
 from dovetail.runner.rows.block_table import BlockTable
 from dovetail_testing.reference import ReferenceAttention
 
@@ -32,7 +32,7 @@ LAYOUT = KVLayout(
 
 
 def test_groups_share_tensors() -> None:
-    caches = allocate_kv(LAYOUT, [layer(n) for n in "abc"], BACKEND, CPU)
+    caches = layer_caches(LAYOUT, [layer(n) for n in "abc"], BACKEND, allocate_tensors(LAYOUT, CPU))
     assert {name: tuple(c.shape) for name, c in caches.items()} == dict.fromkeys(
         "abc", (2, 5, 4, 2, 8)
     )
@@ -43,13 +43,13 @@ def test_groups_share_tensors() -> None:
 def test_larger_blocks_than_the_tensors_are_refused() -> None:
     layers = [layer("a", head_size=4), layer("b"), layer("c", head_size=12)]
     with pytest.raises(ConfigError, match="a block of layer c takes"):
-        allocate_kv(LAYOUT, layers, BACKEND, CPU)
+        layer_caches(LAYOUT, layers, BACKEND, allocate_tensors(LAYOUT, CPU))
 
 
 def test_too_large_a_cache_names_the_flag() -> None:
     huge = msgspec.structs.replace(LAYOUT, num_blocks=1 << 45)
     with pytest.raises(ConfigError, match="gpu-memory-utilization"):
-        allocate_kv(huge, [layer(n) for n in "abc"], BACKEND, CPU)
+        layer_caches(huge, [layer(n) for n in "abc"], BACKEND, allocate_tensors(huge, CPU))
 
 
 def test_block_table() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,8 +14,11 @@ from torch import nn
 from dovetail.interfaces.data.media import Encode, feature_of
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.data.step import StepPlan
+from dovetail.interfaces.model import Model
 from dovetail.runner.device import HostDevice
+from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.media.runner_media import RunnerMedia
+from dovetail.runner.stage_link import HandOnEnd
 from dovetail_testing.tiny.transformer import tiny_run
 
 
@@ -42,7 +46,9 @@ class Encoder(nn.Module):
 def media_of(stage: int, *, takes_media: bool = True) -> Any:
     rank = RankSpec(world_size=2, rank=stage, num_stages=2, stage=stage, stage_layers=(1, 1))
     run = msgspec.structs.replace(tiny_run(), rank=rank)
-    made: Any = RunnerMedia(Encoder(takes_media), run, torch.device("cpu"), HostDevice())  # type: ignore[arg-type]
+    made: Any = RunnerMedia(run, torch.device("cpu"), HostDevice(), HandOnEnd())
+    made.attach(LoadedModel(model=cast(Model, Encoder(takes_media)), build_s=0, weights_s=0))
+    made.allocate(SimpleNamespace(batch=None))
     contents = [("good", torch.ones(3)), ("bad", torch.zeros(3))]
     encode = tuple(
         Encode(key, "image", 2, (feature_of("pixels", pixels),)) for key, pixels in contents

@@ -1,12 +1,13 @@
-"""PromptPooling: prompts in parts, vectors and classes as asked, second texts, faults of a row."""
+"""PoolingEnd: prompts in parts, vectors and classes as asked, second texts, faults of a row."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -25,9 +26,12 @@ from dovetail.interfaces.data.pooling_params import (
 )
 from dovetail.interfaces.data.spec import PoolingSpec, ProjectionSpec, Selection
 from dovetail.interfaces.data.step import RowResult
+from dovetail.interfaces.model import Model
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooler import Pooler
-from dovetail.runner.pooling import PromptPooling
+from dovetail.runner.load.loader import LoadedModel
+from dovetail.runner.pooling import PoolingEnd
+from dovetail.runner.step_reader import Computed
 
 SIZE = 4
 BROKEN_ID = 99
@@ -81,12 +85,15 @@ def selection(pooler: type[Pooler]) -> Selection:
     return Selection(kind="pooler", name="own", target=f"{__file__}:{pooler.__name__}")
 
 
-def pooling(pooler: type[Pooler] = Mean, **fields: Any) -> PromptPooling:
+def pooling(pooler: type[Pooler] = Mean, **fields: Any) -> PoolingEnd:
     tasks = (EMBED, TOKEN_EMBED, CLASSIFY, TOKEN_CLASSIFY)
     spec = PoolingSpec(
         **{"tasks": tasks, "pooler": selection(pooler), "token_pooler": selection(Each), **fields}
     )
-    return PromptPooling(spec, Doubling(), torch.device("cpu"))  # type: ignore[arg-type]
+    made = PoolingEnd(spec, torch.device("cpu"))
+    made.around_vectors = lambda row, count: nullcontext()
+    made.attach(LoadedModel(model=cast(Model, Doubling()), build_s=0, weights_s=0))
+    return made
 
 
 class Prompts:
@@ -104,7 +111,7 @@ STATES = torch.arange(40, dtype=torch.float32).reshape(10, SIZE).sin()
 
 
 def step(
-    made: PromptPooling, parts: Sequence[tuple[int, int, int, bool]], **prompts: Sequence[int]
+    made: PoolingEnd, parts: Sequence[tuple[int, int, int, bool]], **prompts: Sequence[int]
 ) -> dict[int, RowResult]:
     """Run a step of (row, first token, end, is last part); states are those of STATES by place."""
     bounds = np.cumsum([0, *(end - start for _, start, end, _ in parts)])
@@ -115,13 +122,15 @@ def step(
         positions=np.concatenate([np.arange(start, end) for _, start, end, _ in parts]),
     )
     hidden = torch.cat([STATES[start:end] for _, start, end, _ in parts])
-    made.look_at(inputs)  # type: ignore[arg-type]
+    made.begin(inputs)  # type: ignore[arg-type]
     known = Prompts({row: prompts.get(f"row{row}", range(10)) for row, *_ in parts})
-    results = made.begin(inputs, hidden, known)()  # type: ignore[arg-type]
-    return {result.row: result for result in results}
+    made.allocate(SimpleNamespace(batch=known))  # type: ignore[arg-type]
+    begun: Any = SimpleNamespace(inputs=inputs)
+    made.end(begun, Computed(hidden=hidden))
+    return {result.row: result for result in begun.finish()}
 
 
-def add(made: PromptPooling, row: int, **params: Any) -> None:
+def add(made: PoolingEnd, row: int, **params: Any) -> None:
     asked = PoolingParams(**params) if params else None
     made.add_row(SimpleNamespace(row=row, pooling=asked))  # type: ignore[arg-type]
 
@@ -146,8 +155,8 @@ def test_a_row_that_is_taken_again_keeps_nothing_of_the_last() -> None:
     made = pooling()
     add(made, 1)
     step(made, [(1, 0, 3, False)])
-    made.remove_row(1)
-    made.remove_row(7)  # unknown ones are ignored
+    made.free_row(1)
+    made.free_row(7)  # unknown ones are ignored
     add(made, 1)
     assert np.allclose(told(step(made, [(1, 3, 5, True)], row1=range(2))[1]), STATES[3:5].mean(0))
 

@@ -44,7 +44,7 @@ def mixed() -> list[DriveRequest]:
 def run(
     made: ModelRunner, requests: Sequence[DriveRequest], *, chunk_tokens: int = 1 << 20
 ) -> dict[str, DriveOutput]:
-    driver = Driver(made._layout)
+    driver = Driver(made.allocated.layout)
     plans = driver.plans(requests, chunk_tokens=chunk_tokens)
     return collect((plan, made.step(plan)) for plan in plans)
 
@@ -97,7 +97,8 @@ def test_resumes_after_preemption(made: ModelRunner) -> None:
     one = request("a", 11, sampling=replace_sampling(RANDOM, frequency_penalty=0.7), seed=9)
     drawn = tokens(run(made, [replace(one, num_tokens=10)]))["a"]
     # Groups share tensors, so each needs block ids of its own.
-    blocks = tuple(tuple(range(1 + 10 * g, 9 + 10 * g)) for g in range(len(made._layout.groups)))
+    groups = made.allocated.layout.groups
+    blocks = tuple(tuple(range(1 + 10 * g, 9 + 10 * g)) for g in range(len(groups)))
     row = NewRow(
         row=2,
         request_id="a",
@@ -108,7 +109,7 @@ def test_resumes_after_preemption(made: ModelRunner) -> None:
         sampling=one.sampling,
         seed=9,
     )
-    empty = tuple(() for _ in made._layout.groups)
+    empty = tuple(() for _ in groups)
     again = []
     for start, count in ((0, 15), *((p, 1) for p in range(15, 20))):
         step = RowStep(row=2, start=start, num_tokens=count, samples=True, new_blocks=empty)
@@ -124,7 +125,7 @@ def replace_sampling(params: SamplingParams, **changes: Any) -> SamplingParams:
 
 def test_unused_blocks_do_not_matter(made: ModelRunner) -> None:
     clean = tokens(run(made, mixed()))
-    for cache in made._caches.values():
+    for cache in made.allocated.caches.values():
         cache.fill_(float("nan"))
     assert tokens(run(made, mixed())) == clean
 
@@ -200,7 +201,7 @@ def test_nan_ends_one_row(bad_at: int) -> None:
 
 def test_nan_in_prompt_logprobs_is_a_fault() -> None:
     made = runner()
-    made._model.head.weight.data.fill_(float("nan"))
+    made.model.head.weight.data.fill_(float("nan"))
     wants = SamplingParams(temperature=0.0, prompt_logprobs=1)
     output = run(made, [request("a", 6, sampling=wants, num_tokens=1)])["a"]
     assert "not finite" in output.faults[0] and output.prompt_logprobs == []

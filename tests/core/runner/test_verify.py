@@ -90,7 +90,7 @@ class Rows:
 
     def __init__(self, made: ModelRunner, asked: Sequence[DriveRequest]) -> None:
         self.made, self.asked = made, asked
-        self.groups = len(made._layout.groups)
+        self.groups = len(made.allocated.layout.groups)
         self.outputs = [DriveOutput() for _ in asked]
         self.num_steps = 0
 
@@ -209,7 +209,7 @@ def test_a_fault_after_the_first_draw_waits_for_the_next_step() -> None:
     """The tokens before it may end the request, and then it never happened."""
     rows = first_draft(*replaying(nan_at=2), (8, 9, 10))
     assert (rows.outputs[0].token_ids, rows.outputs[0].faults) == ([7, 8], [])
-    assert rows.made._batch.lengths[0] == 4
+    assert rows.made.allocated.batch.lengths[0] == 4
     rows.step([rows.row_step(0, 3, 1, (9,))])
     assert rows.outputs[0].token_ids == [7, 8] and "not finite" in rows.outputs[0].faults[0]
 
@@ -226,7 +226,7 @@ def test_attention_sees_rows_of_one_token() -> None:
     fresh = [rows.new_row(row, one) for row, one in enumerate(rows.asked)]
     made._update_rows(StepPlan(step_id=0, rows=(), new_rows=tuple(fresh)))
     steps = (rows.row_step(0, 2, 1, (9, 5)), rows.row_step(1, 0, 10, ()))
-    spread = one_by_one(made._batch.gather(StepPlan(step_id=1, rows=steps)))
+    spread = one_by_one(made.allocated.batch.gather(StepPlan(step_id=1, rows=steps)))
     assert spread.rows.tolist() == [0, 0, 0, 1]
     assert spread.seq_lens.tolist() == [3, 4, 5, 10]
     assert spread.query_start.tolist() == [0, 1, 2, 3, 13]
@@ -235,7 +235,7 @@ def test_attention_sees_rows_of_one_token() -> None:
 
 def test_a_model_sees_drafts_and_processors_do_not() -> None:
     rows = first_draft(*replaying(), ())
-    batch = rows.made._batch
+    batch = rows.made.allocated.batch
     inputs = batch.gather(StepPlan(step_id=9, rows=(rows.row_step(0, 3, 1, (9, 5)),)))
     assert list(batch.views(inputs)[0].token_ids) == [1, 2, 7, 8, 9, 5]
     assert list(batch.output_ids(0)) == [7, 8]

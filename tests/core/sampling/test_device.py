@@ -21,14 +21,14 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail.sampling import logprobs
-from dovetail.sampling.penalties import Penalties
 from dovetail.sampling.sampler import NOT_FINITE, Draws, Sampler
-from dovetail.sampling.seen import SeenTokens
 from dovetail_kernels.cpu.library import ISA_VARIABLE, library
 from dovetail_kernels.gpu import VARIABLE
 from dovetail_kernels.gpu.offline import absent_gpu
 from dovetail_kernels.sample.device import FIELD_NAMES, Wanted, draw
 from dovetail_kernels.sample.native import Tables
+from dovetail_kernels.sample.penalties import Penalties
+from dovetail_kernels.sample.seen import SeenTokens
 
 ROOT = Path(__file__).resolve().parents[3]
 WISHES = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from dovetail.interfaces.data.sampling_params import SamplingParams
-from dovetail.sampling.penalties import Penalties, uses_penalties
 from dovetail_kernels.sample.native import Tables
+from dovetail_kernels.sample.penalties import Penalties, uses_penalties
 
 PARAMS = SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=-0.25)
 PROMPT, OUTPUT = [1, 2, 2, 7], [2, 9, 9, 9]

@@ -110,4 +110,4 @@ def test_every_other_type_of_peft_is_refused_by_name(kind: str, tmp_path: Path) 
     run: Any = SimpleNamespace(model=model_spec())
     adapters = RunnerAdapters(spec, run, torch.device("cpu"))
     with pytest.raises((ConfigError, RequestError), match=rf"'{kind}' are not supported"):
-        adapters.read(AdapterSource(name="x", path=str(tmp_path), key="x"))
+        adapters.prepare(AdapterSource(name="x", path=str(tmp_path), key="x"))

@@ -22,6 +22,7 @@ from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.data.step import AdapterMove, StepPlan
 from dovetail.layers.context import use_adapters
+from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.lora.runner_adapters import RunnerAdapters
 from dovetail_testing.harness import PagedModel
 from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
@@ -49,11 +50,11 @@ def with_slots(module: Any, base: Path, folders: Sequence[Path]) -> RunnerAdapte
     )
     run: Any = SimpleNamespace(model=load_model_facts(base, dtype="float32"))
     adapters = RunnerAdapters(spec, run, torch.device("cpu"))
-    adapters.attach(module)
+    adapters.attach(LoadedModel(model=module, build_s=0, weights_s=0))
     for folder in folders:
-        adapters.read(AdapterSource(name=folder.name, path=str(folder), key=folder.name))
+        adapters.prepare(AdapterSource(name=folder.name, path=str(folder), key=folder.name))
     moves = tuple(AdapterMove(slot, folder.name) for slot, folder in enumerate(folders))
-    adapters.follow(StepPlan(step_id=1, rows=(), adapters=moves))
+    adapters.before(StepPlan(step_id=1, rows=(), adapters=moves))
     return adapters
 
 

@@ -18,6 +18,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterWeights, ModuleChange
 from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.data.selection import Selection
+from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.lora import files as adapter_files
 from dovetail.runner.lora.copies import Copies
 from dovetail.runner.lora.cutting import Cutting
@@ -42,13 +43,13 @@ def reader(base: tuple[Path, Any], dtype: str = "bfloat16") -> RunnerAdapters:
     spec = AdapterSpec(max_slots=1, max_rank=8, dtype=dtype, methods=(LORA,))
     run: Any = SimpleNamespace(model=load_model_facts(base[0], dtype="float32"))
     made = RunnerAdapters(spec, run, torch.device("cpu"))
-    made.attach(base[1])
+    made.attach(LoadedModel(model=base[1], build_s=0, weights_s=0))
     return made
 
 
 def read(adapters: RunnerAdapters, folder: Path) -> dict[str, torch.Tensor]:
     """Return what layers keep of an adapter, by layer and matrix."""
-    adapters.read(AdapterSource(name="a", path=str(folder), key="a"))
+    adapters.prepare(AdapterSource(name="a", path=str(folder), key="a"))
     found = {}
     for path, slot in adapters._on_host["a"].linears.items():
         assert slot.down is not None and slot.up is not None

@@ -16,7 +16,7 @@ import dovetail_kernels.cpu.library as native_library
 from dovetail import registry
 from dovetail.interfaces.attention import AttentionQuery, AttentionSpec
 from dovetail.interfaces.data.step import KVGroup, KVLayer, KVLayout
-from dovetail.runner.kv.allocation import allocate_kv
+from dovetail.runner.kv.allocation import allocate_tensors, layer_caches
 from dovetail_plugins.attention.native_cpu import NativeCpu
 from dovetail_testing.attention_scenario import Scene
 from dovetail_testing.contracts.test_attention_layouts import HEADS, STEPS
@@ -123,7 +123,8 @@ def test_an_int8_cache_has_room_for_its_scales() -> None:
         block_tokens=16,
         block_bytes=num_bytes,
     )
-    cache = allocate_kv(layout, [layer], made(), torch.device("cpu"))["a"]
+    memory = allocate_tensors(layout, torch.device("cpu"))
+    cache = layer_caches(layout, [layer], made(), memory)["a"]
     assert cache.dtype == torch.int8 and cache.nbytes == 3 * num_bytes
 
 

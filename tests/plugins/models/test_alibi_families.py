@@ -89,7 +89,7 @@ def test_steps_are_recorded(family: str, fields: dict[str, Any], tmp_path: Path)
     wish = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     with LLM(model=str(path), max_model_len=64, dtype="float32") as llm:
         llm.generate([[5, 7, 9, 11], [6, 8, 4]], wish, use_tqdm=False)
-        recorded = llm._engine.core._executor.worker.runner._recorded  # type: ignore[attr-defined]
+        recorded = llm._engine.core._executor.worker.runner.passes.recorded  # type: ignore[attr-defined]
         assert llm.spec.run.attention.name == "native_cpu"
         assert recorded is not None and recorded.reason is None
         assert recorded._programs[2, False] is not None

@@ -15,6 +15,7 @@ from dovetail.interfaces.data.media import Encode
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.llm.prompts import listed
 from dovetail.multimodal.processors import load_processor
+from dovetail.runner.media.runner_media import RunnerMedia
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -130,7 +131,7 @@ def test_a_pass_that_nobody_waits_for_ends(tmp_path: Path) -> None:
         watched.run(5)
         first = watched.begin(asked(folder, 2), SHORT)
         watched.run(1)
-        passes: Any = core._executor.worker.runner._media._passes
+        passes: Any = core._executor.worker.runner.parts.of(RunnerMedia)._passes
         (running,) = passes.values()
         assert running._thread.is_alive()
         watched.engine.abort(first)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,11 +23,14 @@ from dovetail.config.rules.parallel.experts import expert_settings
 from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ExpertBalanceSpec, RankSpec, Selection
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.data.step import StepPlan
+from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.parallel.experts import balanced, balancedness, rank_loads
-from dovetail.runner.load.expert_balancer import ExpertBalancer, expert_balancer
+from dovetail.runner.allocated import Allocated
+from dovetail.runner.load.expert_balancer import ExpertBalancer
+from dovetail.runner.load.loader import LoadedModel
 from dovetail_testing.contract import model_spec
 from dovetail_testing.tiny.transformer import tiny_run
 
@@ -178,13 +181,13 @@ def test_experts_move_and_answers_stay(
     for part, member in zip(parts, threads.ranks, strict=True):
         assert part.slots is not None
         part.slots.group = replace(part.slots.group, communicator=member)  # type: ignore[arg-type]
-    balancers = [ExpertBalancer([part], spec) for part in parts]
+    balancers = [balancer_of(part, spec) for part in parts]
     generator = torch.Generator().manual_seed(1)
     helds, bounds = [], (0, 2, 2, 4)
     with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.INFO):
-        list(pool.map(ExpertBalancer.check, balancers))
+        list(pool.map(check, balancers))
         for step in range(13):
-            list(pool.map(ExpertBalancer.before_step, balancers))
+            list(pool.map(lambda one: one.before(StepPlan(step_id=1, rows=())), balancers))
             assert parts[0].slots is not None and parts[1].slots is not None
             assert parts[0].slots.held == parts[1].slots.held
             helds.append(parts[0].slots.held)
@@ -213,19 +216,32 @@ def test_experts_that_are_stored_in_different_ways_are_told_at_the_start() -> No
     for layer, member in zip(layers, threads.ranks, strict=True):
         assert layer.slots is not None
         layer.slots.group = replace(layer.slots.group, communicator=member)  # type: ignore[arg-type]
-    balancers = [ExpertBalancer([layer], spec) for layer in layers]
+    balancers = [balancer_of(layer, spec) for layer in layers]
     assert_told(balancers)
     mixed = [*layers[0]._matrices["down_proj"][:-1], layers[1]._matrices["down_proj"][0]]
     layers[1]._matrices = {**layers[0]._matrices, "down_proj": mixed}
     assert_told(balancers)
     layers[1]._matrices = layers[0]._matrices
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(ExpertBalancer.check, balancers))
+        list(pool.map(check, balancers))
+
+
+def balancer_of(layer: Experts, spec: ExpertBalanceSpec | None) -> ExpertBalancer:
+    """Return the balancer of a model with one layer, at work."""
+    made = ExpertBalancer(replaced(tiny_run(), expert_placement=LINEAR, expert_balance=spec))
+    module = cast(Model, nn.ModuleList([layer]))
+    made.attach(LoadedModel(model=module, build_s=0, weights_s=0))
+    made.open()
+    return made
+
+
+def check(balancer: ExpertBalancer) -> None:
+    balancer.allocate(cast(Allocated, None))
 
 
 def assert_told(balancers: Sequence[ExpertBalancer]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        for told in [pool.submit(one.check) for one in balancers]:
+        for told in [pool.submit(check, one) for one in balancers]:
             with pytest.raises(ConfigError, match="experts of one layer are stored in different"):
                 told.result()
 
@@ -233,9 +249,7 @@ def assert_told(balancers: Sequence[ExpertBalancer]) -> None:
 def test_layers_that_hold_parts_do_not_move(caplog: pytest.LogCaptureFixture) -> None:
     spec = ExpertBalanceSpec()
     whole, part, _ = ranks_of("none", {}, spec)
-    run = replaced(tiny_run(), expert_placement=LINEAR, expert_balance=spec)
-    assert expert_balancer(whole, run) is None
+    assert not balancer_of(whole, spec)._layers
     assert "has no layers for it" in caplog.text
-    assert expert_balancer(part, replaced(run, expert_balance=None)) is None
-    assert expert_balancer(part, tiny_run()) is None
-    assert isinstance(expert_balancer(part, run), ExpertBalancer)
+    assert not balancer_of(part, None)._layers
+    assert balancer_of(part, spec)._layers

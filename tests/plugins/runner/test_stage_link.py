@@ -105,7 +105,7 @@ def wanted() -> dict[str, Any]:
     """Return what one runner with both layers answers."""
     runner = loaded(HostDevice())
     allocated(runner, tiny_layout(list(runner.kv_layers()), num_blocks=256))
-    plans = Driver(runner._layout).plans(ASKS, chunk_tokens=7)
+    plans = Driver(runner.allocated.layout).plans(ASKS, chunk_tokens=7)
     return collect((plan, runner.step(plan)) for plan in plans)
 
 
@@ -135,22 +135,22 @@ def test_what_comes_late_for_a_row_of_another_request_is_dropped() -> None:
     result = stages.first.step(first) and stages.last.step(first)
     taken = msgspec.structs.replace(second, step_id=99, freed_rows=(0,))
     stages.first.step(taken)
-    known = stages.first._batch.lengths[0]
+    known = stages.first.allocated.batch.lengths[0]
     stages.first.learn(result)
-    assert stages.first._batch.lengths[0] == known
+    assert stages.first.allocated.batch.lengths[0] == known
     later = stages.last.step(taken)
     stages.first.learn(later)
-    assert stages.first._batch.lengths[0] == known + 1
+    assert stages.first.allocated.batch.lengths[0] == known + 1
 
 
 def test_a_token_and_forced_ones_behind_it_are_learnt() -> None:
     stages = Stages(HostDevice)
     plan = next(Driver(stages.layout).plans([ASKS[0]]))
     stages.first.step(plan)
-    known = int(stages.first._batch.lengths[0])
+    known = int(stages.first.allocated.batch.lengths[0])
     told = StepResult(step_id=plan.step_id, rows=(RowResult(row=0, token_ids=(7, 8, 9)),))
     stages.first.learn(told)
-    assert stages.first._batch.tokens[0, known : known + 3].tolist() == [7, 8, 9]
+    assert stages.first.allocated.batch.tokens[0, known : known + 3].tolist() == [7, 8, 9]
 
 
 def test_a_model_without_a_stage_is_told() -> None:

@@ -14,13 +14,13 @@ import torch
 from dovetail import registry
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.attention import AttentionBackend
-from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.data.spec import RunSpec, WorkerDraftSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, NewRow, RowResult, StepPlan
-from dovetail.interfaces.model import Model
 from dovetail.layers.attention import attention_layers
 from dovetail.layers.attention.kv_scales import set_scales
 from dovetail.layers.attention.other_dtype import in_dtype
 from dovetail.layers.context import LayerCache
+from dovetail.runner.allocated import Allocated
 from dovetail.runner.drafts.blocks import DraftBlocks
 from dovetail.runner.drafts.chain import CATCH_UP_TOKENS, DraftChain
 from dovetail.runner.drafts.loader import (
@@ -34,6 +34,7 @@ from dovetail.runner.drafts.loader import (
 from dovetail.runner.drafts.passes import DraftPasses, lines_of
 from dovetail.runner.drafts.rows import DraftRows
 from dovetail.runner.drafts.sampled import SampledDrafts
+from dovetail.runner.drawing import DrawingEnd
 from dovetail.runner.kv.allocation import (
     allocate_tensors,
     cache_tensors,
@@ -41,12 +42,12 @@ from dovetail.runner.kv.allocation import (
     small_layout,
 )
 from dovetail.runner.kv.host_blocks import HostBlockStorage
+from dovetail.runner.load.loader import LoadedModel
+from dovetail.runner.part import RunnerPart
 from dovetail.runner.replay.recorded import is_recorded
 from dovetail.runner.results import with_drafts
-from dovetail.runner.rows.batch import Batch, StepInputs
-from dovetail.runner.rows.tensors import DeviceTensors, HostTensors
-from dovetail.runner.step_reader import BegunStep, StepReader
-from dovetail.sampling.sampler import Sampler
+from dovetail.runner.rows.batch import StepInputs
+from dovetail.runner.step_reader import BegunStep, Computed
 
 LAG_STATES = 96
 """A row that wants no drafts catches up once this many hidden states wait for it."""
@@ -54,32 +55,34 @@ FINISHED_TOKENS = 64
 """A row that ends with more tokens than this to catch up on leaves them to later prefix hits."""
 
 
-class DraftRunner:
-    """Same calls as ModelRunner, which owns it: load, allocate, then `after` every step."""
+class DraftRunner(RunnerPart):
+    """The drafter of a runner. `drawing` gets the distributions that drafts are sampled from."""
 
-    def __init__(self, run: RunSpec, device: torch.device) -> None:
-        assert run.drafts is not None, "there is no drafter on the worker"
-        self._spec = run.drafts
+    def __init__(
+        self, spec: WorkerDraftSpec, run: RunSpec, device: torch.device, drawing: DrawingEnd
+    ) -> None:
+        self._spec = spec
         self._target_run = run
-        self._run = drafter_run(run, run.drafts)
+        self._run = drafter_run(run, spec)
         self._device = device
-        backend: AttentionBackend = registry.make(run.drafts.attention)
-        self._backend = in_dtype(backend, run.attention_dtype, run.drafts.model.dtype)
+        self._drawing = drawing
+        backend: AttentionBackend = registry.make(spec.attention)
+        self._backend = in_dtype(backend, run.attention_dtype, spec.model.dtype)
         self._caches: dict[str, LayerCache] = {}
         self._host: HostBlockStorage | None = None
         self._sampled: SampledDrafts | None = None
-        self.layers: list[CachedLayer] = []
-        self.inner: dict[int, torch.Tensor | None] = {}
+        self._layers: list[CachedLayer] = []
 
-    def load(self, model: Model) -> None:
-        """Build the drafter for a loaded model. Raises: ConfigError. Mutates: self"""
-        target = Target(spec=self._target_run.model, rank=self._target_run.rank, model=model)
+    def attach(self, loaded: LoadedModel) -> None:
+        """Build the drafter for a loaded model. Raises: ConfigError. Mutates: self, the model"""
+        run, self._inner = self._target_run, loaded.inner
+        target = Target(spec=run.model, rank=run.rank, model=loaded.model)
         self._drafter = load_drafter(self._spec, self._run, target, self._device)
         self._inner_layers = self._drafter.inner_layers()
-        look_into(model, self._inner_layers, self.inner)
+        look_into(loaded.model, self._inner_layers, self._inner)
         self._attention = attention_layers(self._drafter.module())
         set_scales(self._attention, self._run.kv_dtype, ())
-        self.layers = kept_layers(self._drafter.module(), self._run)
+        self._layers = kept_layers(self._drafter.module(), self._run)
         self._continues = "hidden_states" in self._drafter.capabilities
 
     def weights(self) -> list[torch.Tensor]:
@@ -87,19 +90,21 @@ class DraftRunner:
         module = self._drafter.module()
         return [*module.parameters(), *module.buffers()]
 
-    def layout(self, num_blocks: int) -> KVLayout | None:
+    def layers(self) -> list[CachedLayer]:
+        """Return what the drafter caches."""
+        return self._layers
+
+    def own_layout(self, num_blocks: int) -> KVLayout | None:
         """Return a layout of its layers alone; None if they cache nothing."""
-        if not self.layers:
+        if not self._layers:
             return None
         tokens = self._run.block_tokens
-        return small_layout(self.layers, self._backend, block_tokens=tokens, num_blocks=num_blocks)
+        return small_layout(self._layers, self._backend, block_tokens=tokens, num_blocks=num_blocks)
 
-    def allocate(
-        self, layout: KVLayout, batch: Batch, tensors: HostTensors | DeviceTensors
-    ) -> None:
+    def allocate(self, made: Allocated) -> None:
         """Create the KV tensors and the rows' state. Raises: ConfigError. Mutates: self"""
-        draft = layout.draft
-        if self.layers and draft is None:
+        draft, batch = made.layout.draft, made.batch
+        if self._layers and draft is None:
             raise BrokenPlugin(
                 "the layout has no room for the drafter's layers.",
                 where="--kv-policy",
@@ -110,10 +115,10 @@ class DraftRunner:
             memory = allocate_tensors(draft, self._device)
             for tensor in memory:
                 tensor.zero_()  # positions without catch-up are read too
-            self._caches = layer_caches(draft, self.layers, self._backend, memory)
+            self._caches = layer_caches(draft, self._layers, self._backend, memory)
             self._host = HostBlockStorage(draft, memory) if draft.num_host_blocks else None
         shift = int(self._continues)
-        keeps = self._continues and bool(self.layers)
+        keeps = self._continues and bool(self._layers)
         self._rows = DraftRows(
             batch,
             self._spec.max_tokens,
@@ -128,21 +133,18 @@ class DraftRunner:
         self._passes = DraftPasses(
             self._drafter,
             self._backend,
-            self.layers,
+            self._layers,
             self._caches,
             batch,
-            tensors,
+            made.step_tensors,
             records=records,
         )
         self._chain: DraftChain | None = None
         if records:
             most = self._spec.max_tokens
             self._chain = DraftChain(self._passes.forward, self._drafter, batch, most)
-
-    def sample_by(self, sampler: Sampler) -> SampledDrafts | None:
-        """Sample drafts from now on if the spec says so; return their distributions."""
-        self._sampled = SampledDrafts(sampler) if self._spec.is_sampled else None
-        return self._sampled
+        if self._spec.is_sampled:
+            self._sampled = self._drawing.draft_probabilities = SampledDrafts(self._drawing.sampler)
 
     def release(self) -> list[torch.Tensor]:
         """Release cache and rows; return the KV tensors. Mutates: self"""
@@ -182,16 +184,15 @@ class DraftRunner:
         if self._filled is not None:
             self._filled.skip(row, start)
 
-    def after(self, step: BegunStep, hidden: torch.Tensor, reader: StepReader) -> None:
-        """Process a step; its results get the requested drafts. Shapes: hidden [T, E]
-
-        Mutates: step, the cache, the rows' state
-        """
+    def after(self, step: BegunStep, computed: Computed) -> None:
+        """Process a step; its results get the requested drafts. Mutates: step, the cache, the rows'
+        state"""
+        hidden = computed.hidden
         if self._filled is not None:
             self._filled.take(step.inputs.steps)
         if any(row.num_drafts for row in step.inputs.steps):
-            reader.collect(step)
-        elif not (self.layers and self._continues) or self._has_nothing_to_do(step.inputs, hidden):
+            step.collect()
+        elif not (self._layers and self._continues) or self._has_nothing_to_do(step.inputs, hidden):
             return
         step.rows = self._draft(step.inputs, hidden, step.rows)
 
@@ -234,7 +235,7 @@ class DraftRunner:
         """Return a step's results with the requested drafts. `rows` None: the results are not read
         yet, and no drafts are wanted. Shapes: hidden [T, E]"""
         if self._inner_layers:
-            hidden = states_within(self.inner, self._inner_layers)
+            hidden = states_within(self._inner, self._inner_layers)
         known = self._rows.known(inputs.rows)
         wants = self._wanted(inputs, known, rows)
         self._rows.settle(inputs)
@@ -339,7 +340,7 @@ class DraftRunner:
         limits = row_state.reach(inputs, known)
         if not self._continues:
             limits = np.where(wants > 0, known, limits)
-        if not self.layers:
+        if not self._layers:
             row_state.computed[rows] = limits - 1
             return np.flatnonzero(wants), limits
         most, skips = self._spec.max_model_tokens - self._spec.max_tokens, self._skips

@@ -30,19 +30,6 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail_kernels.cpu import library as native
 
 
-def allocate_kv(
-    layout: KVLayout,
-    layers: Sequence[CachedLayer],
-    backend: AttentionBackend,
-    device: torch.device,
-) -> dict[str, LayerCache]:
-    """Return each layer's cache, by name. The memory is not cleared.
-
-    Raises: ConfigError when the device has too little memory or the layout does not fit a layer.
-    """
-    return layer_caches(layout, layers, backend, allocate_tensors(layout, device))
-
-
 def allocate_tensors(layout: KVLayout, device: torch.device) -> list[torch.Tensor]:
     """Return the tensors of a layout as blocks of bytes, not cleared. Raises: ConfigError
 

@@ -26,12 +26,14 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.kv_pieces import kept_bytes
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
 from dovetail.interfaces.data.spec import RunSpec
-from dovetail.interfaces.data.step import BlockOrders, CachedLayer, KVLayout
-from dovetail.interfaces.executor import BlockLoad
+from dovetail.interfaces.data.step import BlockOrders, CachedLayer, KVLayout, StepPlan
+from dovetail.interfaces.executor import BlockLoad, Preparation
 from dovetail.interfaces.kv_connector import BlockStore, KVConnector, Part, StoreFacts, TransferSpec
 from dovetail.observability.supervise import supervised_thread
 from dovetail.registry.blame import described
+from dovetail.runner.allocated import Allocated
 from dovetail.runner.kv.block_pieces import Pieces, WholeBlocks
+from dovetail.runner.part import RunnerPart
 
 log = logging.getLogger(__name__)
 
@@ -267,54 +269,54 @@ class BlockTransfer:
             self._writer.join(CLOSE_WAIT_S)
 
 
-class BlockTransfers:
-    """The transfers of a runner: its KV tensors may be replaced, the store stays. Without a
-    connector it does nothing."""
+class BlockTransfers(RunnerPart):
+    """The transfers of a runner with a connector. Its KV tensors may be replaced, the store
+    stays."""
 
-    def __init__(self, run: RunSpec) -> None:
+    prepares = (BlockLoad,)
+
+    def __init__(self, run: RunSpec, spec: TransferSpec) -> None:
         self._run = run
+        self._spec = spec
         self._store: BlockStore | None = None
-        self._cache: tuple[KVLayout, Sequence[torch.Tensor]] | None = None
-        self._layers: Sequence[CachedLayer] = ()
+        self._made: Allocated | None = None
         self._current: BlockTransfer | None = None
 
-    def attach(
-        self, layout: KVLayout, tensors: Sequence[torch.Tensor], layers: Sequence[CachedLayer]
-    ) -> None:
+    def allocate(self, made: Allocated) -> None:
         """Note the KV tensors, and the layers that use them. Mutates: self"""
-        self._cache = (layout, tensors)
-        self._layers = layers
+        self._made = made
 
     def open(self) -> None:
         """Start to follow orders for the KV tensors. Raises: ConfigError. Mutates: self"""
-        spec = self._run.transfer
-        if spec is None or self._cache is None or not self._cache[1]:
+        if self._made is None or not self._made.tensors:
             return
-        layout, tensors = self._cache
-        form = self._form_of(layout, spec)
+        layout, layers = self._made.layout, self._made.layers
+        form = self._form_of(layout, layers)
         if self._store is None:
-            self._store = self._open_store(layout, spec)
+            self._store = self._open_store(layout, layers)
+        bound = self._spec.buffer_bytes
         self._current = BlockTransfer(
-            layout, tensors, self._store, form=form, buffer_bytes=spec.buffer_bytes
+            layout, self._made.tensors, self._store, form=form, buffer_bytes=bound
         )
 
-    def _form_of(self, layout: KVLayout, spec: TransferSpec) -> WholeBlocks | Pieces:
+    def _form_of(self, layout: KVLayout, layers: Sequence[CachedLayer]) -> WholeBlocks | Pieces:
         """Return the form in which a store gets blocks. Raises: ConfigError"""
-        run = self._run
+        run, spec = self._run, self._spec
         if not spec.unit_tokens:
             return WholeBlocks(run.rank.rank, layout.num_tensors * layout.block_bytes)
         return Pieces(
             layout,
-            self._layers,
+            layers,
             registry.load_selection(run.attention),
             run.rank,
             model_heads=run.model.num_kv_heads,
             unit_tokens=spec.unit_tokens,
         )
 
-    def _open_store(self, layout: KVLayout, spec: TransferSpec) -> BlockStore:
+    def _open_store(self, layout: KVLayout, layers: Sequence[CachedLayer]) -> BlockStore:
+        spec = self._spec
         connector: KVConnector = registry.make(spec.connector)
-        num_bytes = kept_bytes(layout, self._layers, spec.unit_tokens)
+        num_bytes = kept_bytes(layout, layers, spec.unit_tokens)
         facts = StoreFacts(
             identity=spec.identity,
             block_bytes=HEADER_BYTES + num_bytes,
@@ -327,27 +329,29 @@ class BlockTransfers:
         )
         return connector.store(facts)
 
-    def follow(self, orders: BlockOrders | None) -> None:
+    def before(self, plan: StepPlan) -> None:
         """Carry out a plan's orders, if any. Mutates: KV tensors, self"""
-        if orders is not None and self._current is not None:
-            self._current.follow(orders)
+        if plan.block_orders is not None and self._current is not None:
+            self._current.follow(plan.block_orders)
 
-    def load(self, item: BlockLoad) -> None:
+    def prepare(self, item: Preparation) -> None:
         """Read and check blocks. Raises: RequestError. Mutates: self"""
+        assert isinstance(item, BlockLoad)
         if self._current is None:
             raise RequestError("no store of KV blocks is open.")
         self._current.load(item)
 
-    def detach(self) -> None:
+    def release(self) -> Sequence[torch.Tensor]:
         """Release the KV tensors; the store stays. Mutates: self"""
-        self._cache = None
+        self._made = None
         if self._current is not None:
             self._current.close()
             self._current = None
+        return ()
 
     def close(self) -> None:
         """Release everything. May be called twice."""
-        self.detach()
+        self.release()
         if self._store is not None:
             self._store.close()
             self._store = None

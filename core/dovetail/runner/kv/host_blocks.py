@@ -16,7 +16,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from dovetail.interfaces.data.step import KVLayout
+from dovetail.interfaces.data.step import KVLayout, StepPlan
+from dovetail.runner.allocated import Allocated
+from dovetail.runner.part import RunnerPart
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +64,6 @@ class HostBlockStorage:
             for i, tensor in enumerate(self._tensors):
                 tensor.index_copy_(0, index, staged[:, i])
 
-    def release(self) -> None:
-        """Release the host memory and its content. Mutates: self"""
-        self._slabs.clear()
-
     def _pieces(self, pairs: Pairs) -> Iterator[Pairs]:
         for start in range(0, len(pairs), self._piece_blocks):
             yield pairs[start : start + self._piece_blocks]
@@ -105,3 +103,22 @@ class HostBlockStorage:
                 "host memory for swapped KV blocks is not pinned, so copies are slow: %s", error
             )
             return torch.empty(shape, dtype=self._unit)
+
+
+class SwappedBlocks(RunnerPart):
+    """The host blocks of a runner, if its layout has any."""
+
+    def allocate(self, made: Allocated) -> None:
+        """Store blocks of these KV tensors from now on. Mutates: self"""
+        self._storage = HostBlockStorage(made.layout, made.tensors)
+
+    def before(self, plan: StepPlan) -> None:
+        """Copy blocks to and from the host. Mutates: the KV tensors, host memory"""
+        if plan.swapped_out or plan.swapped_in:
+            self._storage.swap_out(plan.swapped_out)
+            self._storage.swap_in(plan.swapped_in)
+
+    def release(self) -> Sequence[torch.Tensor]:
+        """Release the host memory. Mutates: self"""
+        del self._storage
+        return ()

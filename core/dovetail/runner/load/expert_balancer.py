@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from zlib import crc32
 
 import torch
-from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import Communicator
 from dovetail.interfaces.data.spec import ExpertBalanceSpec, RunSpec
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.layers.moe.experts import Experts
 from dovetail.parallel.experts import Held, balanced, balancedness
+from dovetail.runner.allocated import Allocated
+from dovetail.runner.load.loader import LoadedModel
+from dovetail.runner.part import RunnerPart
 
 log = logging.getLogger(__name__)
 
@@ -26,38 +29,61 @@ MIXED = -1
 """Replaces a layout's checksum if a rank has several layouts in one layer."""
 
 
-def expert_balancer(module: nn.Module, run: RunSpec) -> ExpertBalancer | None:
-    """Return the balancer of a model's experts, or None if none may move.
-
-    Logs a warning if the run asks for expert placement and the model does not place whole experts.
-    """
-    if not run.expert_placement:
-        return None
-    layers = [layer for layer in module.modules() if isinstance(layer, Experts)]
-    placed = [layer for layer in layers if layer.slots is not None]
-    if not placed and run.rank.num_stages == 1 and run.rank.expert_rank == 0:
-        name = run.model_plugin.name
-        log.warning("--enable-expert-parallel has no effect: %s has no layers for it", name)
-    spec = run.expert_balance
-    return ExpertBalancer(placed, spec) if placed and spec is not None else None
-
-
-class ExpertBalancer:
-    """Call `check` once, then `before_step` before each step, on all ranks.
+class ExpertBalancer(RunnerPart):
+    """The balancer of a runner whose experts are placed on ranks; it counts steps from the first
+    request on. Without a `spec`, or placed experts, none moves.
 
     Loads cover the last `window_steps` steps: a snapshot of the counts is taken that many steps
     before a rebalance.
     """
 
-    def __init__(self, layers: Sequence[Experts], spec: ExpertBalanceSpec) -> None:
-        self._layers = layers
-        self._spec = spec
+    def __init__(self, run: RunSpec) -> None:
+        self._run = run
+        self._is_open = False
+
+    def attach(self, loaded: LoadedModel) -> None:
+        """Balance a model's experts; log a warning if none are placed. Mutates: self"""
+        run, layers = self._run, [m for m in loaded.module.modules() if isinstance(m, Experts)]
+        placed = [layer for layer in layers if layer.slots is not None]
+        if not placed and run.rank.num_stages == 1 and run.rank.expert_rank == 0:
+            name = run.model_plugin.name
+            log.warning("--enable-expert-parallel has no effect: %s has no layers for it", name)
+        self._spec = run.expert_balance or ExpertBalanceSpec()
+        self._layers: Sequence[Experts] = placed if run.expert_balance is not None else ()
         self._num_steps = 0
         self._noted: deque[tuple[int, torch.Tensor]] = deque()
 
+    def allocate(self, made: Allocated) -> None:
+        """Raise ConfigError unless all slots of a layer have the same storage layout. All ranks
+        call it."""
+        if not self._layers:
+            return
+        group = self._group()
+        found = [layer.slot_layouts() for layer in self._layers]
+        told = [crc32(texts.pop().encode()) if len(texts) == 1 else MIXED for texts in found]
+        mine = torch.tensor(told, device=group.device)
+        others = group.all_gather(mine)
+        if bool((others == MIXED).any() | (others != mine).any()):
+            raise ConfigError(
+                "experts of one layer are stored in different ways, so they cannot move.",
+                where="--enable-eplb",
+                fix="leave the flag out, or use another quantization.",
+            )
+
+    def open(self) -> None:
+        """Balance from the next step on. Mutates: self"""
+        self._is_open = True
+
+    def release(self) -> Sequence[torch.Tensor]:
+        """Do not count the steps of the next start. Mutates: self"""
+        self._is_open = False
+        return ()
+
     @torch.inference_mode()
-    def before_step(self) -> None:
+    def before(self, plan: StepPlan) -> None:
         """Move experts if a rebalance is due. Mutates: the layers"""
+        if not (self._is_open and self._layers):
+            return
         spec, step = self._spec, self._num_steps
         self._num_steps += 1
         if step and step % spec.interval_steps == 0:
@@ -105,21 +131,6 @@ class ExpertBalancer:
         slots = self._layers[0].slots
         assert slots is not None
         return slots.group.joined()
-
-    def check(self) -> None:
-        """Raise ConfigError unless all slots of a layer have the same storage layout. All ranks
-        call it."""
-        group = self._group()
-        found = [layer.slot_layouts() for layer in self._layers]
-        told = [crc32(texts.pop().encode()) if len(texts) == 1 else MIXED for texts in found]
-        mine = torch.tensor(told, device=group.device)
-        others = group.all_gather(mine)
-        if bool((others == MIXED).any() | (others != mine).any()):
-            raise ConfigError(
-                "experts of one layer are stored in different ways, so they cannot move.",
-                where="--enable-eplb",
-                fix="leave the flag out, or use another quantization.",
-            )
 
     def _move(self, layer: Experts, wanted: Held, group: Communicator) -> int:
         """Move each expert to its new slots; return how many moved. Mutates: layer"""

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -52,11 +52,13 @@ GIVE_BACK_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run, and how long it took to build it and to fill its weights."""
+    """A model ready to run, and how long it took to build it and to fill its weights. `inner` gets
+    the states within the model that somebody reads, by the layer that follows them."""
 
     model: Model
     build_s: float
     weights_s: float
+    inner: dict[int, torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def module(self) -> nn.Module:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from threading import Lock
-from typing import cast
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter import AdapterMethod, AdapterWeights, ModuleChange
 from dovetail.interfaces.data.adapter_spec import AdapterFacts, AdapterSource, AdapterSpec
 from dovetail.interfaces.data.spec import RunSpec
-from dovetail.interfaces.data.step import NO_SLOT, StepPlan
-from dovetail.interfaces.model import Model
+from dovetail.interfaces.data.step import NO_SLOT, NewRow, StepPlan
+from dovetail.interfaces.executor import Preparation
 from dovetail.layers.adapters.experts import ExpertAdapters, Key
 from dovetail.layers.adapters.linear import LinearSlots, SlotWeights
 from dovetail.layers.adapters.tables import TableChange, TableSlots
 from dovetail.layers.attention.rotary import Rotary
-from dovetail.layers.context import StepAdapters
+from dovetail.layers.context import StepAdapters, use_adapters
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import Linear
@@ -37,6 +37,8 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.stages import Elsewhere
 from dovetail.layers.weights import Target, map_name, names_of
+from dovetail.runner.allocated import Allocated
+from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.lora.copies import Copies
 from dovetail.runner.lora.cutting import CutChange, Cutting, Division
 from dovetail.runner.lora.memory import AdapterMemory
@@ -49,7 +51,9 @@ from dovetail.runner.lora.tables import (
     verify_tokenizer,
     vocab_rows,
 )
-from dovetail.sampling.seen import on_device
+from dovetail.runner.part import RunnerPart
+from dovetail.runner.rows.batch import StepInputs
+from dovetail_kernels.sample.seen import on_device
 
 logger = logging.getLogger(__name__)
 
@@ -90,25 +94,10 @@ def _plain(linears: dict[str, SlotWeights]) -> _OnHost:
     return _OnHost(linears=linears, tables={}, experts={}, is_plain=True)
 
 
-def runner_adapters(run: RunSpec, device: torch.device) -> RunnerAdapters | None:
-    """Return the adapters of a runner, None if none are served."""
-    return None if run.adapters is None else RunnerAdapters(run.adapters, run, device)
-
-
-def slots_in_use(
-    adapters: RunnerAdapters | None,
-    slots: np.ndarray | None,
-    positions: np.ndarray | None = None,
-) -> StepAdapters | None:
-    """Return what layers need to know about tokens in these slots, None if none uses an adapter.
-
-    Shapes: slots [T] int32, positions [T]
-    """
-    return None if adapters is None or slots is None else adapters.in_slots(slots, positions)
-
-
-class RunnerAdapters:
+class RunnerAdapters(RunnerPart):
     """The adapters of one rank."""
+
+    prepares = (AdapterSource,)
 
     def __init__(self, spec: AdapterSpec, run: RunSpec, device: torch.device) -> None:
         self._spec = spec
@@ -132,10 +121,10 @@ class RunnerAdapters:
         self._memory = AdapterMemory()
         self._plans = AdapterPlans(self._memory)
 
-    def attach(self, module: nn.Module) -> None:
-        """Create the adapter slots of a loaded model's layers. Mutates: module, self"""
-        self._module = module
-        self._weight_map = cast(Model, module).weight_map()
+    def attach(self, loaded: LoadedModel) -> None:
+        """Create the adapter slots of a loaded model's layers. Mutates: the model, self"""
+        module = self._module = loaded.module
+        self._weight_map = loaded.model.weight_map()
         self._linears.clear()
         self._tables.clear()
         self._experts.clear()
@@ -166,13 +155,18 @@ class RunnerAdapters:
             if name.endswith(WEIGHT) and not target.is_tied:
                 self._found[name.removesuffix(WEIGHT)] = path, layer, target
 
-    def read(self, source: AdapterSource) -> AdapterFacts:
+    def allocate(self, made: Allocated) -> None:
+        """Apply adapters to the rows of a batch from now on. Mutates: self"""
+        self._batch = made.batch
+
+    def prepare(self, item: Preparation) -> AdapterFacts:
         """Read an adapter into host memory, and return its facts. Any thread may call this, during
         a step.
 
         Raises: RequestError that names the file and key at fault. Mutates: self
         """
-        has_tokenizer = False
+        assert isinstance(item, AdapterSource)
+        source, has_tokenizer = item, False
         try:
             weights = self._weights(source)
             linears = self._plans.filled(weights)
@@ -187,11 +181,21 @@ class RunnerAdapters:
             self._on_host[source.key] = found
         return AdapterFacts(num_added_tokens=found.num_added, has_tokenizer=has_tokenizer)
 
-    def vocab_size(self, slot: int) -> int:
-        """Return the vocabulary size of rows with this slot, or without one (NO_SLOT)."""
-        return self._run.model.vocab_size + int(self._added[slot])
+    def added_tokens(self, new: NewRow) -> int:
+        """Return how many tokens a row's adapter adds."""
+        return int(self._added[new.adapter_slot])
 
-    def follow(self, plan: StepPlan) -> None:
+    def around(self, inputs: StepInputs) -> AbstractContextManager[None]:
+        """Return a with block in which layers apply the adapters of a step's tokens."""
+        slots = inputs.adapters
+        return use_adapters(None if slots is None else self.in_slots(slots, inputs.positions))
+
+    def around_rows(self, row: int | np.ndarray, count: int) -> AbstractContextManager[None]:
+        """Return a with block in which layers apply one row's adapter to `count` vectors, or each
+        of several rows' to one."""
+        return use_adapters(self.in_slots(np.broadcast_to(self._batch.adapters[row], count)))
+
+    def before(self, plan: StepPlan) -> None:
         """Drop adapters and fill slots as a plan says. Mutates: self, the layers"""
         with self._lock:
             moved = [(move.slot, self._on_host[move.key]) for move in plan.adapters]

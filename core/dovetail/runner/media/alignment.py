@@ -4,8 +4,7 @@ For rows that request it, the attention probabilities of chosen cross-attention 
 while the prompt is computed. After its last step they are normalized over tokens, smoothed and
 averaged over heads, and dynamic time warping finds the path with the most attention.
 `server.api.audio` maps it to words and seconds.
-Source: Radford et al., 2022, and the notes on word times of its authors' implementation; dynamic
-time warping: Sakoe and Chiba, 1978
+Source: Radford et al., 2022, and the notes on word times of its authors' implementation.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from dovetail.interfaces.data.sampling_params import Alignment
 from dovetail.interfaces.data.spec import RunSpec
@@ -23,12 +21,7 @@ from dovetail.interfaces.data.step import NewRow, Pooled, RowResult
 from dovetail.layers.attention.cross import CrossCache
 from dovetail.parallel.groups import Group, tensor_group
 from dovetail.runner.rows.batch import StepInputs
-
-SMOOTHED_ROWS = 7
-"""Width of the median filter over rows of an encoding."""
-LEAST_DEVIATION = 1e-10
-STAYS, MOVES, BOTH = 0, 1, 2
-"""How a path reaches (token, row): by the next row, by the next token, by both."""
+from dovetail_kernels.time_warp import path, prominence
 
 
 @dataclass(slots=True)
@@ -93,7 +86,7 @@ class PromptAlignment:
             assert not new.num_computed_tokens, "a prompt to be aligned is computed as a whole"
             self._rows[new.row] = _Row(new.sampling.alignment)
 
-    def remove_row(self, row: int) -> None:
+    def free_row(self, row: int) -> None:
         """Forget a row; unknown rows are ignored. Mutates: self"""
         self._rows.pop(row, None)
 
@@ -161,48 +154,3 @@ def chosen_heads(run: RunSpec, modules: Iterable[object], group: Group) -> dict[
             if head // count == group.rank:
                 found.setdefault(layers[layer].name, []).append(head % count)
     return found
-
-
-def prominence(seen: torch.Tensor) -> torch.Tensor:
-    """Return how many standard deviations each token's attention to a row is above the mean over
-    tokens, smoothed over rows. Shapes: [h, T, rows] -> [h, T, rows]"""
-    deviation, mean = torch.std_mean(seen, dim=1, keepdim=True, correction=0)
-    told = (seen - mean) / deviation.clamp_min(LEAST_DEVIATION)
-    pad = SMOOTHED_ROWS // 2
-    if told.shape[-1] <= pad:
-        return told
-    padded = F.pad(told, (pad, pad), mode="reflect")
-    return padded.unfold(-1, SMOOTHED_ROWS, 1).median(dim=-1).values
-
-
-def path(gain: np.ndarray) -> np.ndarray:
-    """Return the row at which the best path through tokens and rows reaches each token. The path
-    goes from the first token and row to the last, each move by one token, one row, or both.
-    Shapes: gain [T, rows] -> [T] int64
-
-    Cells of one diagonal depend only on the two before, so each diagonal is vectorized.
-    """
-    num_tokens, num_rows = gain.shape
-    cost = np.full((num_tokens + 1, num_rows + 1), np.inf)
-    cost[0, 0] = 0.0
-    came = np.full((num_tokens + 1, num_rows + 1), STAYS, dtype=np.int8)
-    for diagonal in range(2, num_tokens + num_rows + 1):
-        tokens = np.arange(max(1, diagonal - num_rows), min(num_tokens, diagonal - 1) + 1)
-        rows = diagonal - tokens
-        both, moves = cost[tokens - 1, rows - 1], cost[tokens - 1, rows]
-        stays = cost[tokens, rows - 1]
-        how = np.where((both < moves) & (both < stays), BOTH, STAYS)
-        how = np.where((moves < both) & (moves < stays), MOVES, how)
-        best = np.choose(how, (stays, moves, both))
-        cost[tokens, rows] = best - gain[tokens - 1, rows - 1]
-        came[tokens, rows] = how
-    firsts = np.zeros(num_tokens, dtype=np.int64)
-    token, place = num_tokens, num_rows
-    while token > 0:
-        firsts[token - 1] = place - 1
-        if token == 1 and place == 1:
-            break
-        step = MOVES if place == 1 else STAYS if token == 1 else int(came[token, place])
-        token -= step in (MOVES, BOTH)
-        place -= step in (STAYS, BOTH)
-    return firsts

@@ -10,75 +10,86 @@ import logging
 import math
 import zlib
 from collections.abc import Sequence
-from typing import cast
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.interfaces.data.media import KEPT, VECTORS, Encode, PartPlace, is_ready, tensor_of
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import NewRow, StepPlan
-from dovetail.interfaces.model import Model
-from dovetail.layers.context import StepMedia
+from dovetail.layers.context import StepMedia, use_media
 from dovetail.layers.dtypes import dtype_of
 from dovetail.parallel.groups import ALONE, tensor_group
 from dovetail.registry.blame import described
+from dovetail.runner.allocated import Allocated
 from dovetail.runner.device import DeviceCalls
+from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.media.alignment import PromptAlignment
 from dovetail.runner.media.encoder_pass import EncoderPass, pause_before
-from dovetail.runner.rows.batch import Batch, StepInputs
+from dovetail.runner.part import Ending, RunnerPart
+from dovetail.runner.rows.batch import StepInputs
+from dovetail.runner.step_reader import BegunStep, Computed
 
 logger = logging.getLogger(__name__)
 
 
-class RunnerMedia:
-    """The media of one rank's rows."""
+class RunnerMedia(RunnerPart):
+    """The media of one rank's rows. `ending` reports rows whose media could not be encoded."""
 
     def __init__(
-        self, model: Model, run: RunSpec, device: torch.device, calls: DeviceCalls
+        self, run: RunSpec, device: torch.device, calls: DeviceCalls, ending: Ending
     ) -> None:
-        spec = run.model
-        self._model = model
+        self._run = run
         self._calls = calls
+        self._ending = ending
         self._passes: dict[str, EncoderPass] = {}
-        blocks = model.encoder_blocks() if model.takes_media else ()
+        self._failed = 0.0 if run.rank.is_last_stage else float("nan")
+        self._group = tensor_group(run.rank) if run.encoder_mode == "data" else ALONE
+        self._size = run.model.hidden_size
+        self._dtype = dtype_of(run.model.dtype)
+        self._device = device
+        self._prompts_see_all = facts_of(run.model.whole_config).prompts_see_all
+
+    def attach(self, loaded: LoadedModel) -> None:
+        """Encode with a model's encoders from now on. Mutates: self, the model"""
+        self._model, self._module = loaded.model, loaded.module
+        blocks = self._model.encoder_blocks() if self._model.takes_media else ()
         self._num_blocks = len(blocks)
         self._blocks_a_row: dict[str, float] = {}
         pause_before(blocks)
-        self._failed = 0.0 if run.rank.is_last_stage else float("nan")
-        self._group = tensor_group(run.rank) if run.encoder_mode == "data" else ALONE
-        self._size = spec.hidden_size
-        self._dtype = dtype_of(spec.dtype)
-        self.alignment = PromptAlignment(run, cast(nn.Module, model).modules(), device)
-        self._device = device
+
+    def allocate(self, made: Allocated) -> None:
+        """Start without encodings and rows. Mutates: self"""
+        self.close()
+        self._batch = made.batch
+        self._alignment = PromptAlignment(self._run, self._module.modules(), self._device)
         self._encodings: dict[str, torch.Tensor] = {}
         self._failures: dict[str, str] = {}
         self._places: dict[int, tuple[PartPlace, ...]] = {}
         self._positions: dict[int, torch.Tensor] = {}
-        self._prompts_see_all = facts_of(spec.whole_config).prompts_see_all
         self._prompt_tokens: dict[int, int] = {}
 
-    def add_row(self, new: NewRow, batch: Batch) -> None:
+    def add_row(self, new: NewRow) -> None:
         """Note the media in a new row's prompt. Mutates: self, the batch's shifts"""
         self.free_row(new.row)
         if not new.parts:
             return
-        self.alignment.add_row(new)
+        self._alignment.add_row(new)
         self._places[new.row] = new.parts
         self._prompt_tokens[new.row] = new.num_prompt_tokens
         found = self._model.prompt_positions(new.num_prompt_tokens, new.parts)
         if found is not None:
-            self._positions[new.row], batch.shifts[new.row] = found
+            self._positions[new.row], self._batch.shifts[new.row] = found
 
     def free_row(self, row: int) -> None:
         """Forget a row. Mutates: self"""
         self._places.pop(row, None)
         self._positions.pop(row, None)
         self._prompt_tokens.pop(row, None)
-        self.alignment.remove_row(row)
+        self._alignment.free_row(row)
 
     def follow(self, plan: StepPlan) -> None:
         """Drop and make encodings as a plan says. Mutates: self"""
@@ -131,16 +142,26 @@ class RunnerMedia:
         while self._passes:
             self._passes.popitem()[1].drop()
 
-    def failures(self, inputs: StepInputs) -> dict[int, str]:
-        """Return why rows of a step must end: their media could not be encoded."""
+    def begin(self, inputs: StepInputs) -> None:
+        """Mark the rows of a step that must end: their media could not be encoded. Mutates: the
+        ending"""
         found = {}
         for step in inputs.steps if self._failures else ():
             for place in self._places.get(step.row, ()):
                 if place.key in self._failures:
                     found[step.row] = self._failures[place.key]
-        return found
+        for row, fault in found.items():
+            self._ending.mark_failed(row, fault)
 
-    def of_step(self, inputs: StepInputs) -> StepMedia | None:
+    def around(self, inputs: StepInputs) -> AbstractContextManager[None]:
+        """Return a with block in which the model sees a step's media."""
+        return use_media(self._of_step(inputs))
+
+    def after(self, step: BegunStep, computed: Computed) -> None:
+        """Add the alignments of prompts that end in a step. Mutates: step, self"""
+        step.aligned = self._alignment.results(step.inputs)
+
+    def _of_step(self, inputs: StepInputs) -> StepMedia | None:
         """Return a step's media, None if it has only tokens."""
         if not self._places:
             return None
@@ -168,7 +189,7 @@ class RunnerMedia:
             table = self._positions.get(step.row)
             has_positions |= table is not None and step.start < table.shape[1]
         begun = () if inputs.cross is None else inputs.cross.keys
-        watch = self.alignment.watch(inputs)
+        watch = self._alignment.watch(inputs)
         if not places and not spans and not has_positions and not begun and watch is None:
             return None
         index = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)

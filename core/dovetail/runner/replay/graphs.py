@@ -28,6 +28,7 @@ from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.block_table import BlockTable
 from dovetail.runner.rows.staging import Staging
 from dovetail.runner.rows.tensors import DeviceTensors, Forward, known_tokens
+from dovetail.runner.step_reader import Computed, StepPass
 
 log = logging.getLogger(__name__)
 
@@ -174,24 +175,20 @@ class GraphManager:
         self._graphs.clear()
         self._ladders.clear()
 
-    def run(
-        self, inputs: StepInputs, *, uses_adapters: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return hidden states and row numbers of a captured step, None for any other.
-        `uses_adapters`: some rows use adapters, all low-rank on linear layers. Valid until the next
-        step. Shapes: [R, E], [R]
-
-        Mutates: the KV cache
-        """
-        count = len(inputs.rows)
-        if not self._graphs or count != len(inputs.token_ids) or count > self._most_rows:
+    def take(self, step: StepPass) -> Computed | None:
+        """Return the outputs of a captured step, None for any other. Valid until the next step.
+        Mutates: the KV cache"""
+        inputs, count = step.inputs, len(step.sampling)
+        is_small = count <= self._most_rows and count == len(inputs.rows) == len(inputs.token_ids)
+        if not (self._graphs and is_small and step.is_plain):
             return None
-        key = self._find(count, int(inputs.seq_lens.max()), uses_adapters)
+        key = self._find(count, int(inputs.seq_lens.max()), step.adapters is not None)
         if key is None:
             return None
         self._tensors.tables.refresh()
         uploaded = self._staging.upload(self._padded(inputs, key))
-        return self._graphs[key].replay()[:count], uploaded[2][:count]
+        hidden = self._graphs[key].replay()
+        return Computed(hidden=hidden[:count], drawn_rows=uploaded[2][:count])
 
     def _find(self, count: int, longest: int, uses_adapters: bool) -> Key | None:
         """Return the smallest graph that the step fits into."""

@@ -1,6 +1,6 @@
 """StepHalves: decides which steps are divided into two halves, and what each half computes.
 
-A half is the step's first or last tokens, with rows, layouts, adapters and media of its own. The
+A half is the step's first or last tokens, with rows and layouts of its own. The
 second half may begin within a row: the row is then computed like two chunks of a prompt, one after
 the other in every layer. Sampling sees the whole step again. `parallel.halves` interleaves the
 halves.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -21,12 +22,12 @@ import torch
 
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.data.spec import HalvesSpec, RunSpec
-from dovetail.layers.context import StepAdapters, StepMedia, step_adapters, use_adapters, use_media
 from dovetail.parallel.groups import data_group
 from dovetail.parallel.halves import Halves, alternates
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.tensors import StepTensors
+from dovetail.runner.step_reader import Computed, StepPass
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ UNEVEN = 0.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfStep:
     """One half of a step. `first_token` is its offset in the whole step; `read` are its tokens
-    whose hidden states are needed (None: all). `inner` collects the hidden states that a drafter
-    reads inside the model.
+    whose hidden states are needed (None: all); `around` surrounds its forward pass. `inner`
+    collects the hidden states that a drafter reads inside the model.
 
     Shapes: token_ids, positions, second_text [T of the half], read [S]
     """
@@ -50,26 +51,40 @@ class HalfStep:
     layouts: Sequence[BatchLayout]
     second_text: torch.Tensor | None
     read: np.ndarray | None
-    adapters: StepAdapters | None
-    media: StepMedia | None = None
+    around: AbstractContextManager[None]
     inner: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 Forward = Callable[[HalfStep], torch.Tensor]
 """Runs the model on a half. Shapes: -> [T of the half, E]"""
+Divided = Callable[[StepPass, int], Computed]
+"""Runs a step whose second half begins with a token."""
 
 
 class StepHalves:
-    """Divides the steps of a run. `cuts_rows`: a half may begin within a row."""
+    """Divides the steps of a run. `cuts_rows`: a half may begin within a row; `divided` runs a step
+    whose second half begins with a token."""
 
     def __init__(
-        self, run: RunSpec, spec: HalvesSpec, calls: DeviceCalls, *, cuts_rows: bool
+        self,
+        run: RunSpec,
+        spec: HalvesSpec,
+        calls: DeviceCalls,
+        divided: Divided,
+        *,
+        cuts_rows: bool,
     ) -> None:
+        self._run_divided = divided
         self._spec = spec
         self._calls = calls
         self._cuts_rows = cuts_rows
         self._halves = Halves(alternates=alternates(run))
         self._engines = data_group(run.rank)
+
+    def take(self, step: StepPass) -> Computed | None:
+        """Return the outputs of a step in halves; None: it runs whole. Mutates: the KV cache"""
+        cut = self.first_of_second(step.inputs)
+        return None if cut is None else self._run_divided(step, cut)
 
     def first_of_second(self, inputs: StepInputs) -> int | None:
         """Return the first token of a step's second half; None: the step runs whole.
@@ -106,18 +121,15 @@ class StepHalves:
         here = self._calls.queue()
 
         def half(step: HalfStep) -> torch.Tensor:
-            with (
-                here(),
-                torch.inference_mode(),
-                use_adapters(step.adapters),
-                use_media(step.media),
-            ):
+            with here(), torch.inference_mode(), step.around:
                 return forward(step)
 
         return torch.cat(self._halves.run(lambda: half(halves[0]), lambda: half(halves[1])))
 
 
-def step_halves(run: RunSpec, calls: DeviceCalls, *, sees_all: bool) -> StepHalves | None:
+def step_halves(
+    run: RunSpec, calls: DeviceCalls, divided: Divided, *, sees_all: bool
+) -> StepHalves | None:
     """Return what divides a run's steps, or None if they run whole. `sees_all`: tokens attend to
     later ones."""
     if run.halves is None:
@@ -126,7 +138,7 @@ def step_halves(run: RunSpec, calls: DeviceCalls, *, sees_all: bool) -> StepHalv
         log.warning("steps are not divided: the decoder attends to an encoder's rows")
         return None
     cuts_rows = run.pooling is None and not sees_all
-    return StepHalves(run, run.halves, calls, cuts_rows=cuts_rows)
+    return StepHalves(run, run.halves, calls, divided, cuts_rows=cuts_rows)
 
 
 def even_cut(inputs: StepInputs, *, cuts_rows: bool) -> int | None:
@@ -149,15 +161,13 @@ def divided_step(
     token: int,
     placed: StepTensors,
     *,
-    layouts: Sequence[BatchLayout],
     second_text: torch.Tensor | None,
     read: np.ndarray | None,
-    media_of: Callable[[StepInputs], StepMedia | None] | None,
+    around: Callable[[StepInputs], AbstractContextManager[None]],
 ) -> tuple[HalfStep, HalfStep]:
-    """Return the halves of a step; the second begins with `token`. Both use the current adapters.
-    `media_of` None: tokens only. Shapes: second_text [T], read [S]"""
-    adapters = step_adapters()
-    pairs = [divided_layout(layout, token) for layout in layouts]
+    """Return the halves of a step; the second begins with `token`. `around` returns what surrounds
+    a half's forward pass. Shapes: second_text [T], read [S]"""
+    pairs = [divided_layout(layout, token) for layout in placed.layouts]
     halves = []
     for number, own in enumerate(divided_inputs(inputs, token)):
         part = slice(token, None) if number else slice(token)
@@ -170,8 +180,7 @@ def divided_step(
                 layouts=[pair[number] for pair in pairs],
                 second_text=None if second_text is None else _part(second_text, part),
                 read=None if read is None else _read(read, token, number),
-                adapters=None if adapters is None else _adapters(adapters, part),
-                media=None if media_of is None else media_of(own),
+                around=around(own),
             )
         )
     return halves[0], halves[1]
@@ -185,12 +194,6 @@ def _part(x: torch.Tensor, part: slice) -> torch.Tensor:
 
 def _read(read: np.ndarray, token: int, number: int) -> np.ndarray:
     return read[read >= token] - token if number else read[read < token]
-
-
-def _adapters(adapters: StepAdapters, part: slice) -> StepAdapters:
-    places = adapters.positions
-    own = None if places is None else _part(places, part)
-    return replace(adapters, slots=_part(adapters.slots, part), positions=own)
 
 
 def divided_inputs(inputs: StepInputs, token: int) -> tuple[StepInputs, StepInputs]:

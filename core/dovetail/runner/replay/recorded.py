@@ -23,6 +23,7 @@ from dovetail.runner.replay.recorded_inputs import PromptInputs, RecordedInputs,
 from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.block_table import BlockTable
 from dovetail.runner.rows.layer_groups import StateKeeper, put_nothing_back
+from dovetail.runner.step_reader import Computed, StepPass
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 
@@ -164,6 +165,14 @@ class RecordedForward:
     def sizes(self) -> set[Size]:
         """Return the sizes of the steps that are recorded."""
         return {size for size, program in self._programs.items() if program is not None}
+
+    def take(self, step: StepPass) -> Computed | None:
+        """Return the outputs of a step that can be replayed, None for any other. Mutates: as run"""
+        hidden = self.run(step.inputs, step.second_text) if step.is_plain else None
+        if hidden is None:
+            return None
+        after = None if step.after is None else torch.from_numpy(step.after)
+        return Computed(hidden=hidden, drawn_after=after)
 
     def run(
         self, inputs: StepInputs, second_text: torch.Tensor | None = None

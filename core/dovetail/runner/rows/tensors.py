@@ -32,7 +32,7 @@ class StepTensors:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    layouts: list[BatchLayout]
+    layouts: Sequence[BatchLayout]
     drawn_after: torch.Tensor | None
     drawn_rows: torch.Tensor | None = None
 

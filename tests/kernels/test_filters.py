@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.sampling import filters
-from dovetail.sampling.filters import PROBE_TOKENS
+from dovetail_kernels.sample import filters
+from dovetail_kernels.sample.filters import PROBE_TOKENS
 
 
 def filter_top(logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray) -> None:

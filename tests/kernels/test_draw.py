@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.sampling.draw import BLOCK_TOKENS, draw
 from dovetail_kernels.sample.definition import target_of, uniforms, weights
+from dovetail_kernels.sample.draw import BLOCK_TOKENS, draw
 
 
 def shifted(logits: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from dovetail.sampling.penalties import Penalties
+from dovetail_kernels.sample.penalties import Penalties
 
 FEWEST_LINES = 4
 

@@ -9,18 +9,31 @@ al., "CTRL", 2019.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_kernels.sample.native import Tables
 
 MORE_TOKENS = 64
 """Minimum room to add when a row's arrays are full."""
 
 
-def uses_penalties(params: SamplingParams) -> bool:
+class PenaltyParams(Protocol):
+    """A request's penalties; 1, 0 and 0: none."""
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+    @property
+    def frequency_penalty(self) -> float: ...
+
+    @property
+    def presence_penalty(self) -> float: ...
+
+
+def uses_penalties(params: PenaltyParams) -> bool:
     """Return whether a request with these params needs a penalty state."""
     return (
         params.repetition_penalty != 1.0
@@ -45,7 +58,7 @@ class Penalties:
     def add_row(
         self,
         row: int,
-        params: SamplingParams,
+        params: PenaltyParams,
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
     ) -> None:

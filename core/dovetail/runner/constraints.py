@@ -1,0 +1,50 @@
+"""RowConstraints: loads the constraints of a runner's rows, and masks and forces tokens by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail.interfaces.data.spec import RunSpec, StructuredOutputSpec
+from dovetail.interfaces.executor import Preparation
+from dovetail.interfaces.logits import LogitsProcessor
+from dovetail.interfaces.structured_output import CompiledConstraint
+from dovetail.runner.drawing import DrawingEnd
+from dovetail.runner.part import RunnerPart
+from dovetail.runner.rows.batch import StepInputs
+from dovetail.structured_output.cache import ConstraintCache
+from dovetail.structured_output.mask_processor import ConstraintProcessor
+from dovetail.structured_output.thinking import ReasoningBudget
+
+
+class RowConstraints(RunnerPart):
+    """Structured output and thinking budgets."""
+
+    prepares = (CompiledConstraint,)
+
+    def __init__(self, spec: StructuredOutputSpec, run: RunSpec, drawing: DrawingEnd) -> None:
+        self._cache = ConstraintCache(spec)
+        self._run = run
+        self._drawing = drawing
+
+    def start(self) -> None:
+        """Prepare the vocabulary for constraints while weights are loaded."""
+        self._cache.start()
+
+    def prepare(self, item: Preparation) -> None:
+        """Load a constraint. Raises: RequestError"""
+        assert isinstance(item, CompiledConstraint)
+        self._cache.prepare(item)
+
+    def processors(self) -> Mapping[str, LogitsProcessor]:
+        """Return the processors of masks and of thinking budgets. Mutates: the ending, to which
+        they give forced tokens"""
+        size = self._run.model.vocab_size
+        self._masks = ConstraintProcessor(self._cache, size)
+        # Steps ahead assume one token per draw.
+        self._drawing.forcing = None if self._run.async_steps else self._masks
+        budget = ReasoningBudget(self._cache, size)
+        return {"structured output": self._masks, "thinking budget": budget}
+
+    def begin(self, inputs: StepInputs) -> None:
+        """Start to fill the masks of the rows that draw. Mutates: self"""
+        self._masks.begin(inputs.rows[inputs.samples].tolist())
