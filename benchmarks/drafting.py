@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 
 from dovetail import registry
 from dovetail.config.checkpoint.sources.model_path import find_model
-from dovetail.engine.drafting import Drafting
 from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.parts.drafting import Drafting
 from dovetail.engine.request import RUNNING, Request
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.data.sampling_params import SamplingParams

@@ -1,5 +1,5 @@
-"""Elsewhere: one engine's KV blocks in an external store (KV connector), and requests that wait for
-some.
+"""KVTransfer: one engine's KV blocks in an external store (KV connector), and requests that wait
+for some.
 
 Before a request is queued, its leading blocks are looked up. Every rank loads the ones not cached
 here into host memory, in parallel with the steps. The request is then queued with them as its host
@@ -12,14 +12,18 @@ as in vLLM), or request the params with which another engine continues.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
+from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.messages import RequestUpdate
+from dovetail.engine.parts.part import EnginePart, Ready
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.kv_pieces import names_of, state_groups
 from dovetail.interfaces.data.step import BlockOrders, CachedLayer, KVLayout, StepPlan
@@ -36,6 +40,9 @@ FROM_PEER, FOR_PEER = "do_remote_prefill", "do_remote_decode"
 NUM_TOKENS = "remote_num_tokens"
 """Keys of kv_transfer_params: another engine has the prompt's blocks, another will fetch them, and
 the number of tokens."""
+DONE = ("stop", "length")
+ORDERS_ALONE = -3
+"""Step id of steps without requests, to write out KV blocks."""
 MAX_LOOKS = 2
 """How often a request is looked up: unreadable blocks are gone the second time."""
 
@@ -53,13 +60,15 @@ class _Arrival:
     """A request that waits for its look-up, for buffer room, or for its load."""
 
     __slots__ = (
-        *("deadline_s", "first", "found", "keys", "load", "look", "num_looks", "params"),
+        *("active", "deadline_s", "first", "found", "keys", "load", "look", "num_looks", "params"),
         *("request", "source", "started_s"),
     )
 
-    def __init__(self, request: RequestState, params: Mapping[str, Any]) -> None:
-        self.request = request
-        self.params = params
+    def __init__(self, active: ActiveRequest) -> None:
+        self.active = active
+        self.request: RequestState = active.request
+        params = active.kv_transfer
+        self.params: Mapping[str, Any] = params if params.get(FROM_PEER) else {}
         self.source = ""
         self.started_s = 0.0
         self.num_looks = 0
@@ -71,7 +80,7 @@ class _Arrival:
         self.deadline_s = 0.0
 
 
-class Elsewhere:
+class KVTransfer(EnginePart):
     """One engine's view of its connector's store. Used by one thread.
 
     The counts are since the start: failed loads, bytes loaded, bytes submitted for writing, and the
@@ -102,6 +111,7 @@ class Elsewhere:
         self._load = load
         self._looker = ThreadPoolExecutor(1, "kv-look-up") if is_slow else None
         self._arrivals: dict[str, _Arrival] = {}
+        self._adopted: set[str] = set()
         self._roomless: deque[_Arrival] = deque()
         self._saved: dict[bytes, int] = {}
         self._dropped: list[bytes] = []
@@ -114,15 +124,8 @@ class Elsewhere:
         self._unsaved: frozenset[str] = frozenset()
         cache.watch(self)
 
-    def __len__(self) -> int:
-        return len(self._arrivals)
-
-    def __iter__(self) -> Iterator[str]:
-        """Return the ids of the waiting requests."""
-        return iter(tuple(self._arrivals))
-
-    def take_counts(self) -> TransferStats:
-        """Return the connector's traffic since the last call. Mutates: self"""
+    def report(self, stats: dict[str, Any]) -> None:
+        """Add the connector's traffic since the last call. Mutates: self, stats"""
         now = TransferStats(
             connector=self._spec.connector.name,
             loads=self.num_loads,
@@ -135,52 +138,62 @@ class Elsewhere:
         last, self._told = self._told, now
         names = [name for name in now.__struct_fields__ if name != "connector"]
         since = {name: getattr(now, name) - getattr(last, name) for name in names}
-        return TransferStats(connector=now.connector, **since)
+        stats["transfer"] = TransferStats(connector=now.connector, **since)
 
     # Requests
 
-    def begin(self, request: RequestState, params: Mapping[str, Any]) -> bool:
-        """Return whether a request must wait for blocks; `arrived` then reports it when it can be
-        queued. `params` are its kv_transfer_params. Mutates: self"""
-        if not self._spec.loads or not _is_text(request) or self._is_stuck():
+    def must_wait(self, active: ActiveRequest) -> bool:
+        """Return whether a request must wait for blocks. Mutates: self"""
+        if not self._spec.loads or not _is_text(active.request) or self._is_stuck():
             return False
-        arrival = _Arrival(request, params if params.get(FROM_PEER) else {})
+        arrival = _Arrival(active)
         self._look_up(arrival)
         if arrival.look is None and arrival.found is None:
             return False
-        self._arrivals[request.request_id] = arrival
+        self._arrivals[active.request_id] = arrival
         return True
 
-    def ticket(self, request: RequestState, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return params with which another engine continues a request, None if not requested."""
-        if not params.get(FOR_PEER) or not self._spec.saves:
-            return None
-        size = self._block_tokens
+    def begin(self, active: ActiveRequest, num_unfinished: int) -> None:
+        """Leave a request's loaded blocks to the scheduler. Mutates: self"""
+        self._adopted.discard(active.request_id)
+
+    def complete_update(self, active: ActiveRequest, update: RequestUpdate) -> RequestUpdate:
+        """Return a last update with the params with which another engine continues, if the request
+        asks for them."""
+        is_asked = active.kv_transfer.get(FOR_PEER) and self._spec.saves
+        if not is_asked or update.finish_reason not in DONE:
+            return update
+        request, size = active.request, self._block_tokens
         num_tokens = (request.num_tokens - 1) // size * size
         told = self._index.ticket(num_tokens if _is_text(request) else 0)
-        return {FROM_PEER: True, FOR_PEER: False, NUM_TOKENS: num_tokens, **told} if told else None
+        if not told:
+            return update
+        transfer = {FROM_PEER: True, FOR_PEER: False, NUM_TOKENS: num_tokens, **told}
+        return msgspec.structs.replace(update, transfer=transfer)
 
-    def arrived(self) -> list[tuple[str, RequestError | None]]:
-        """Return the requests that have stopped waiting, each with an error if it failed. Mutates:
-        self, the cache"""
-        done = []
+    def take_ready(self) -> list[Ready]:
+        """Return the requests that have stopped waiting. Mutates: self, the cache"""
+        done: list[Ready] = []
         now_s = time.monotonic()
         for request_id, arrival in list(self._arrivals.items()):
             error = self._advance(arrival, now_s)
             if error is not None or (arrival.look is None and arrival.found is None):
                 del self._arrivals[request_id]
-                done.append((request_id, error))
+                done.append((arrival.active, error))
         self._fill_room()
         return done
 
-    def abort(self, request_id: str) -> bool:
-        """Stop a request's wait; return whether it was waiting. Mutates: self"""
-        arrival = self._arrivals.pop(request_id, None)
+    def forget(self, active: ActiveRequest) -> None:
+        """Stop a request's wait; free its loaded blocks if it was not scheduled. Mutates: self, the
+        cache"""
+        arrival = self._arrivals.pop(active.request_id, None)
         if arrival is not None:
             if arrival.look is not None:
                 arrival.look.cancel()
             self._abandon(arrival)
-        return arrival is not None
+        if active.request_id in self._adopted:
+            self._adopted.discard(active.request_id)
+            self._cache.free(active.request)
 
     def _look_up(self, arrival: _Arrival) -> None:
         arrival.num_looks += 1
@@ -271,6 +284,7 @@ class Elsewhere:
         self.loaded_bytes += len(arrival.keys) * self._block_bytes
         self._index.used([name for key in arrival.keys for name in self._names(key)])
         self._cache.adopt(arrival.request, arrival.found, arrival.first)
+        self._adopted.add(arrival.request.request_id)
         arrival.found = arrival.load = None
         return None
 
@@ -339,13 +353,14 @@ class Elsewhere:
     def cleared(self) -> None:
         """Do nothing: clearing the device cache does not affect the store."""
 
-    def distrust(self, live: Iterable[str]) -> None:
+    def distrust(self, request_ids: Iterable[str]) -> None:
         """Save no more blocks of the running requests, since the weights may have changed. New
-        requests hash with another key. Mutates: self"""
-        self._unsaved = frozenset((*live, *self._arrivals))
+        requests hash with another key. Mutates: self, the cache"""
+        self._unsaved = frozenset((*request_ids, *self._arrivals))
         self._saved.clear()
+        self._cache.rekey(os.urandom(32))
 
-    def add_orders(self, plan: StepPlan) -> StepPlan:
+    def complete(self, plan: StepPlan) -> StepPlan:
         """Return the next plan with orders for the ranks' stores. Mutates: self"""
         loaded: tuple[tuple[int, int], ...] = ()
         own = plan.swapped_in
@@ -371,10 +386,17 @@ class Elsewhere:
         """Return whether there are orders that no step has sent to the ranks yet. Mutates: self,
         the cache"""
         self._released += self._cache.host.take_released()
-        return self.has_orders
+        return self.has_work
+
+    def leftover_plans(self) -> Sequence[StepPlan]:
+        """Return a plan with the orders that no step has sent to the ranks yet. Mutates: self, the
+        cache"""
+        if not self.collect():
+            return ()
+        return (self.complete(StepPlan(step_id=ORDERS_ALONE, rows=())),)
 
     @property
-    def has_orders(self) -> bool:
+    def has_work(self) -> bool:
         """Return whether there are orders for the ranks, not counting what `collect` would add."""
         return bool(self._saved or self._released or self._dropped)
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
+from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.parts.part import EnginePart
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
 from dovetail.interfaces.executor import Executor
 
@@ -22,16 +25,16 @@ LEVELS = (1, 2)
 WAKE_FIX = "wake it up: POST /wake_up, or LLM.wake_up()."
 
 
-class SleepMode:
+class SleepMode(EnginePart):
     """The sleep state of one engine. `level` is 0 if awake; `asleep` lists the sleeping parts."""
 
     def __init__(
-        self, executor: Executor, forget_prefixes: Callable[[], None], *, can_sleep: bool
+        self, executor: Executor, forget_memory: Callable[[], None], *, can_sleep: bool
     ) -> None:
         self.level = 0
         self.asleep: tuple[str, ...] = ()
         self._executor = executor
-        self._forget_prefixes = forget_prefixes
+        self._forget_all = forget_memory
         self._can_sleep = can_sleep
         self._pending_sleeps: list[tuple[int, Future[None]]] = []
 
@@ -40,6 +43,16 @@ class SleepMode:
         if not self._pending_sleeps and not self.asleep:
             return None
         return asleep_error("is asleep" if self.asleep else "is about to sleep")
+
+    def receive(self, active: ActiveRequest) -> None:
+        """Raise EngineAsleep unless the engine is awake and stays so."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+
+    def report(self, stats: dict[str, Any]) -> None:
+        """Add the level. Mutates: stats"""
+        stats["sleep_level"] = self.level
 
     @property
     def is_pending(self) -> bool:
@@ -74,7 +87,7 @@ class SleepMode:
         self._verify_level(level)
         if not self.asleep:
             self._executor.sleep(level)
-            self._forget_prefixes()
+            self._forget_all()
             self.level, self.asleep = level, TAGS
             logger.info("the engine sleeps at level %d", level)
 

@@ -13,7 +13,7 @@ import pytest
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.engine.core import EngineCore
-from dovetail.engine.sleep_mode import TAGS
+from dovetail.engine.parts.sleep_mode import TAGS
 from dovetail.errors import EngineAsleep, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec

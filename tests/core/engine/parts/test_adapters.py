@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from dovetail.engine.adapters import PASSES_PER_SLOT, AdapterHolder, Adapters
+from dovetail.engine.parts.adapters import PASSES_PER_SLOT, AdapterHolder, Adapters
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.data.step import NO_SLOT, StepPlan

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from dovetail.engine.draft_price import LEAST_WORTH, DraftPrice
+from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.parts.draft_price import LEAST_WORTH, DraftPrice
+from dovetail.engine.parts.part import EnginePart, StepRecord
 from dovetail.engine.request import RUNNING
 from dovetail.engine.step_stats import StepCounter
-from dovetail.interfaces.data.spec import DraftSpec, EngineSpec, ModelSpec
+from dovetail.interfaces.data.spec import DraftSpec, ModelSpec
 from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.scheduler import RequestState
@@ -156,7 +158,7 @@ class _Sort:
             self._between, self.next_step = FIRST_PAUSE, num_steps
 
 
-class Drafting:
+class Drafting(EnginePart):
     """The drafter of one engine and its worth to each running request. `drafter` None: it runs on
     the worker. `is_steady`: drafting depends on the request alone and not on step times, because
     the sampled tokens depend on it (drafts that are sampled)."""
@@ -185,9 +187,10 @@ class Drafting:
         self._has_made = False
         self._rests_until = 0
 
-    def begin(self, request: RequestState, num_unfinished: int) -> None:
+    def begin(self, active: ActiveRequest, num_unfinished: int) -> None:
         """Request drafts after a new request's first token. Mutates: num_wanted_drafts"""
         self._rests_until = 0
+        request = active.request
         if self._drafter is not None:
             return
         length = self._begun(request, num_unfinished)
@@ -216,7 +219,12 @@ class Drafting:
     def _least_worth(self, num_rows: int) -> float:
         return LEAST_WORTH if self._is_steady else self._price.least_worth(num_rows)
 
-    def note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
+    def note(self, step: StepRecord) -> None:
+        """Learn from a step, and draft for its requests. Mutates: as `update`"""
+        self._note_time(step.plan, step.result, step.took_s)
+        self.update(step.changed, step.num_unfinished)
+
+    def _note_time(self, plan: StepPlan, result: StepResult, step_s: float) -> None:
         """Record the duration of a step if every row decoded. Mutates: self"""
         stands_for = PLAIN_EVERY if self._num_idle else 1
         if self._is_steady or self._num_steps % stands_for:
@@ -279,9 +287,10 @@ class Drafting:
     def _is_crowded(self, num_unfinished: int) -> bool:
         return self._pause_above is not None and num_unfinished > self._pause_above
 
-    def forget(self, request_id: str) -> None:
+    def end(self, active: ActiveRequest) -> None:
         """Drop the state of a request. Mutates: self"""
         self._rests_until = 0
+        request_id = active.request_id
         if self._lengths.pop(request_id, None) is None or self._drafter is None:
             return
         try:
@@ -356,12 +365,3 @@ class Drafting:
         length.max_tokens = 0
         logger.error("the drafter is not used again for %s: %s", request.request_id, fault)
         return ()
-
-
-def drafting_of(spec: EngineSpec, drafter: Drafter | None, counter: StepCounter) -> Drafting | None:
-    """Return the engine's Drafting, or None. `drafter` None: it runs on the worker."""
-    if spec.drafting is None:
-        return None
-    drafts = spec.run.drafts
-    is_steady = drafts is not None and drafts.is_sampled
-    return Drafting(spec.drafting, drafter, spec.run.model, counter, is_steady=is_steady)

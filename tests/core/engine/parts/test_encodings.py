@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.engine.encodings import Encodings
+from dovetail.engine.parts.encodings import Encodings
 from dovetail.engine.request import Request
 from dovetail.interfaces.data.media import PartPlace, PromptPart
 from dovetail.interfaces.data.sampling_params import SamplingParams
@@ -21,9 +21,8 @@ def request(encodings: Encodings, *parts: tuple[str, int, int], row: int = 0) ->
             PromptPart(place=PartPlace(key, "image", ((start, count),), count), features=())
             for key, start, count in parts
         ],
-        encodings=encodings,
     )
-    made.row = row
+    made.encodings, made.row = encodings, row
     return made
 
 
@@ -125,7 +124,7 @@ class Running(Encodings):
         self.crowd = (1, 1)
         super().__init__(step_rows=64, kept_rows=kept_rows, crowd=lambda: self.crowd)
         self.rows = rows
-        self.pace.share = self.share  # type: ignore[method-assign]
+        self.split.share = self.share  # type: ignore[method-assign]
 
     def share(self, kind: str, num_rows: int, *, weight: float = 1.0) -> float:
         return min(1.0, self.rows * weight / num_rows)

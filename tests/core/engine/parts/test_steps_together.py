@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dovetail.engine import core as engine_core
-from dovetail.engine import steps_together
 from dovetail.engine.core import EngineCore
 from dovetail.engine.messages import EngineRequest
-from dovetail.engine.steps_together import StepsTogether
+from dovetail.engine.parts import steps_together
+from dovetail.engine.parts.steps_together import StepsTogether
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.data.step import StepPlan, StepResult
@@ -24,6 +23,7 @@ from dovetail.interfaces.executor import PendingStep
 from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
 
 LIMIT_S = 10.0
+PLAN = StepPlan(step_id=1, rows=())
 meeting = threading.Barrier(2, timeout=LIMIT_S)
 
 
@@ -95,7 +95,7 @@ def test_an_idle_engine_runs_the_steps_that_others_need(tmp_path: Path, async_st
 def test_an_engine_that_ends_does_not_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_core, "LEAVE_LIMIT_S", 0.1)
+    monkeypatch.setattr(steps_together, "LEAVE_LIMIT_S", 0.1)
     steps_together.create(tmp_path, 2)
     core = EngineCore(spec_of(tmp_path, 0, async_steps=False))
     started_s = time.monotonic()
@@ -107,15 +107,15 @@ def test_an_engine_that_ends_does_not_wait_for_ever(
 def test_counts_say_who_owes_a_step(tmp_path: Path) -> None:
     steps_together.create(tmp_path, 3)
     first, second, third = (StepsTogether(tmp_path, place, 3) for place in range(3))
-    assert not any(one.is_behind for one in (first, second, third))
-    second.begin()
-    assert [one.is_behind for one in (first, second, third)] == [True, False, True]
-    first.begin()
+    assert not any(one.has_work for one in (first, second, third))
+    second.complete(PLAN)
+    assert [one.has_work for one in (first, second, third)] == [True, False, True]
+    first.complete(PLAN)
     for one in (first, second, third):
         assert not one.is_over
-        one.leave()
+        one.announce_leave()
     assert first.is_over and second.is_over and not third.is_over
-    third.begin()
+    third.complete(PLAN)
     assert third.is_over
     for one in (first, second, third):
         one.close()

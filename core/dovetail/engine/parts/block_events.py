@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from dovetail.engine.parts.part import EnginePart
 from dovetail.interfaces.kv_event_publisher import (
     GPU,
     AllBlocksCleared,
@@ -22,7 +23,7 @@ from dovetail.interfaces.scheduler import RequestState
 TOLD_GROUP = 0
 
 
-class BlockEvents:
+class BlockEvents(EnginePart):
     """The events of engine number `engine`; `medium` holds its cache. Used by one thread."""
 
     def __init__(

@@ -18,7 +18,7 @@ from itertools import count
 import msgspec
 
 from dovetail.config.checkpoint.sources.weights_digest import folder_digest
-from dovetail.engine.virtual_tokens import virtual_tokens
+from dovetail.engine.parts.virtual_tokens import virtual_tokens
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterFacts, AdapterSource, AdapterSpec
 from dovetail.interfaces.data.spec import EngineSpec

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from dovetail import registry
-from dovetail.engine.drafting import MAX_PAUSE_TOKENS, Drafting
+from dovetail.engine.active_request import ActiveRequest
 from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.parts.drafting import MAX_PAUSE_TOKENS, Drafting
 from dovetail.engine.request import RUNNING, WAITING, Request
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.data.sampling_params import SamplingParams
@@ -70,6 +71,9 @@ class Bench:
         made.status = RUNNING
         return made
 
+    def begin(self, request: Request, num_unfinished: int) -> None:
+        self.drafting.begin(ActiveRequest(request), num_unfinished)
+
     def draws(self, request: Request, *, accepted: int | None = None, others: int = 0) -> int:
         """Verify the request's drafts (None: it has none); return how many it has next."""
         num_tokens = 1
@@ -126,7 +130,7 @@ def test_a_failing_drafter_costs_one_request_its_drafts(
 ) -> None:
     bench = Bench()
     bad, good = bench.request(name), bench.request()
-    with caplog.at_level(logging.ERROR, "dovetail.engine.drafting"):
+    with caplog.at_level(logging.ERROR, "dovetail.engine.parts.drafting"):
         assert [bench.draws(bad), bench.draws(good), bench.draws(bad)] == [0, LONGEST, 0]
     assert len(caplog.records) == 1 and name in caplog.text
     assert bad.finish_reason is None
@@ -153,17 +157,17 @@ def test_forgets_what_ended() -> None:
     bench.draws(request)
     drafter: Any = bench.drafting._drafter
     assert drafter.known == {"r"}
-    bench.drafting.forget("r")
-    bench.drafting.forget("unknown")
+    bench.drafting.end(ActiveRequest(bench.request("r")))
+    bench.drafting.end(ActiveRequest(bench.request("unknown")))
     assert drafter.known == set()
 
 
 def test_the_worker_brings_as_many_as_are_wanted() -> None:
     bench = Bench(is_asked=False, pause_above_requests=3)
     request = bench.request()
-    bench.drafting.begin(request, 4)
+    bench.begin(request, 4)
     assert request.num_wanted_drafts == 0  # too many requests
-    bench.drafting.begin(request, 1)
+    bench.begin(request, 1)
     assert request.num_wanted_drafts == LONGEST
     wanted = []
     for accepted in (None, 0, 2, 0, 2, 0, 0):
@@ -184,7 +188,7 @@ def test_the_worker_brings_as_many_as_are_wanted() -> None:
 def test_drafts_of_the_worker_pause_while_they_bring_too_little() -> None:
     bench = Bench(is_asked=False)
     request = bench.request()
-    bench.drafting.begin(request, 1)
+    bench.begin(request, 1)
 
     def step(num_drafts: int, accepted: int) -> int:
         request.num_draft_tokens += num_drafts
@@ -211,7 +215,7 @@ def test_a_request_begins_as_others_fared() -> None:
 
     def begun(name: str) -> Request:
         request = bench.request(name)
-        bench.drafting.begin(request, 1)
+        bench.begin(request, 1)
         return request
 
     def miss(request: Request) -> None:
@@ -239,7 +243,7 @@ def test_a_request_begins_as_others_fared() -> None:
     assert begun("much later").num_wanted_drafts > 1
     other = bench.request("greedy")
     other.sampling = SamplingParams(temperature=0.0)
-    bench.drafting.begin(other, 1)
+    bench.begin(other, 1)
     assert other.num_wanted_drafts == LONGEST
 
 
@@ -250,7 +254,7 @@ def test_what_depends_on_drafts_depends_on_no_time() -> None:
         price: Any = bench.drafting._price
         price.pays = lambda num_rows: False
         request = bench.request()
-        bench.drafting.begin(request, 1)
+        bench.begin(request, 1)
         request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 2)))
         bench.drafting.update([request], 1)
         wanted.append(request.num_wanted_drafts)
@@ -260,10 +264,10 @@ def test_what_depends_on_drafts_depends_on_no_time() -> None:
 def test_a_foreign_draft_of_the_worker_is_its_last(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(is_asked=False)
     request = bench.request("odd")
-    bench.drafting.begin(request, 1)
+    bench.begin(request, 1)
     for _ in range(2):
         request.append(RowResult(row=0, token_ids=(5,), drafts=(1, 64)))
-        with caplog.at_level(logging.ERROR, "dovetail.engine.drafting"):
+        with caplog.at_level(logging.ERROR, "dovetail.engine.parts.drafting"):
             bench.drafting.update([request], 1)
         assert (request.draft_ids, request.num_wanted_drafts) == ((), 0)
     assert len(caplog.records) == 1 and "odd" in caplog.text

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dovetail.engine.draft_price import FEW_STEPS, LEAST_WORTH, PROBE_STEPS, DraftPrice
+from dovetail.engine.parts.draft_price import FEW_STEPS, LEAST_WORTH, PROBE_STEPS, DraftPrice
 
 
 def run(

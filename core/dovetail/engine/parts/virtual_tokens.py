@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dovetail import registry
 from dovetail.config.checkpoint.adapter_config import adapter_config
-from dovetail.engine.messages import EngineRequest
+from dovetail.engine.active_request import ActiveRequest
 from dovetail.errors import RequestError
 from dovetail.interfaces.adapter import AdapterMethod
 from dovetail.interfaces.data.adapter_spec import AdapterSource
@@ -31,19 +31,20 @@ def virtual_tokens(run: RunSpec) -> Callable[[AdapterSource], int]:
     return count
 
 
-def verify_room(message: EngineRequest, num_virtual: int, max_model_tokens: int) -> None:
+def verify_room(active: ActiveRequest, num_virtual: int, max_model_tokens: int) -> None:
     """Raises: RequestError if a request has no room for `num_virtual` vectors before its prompt"""
     if not num_virtual:
         return
-    if message.pooling is not None:
+    request = active.request
+    if request.pooling is not None:
         raise RequestError(
-            f'the adapter "{message.adapter}" puts vectors before a prompt, which is not '
+            f'the adapter "{active.adapter}" puts vectors before a prompt, which is not '
             "supported for prompts that are pooled.",
             where="model",
         )
-    if len(message.prompt_ids) + num_virtual >= max_model_tokens:
+    if request.num_tokens + num_virtual >= max_model_tokens:
         raise RequestError(
-            f"the prompt has {len(message.prompt_ids)} tokens, the adapter puts {num_virtual} "
+            f"the prompt has {request.num_tokens} tokens, the adapter puts {num_virtual} "
             f"vectors before it; this model's maximum context length is {max_model_tokens} tokens.",
             where="prompt",
             fix="shorten the prompt.",

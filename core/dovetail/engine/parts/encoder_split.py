@@ -1,9 +1,9 @@
-"""EncoderPace: how much of an encoder pass a step computes while requests decode.
+"""EncoderSplit: how much of an encoder pass a step computes while requests decode.
 
 Encoding a large image takes as long as many decode steps. Each step therefore gets a piece that
 takes about as long as the step without it: decoding runs at half speed, and the image waits about
 twice the time of its pass. If more requests wait than decode, the piece grows by that ratio, so
-that a few do not hold up many. The pace does not affect the results.
+that a few do not hold up many. The split does not affect the results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WINDOW_STEPS = 15
 """Window: the number of latest steps without an encoder that count."""
 
 
-class EncoderPace:
+class EncoderSplit:
     """Durations of one engine's steps, with and without a piece of an encoder pass."""
 
     def __init__(self) -> None:

@@ -9,19 +9,17 @@ encoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.engine.encoder_pace import EncoderPace
+from dovetail.engine.active_request import ActiveRequest, ActiveRequests, crowd_of
+from dovetail.engine.parts.encoder_split import EncoderSplit
+from dovetail.engine.parts.part import EnginePart, StepRecord
+from dovetail.engine.request import NO_ROW, Request
 from dovetail.interfaces.data.media import VECTORS, Encode, PartPlace, PromptPart
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.step import StepPlan
 
-if TYPE_CHECKING:
-    from dovetail.engine.request import Request
-
-NO_ROW = -1
 MOST_IN_VAIN = 8
 """After this many plans without a row while a pass waited for its next step, it is not split."""
 
@@ -45,11 +43,11 @@ class _Begun:
         return Encode(place.key, place.kind, place.num_rows, features, share)
 
 
-class Encodings:
+class Encodings(EnginePart):
     """The encodings of one engine. A step encodes media of at most `step_rows` rows, and the ranks
     cache at most `kept_rows`; a single medium may exceed both. With `keeps_whole` a step computes
     all remaining positions of a medium, or none. `crowd` returns how many requests are running and
-    how many wait. While requests decode, an encoder pass is split over steps at the `pace`."""
+    how many wait. While requests decode, an encoder pass is split over steps by `split`."""
 
     def __init__(
         self,
@@ -59,7 +57,9 @@ class Encodings:
         keeps_whole: bool = False,
         crowd: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
-        self.pace = EncoderPace()
+        self.split = EncoderSplit()
+        self._active: ActiveRequests = {}
+        self._num_with_parts = 0
         self._crowd = crowd
         self._begun: _Begun | None = None
         self._weight: float | None = None
@@ -75,19 +75,54 @@ class Encodings:
         self.num_reused = 0
 
     @classmethod
-    def within(cls, limits: ScheduleSpec, crowd: Callable[[], tuple[int, int]]) -> Encodings:
-        """Return the encodings of an engine with these limits."""
-        return cls(
+    def within(cls, limits: ScheduleSpec, active: ActiveRequests) -> Encodings:
+        """Return the encodings of an engine with these limits and requests."""
+        made = cls(
             limits.encoder_rows,
             limits.kept_encoder_rows,
             keeps_whole=limits.keeps_parts_whole,
-            crowd=crowd,
+            crowd=lambda: crowd_of(active),
         )
+        made._active = active
+        return made
 
     @property
     def has_dropped(self) -> bool:
         """Return whether there are dropped encodings that no plan has sent to the ranks yet."""
         return bool(self._dropped)
+
+    def receive(self, active: ActiveRequest) -> None:
+        """Have a request's steps wait for its media. Mutates: active"""
+        active.request.encodings = self
+
+    def begin(self, active: ActiveRequest, num_unfinished: int) -> None:
+        """Count a request with media. Mutates: self"""
+        self._num_with_parts += bool(active.request.parts)
+
+    def end(self, active: ActiveRequest) -> None:
+        """Drop an ended request's uses of encodings. Mutates: self"""
+        if active.request.parts:
+            self._num_with_parts -= 1
+            self.release(active.request)
+
+    def complete(self, plan: StepPlan) -> StepPlan:
+        """Return the plan with the encodings that its rows need and those to drop. Mutates: self"""
+        if not self._num_with_parts and not self.has_dropped:
+            return plan
+        requests = {active.request.row: active.request for active in self._active.values()}
+        return self.take(plan, [requests[row.row] for row in plan.rows])
+
+    def note(self, step: StepRecord) -> None:
+        """Learn how long a step with or without an encoder takes. Mutates: self"""
+        self.split.note(step.plan, step.took_s)
+
+    def forget_memory(self) -> None:
+        """Drop all encodings that the ranks have cached. Mutates: self"""
+        self._dropped += self._kept
+        self._kept.clear()
+        self._users.clear()
+        if self._begun is not None:
+            self._drop_begun(self._begun)
 
     def begin_step(self) -> None:
         """Reset the counts of a step's encodings. Mutates: self"""
@@ -153,14 +188,6 @@ class Encodings:
             if not begun.askers:
                 self._drop_begun(begun)
 
-    def forget_all(self) -> None:
-        """Drop all encodings that the ranks have cached. Mutates: self"""
-        self._dropped += self._kept
-        self._kept.clear()
-        self._users.clear()
-        if self._begun is not None:
-            self._drop_begun(self._begun)
-
     def _reserve(self, request: Request, part: PromptPart) -> bool:
         """Return whether this step may use a medium's encoding. Mutates: self"""
         place, begun = part.place, self._begun
@@ -204,7 +231,7 @@ class Encodings:
 
     def _share(self, place: PartPlace) -> float:
         """Return the share of a medium's encoder pass that this step computes."""
-        return self.pace.share(place.kind, place.num_rows, weight=self._requests_per_answer())
+        return self.split.share(place.kind, place.num_rows, weight=self._requests_per_answer())
 
     def _go_on(self, encode: dict[str, Encode]) -> None:
         """Add the planned piece of the pass in progress. Mutates: encode, self"""

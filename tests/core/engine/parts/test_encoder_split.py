@@ -1,10 +1,10 @@
-"""EncoderPace: a step gives an encoder about the time that it takes without it."""
+"""EncoderSplit: a step gives an encoder about the time that it takes without it."""
 
 from __future__ import annotations
 
 import pytest
 
-from dovetail.engine.encoder_pace import FIRST_SHARE, LEAST_SHARE, EncoderPace
+from dovetail.engine.parts.encoder_split import FIRST_SHARE, LEAST_SHARE, EncoderSplit
 from dovetail.interfaces.data.media import Encode
 from dovetail.interfaces.data.step import RowStep, StepPlan
 
@@ -18,7 +18,7 @@ def step(*shares: float, row: RowStep = ROW) -> StepPlan:
 
 
 def test_a_piece_takes_as_long_as_the_rest_of_its_step() -> None:
-    pace = EncoderPace()
+    pace = EncoderSplit()
     assert pace.share("image", 100) == FIRST_SHARE, "nothing is known"
     for _ in range(5):
         pace.note(step(), 0.01)
