@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail.engine.messages import EngineRequest, RequestUpdate, Timings
@@ -119,22 +119,23 @@ def crowd_of(requests: ActiveRequests) -> tuple[int, int]:
 
 
 class StepInFlight:
-    """A submitted step; its result updates the times of its requests."""
+    """A submitted step; its result updates the times of those of `requests` that are in it."""
 
     __slots__ = ("_participants", "_pending", "_submitted_s", "is_busy", "plan", "wait_s")
 
     def __init__(
         self,
         plan: StepPlan,
-        participants: Iterable[ActiveRequest],
+        requests: ActiveRequests,
         executor: Executor,
         *,
         is_busy: bool,
     ) -> None:
+        rows = {row.row for row in plan.rows} if requests else ()
+        self._participants = [one for one in requests.values() if one.request.row in rows]
         self.plan = plan
         self.is_busy = is_busy
         self.wait_s = 0.0
-        self._participants = participants
         self._submitted_s = time.monotonic()
         self._pending: PendingStep = executor.submit(plan)
 
@@ -149,9 +150,3 @@ class StepInFlight:
             active.forward_s += result.forward_s
             active.execute_s += execute_s
         return result
-
-
-def participants_of(plan: StepPlan, requests: ActiveRequests) -> tuple[ActiveRequest, ...]:
-    """Return the requests in a step that was just planned."""
-    rows = {row.row for row in plan.rows}
-    return tuple(active for active in requests.values() if active.request.row in rows)

@@ -1,8 +1,8 @@
 """EngineCore: runs the engine's steps. Each step plans, executes and records the results.
 
-Owns the executor, the KV block accounting, the scheduler and all requests. Features are parts that
-follow the steps (`parts`), and it knows none of them. It handles no sockets, text or tensors, and
-is used by one thread only.
+Owns the executor, the KV block accounting, the scheduler and all requests. It names no feature:
+features are parts that follow the steps (`parts`). It handles no sockets, text or tensors, and is
+used by one thread only.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail import registry
-from dovetail.engine.active_request import ActiveRequest, StepInFlight, participants_of
-from dovetail.engine.admission import Admission
+from dovetail.engine.active_request import ActiveRequest, StepInFlight
 from dovetail.engine.affinity import keep_to
 from dovetail.engine.building import build_cache, build_executor, plan_layout
-from dovetail.engine.faults import as_refusal, refused
 from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.engine.parts.build import PartsBuilder
 from dovetail.engine.parts.part import StepRecord
+from dovetail.engine.request_tracker import RequestTracker
 from dovetail.engine.start_watch import Report, StartWatch
 from dovetail.engine.step_stats import StepCounter
-from dovetail.errors import EngineDead, RequestError
+from dovetail.errors import EngineDead
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.executor import WorkerCall
@@ -34,7 +33,7 @@ from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail.interfaces.stats import StepStats
-from dovetail.registry.blame import blaming, described
+from dovetail.registry.blame import blaming
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +62,6 @@ class EngineCore:
         self.num_steps = 0
         self._depth = spec.schedule.plans_in_flight
         self._pending_steps: deque[StepInFlight] = deque()
-        self._active: dict[str, ActiveRequest] = {}
-        self._updates: list[RequestUpdate] = []
         self._stalled_since_s = 0.0
         self._is_busy = False
         keep_to(spec.run.processors)
@@ -82,11 +79,12 @@ class EngineCore:
             watch.lap("create KV cache and warm up")
             self.cache = build_cache(spec, self._executor, self.layout, kv_policy)
             self._counter = StepCounter(self.cache, engine=spec.engine)
+            active: dict[str, ActiveRequest] = {}
             parts = builder.build(
                 self._executor,
                 self.layout,
                 self.cache,
-                active=self._active,
+                active=active,
                 counter=self._counter,
                 forget_memory=self._forget_memory,
             )
@@ -94,18 +92,17 @@ class EngineCore:
                 spec.scheduler, spec.schedule, self.cache, policy
             )
             undo.pop_all()
-        self._parts, self.adapters, self.sleep_mode = (
-            parts.in_order,
-            parts.adapters,
-            parts.sleep_mode,
+        self._parts = parts.in_order
+        self.adapters, self.sleep_mode = parts.adapters, parts.sleep_mode
+        self._requests = RequestTracker(
+            active, self._parts, self._scheduler, self.cache, self._counter, spec.run
         )
-        self._admission = Admission(self._parts, self._schedule, self._refuse)
 
     @property
     def has_work(self) -> bool:
         """Return whether there is work or output for a step, or other engines need a step."""
-        own = self._active or self._pending_steps or self._updates or self._admission
-        return bool(own) or any(part.has_work for part in self._parts)
+        own = self._requests.has_work or bool(self._pending_steps)
+        return own or any(part.has_work for part in self._parts)
 
     @property
     def idle_wake_s(self) -> float:
@@ -125,46 +122,15 @@ class EngineCore:
 
         A request waits until what it needs is loaded; others overtake it.
         """
-        request_id = message.request_id
-        if request_id in self._active or request_id in self._admission:
-            error = RequestError("a request with this id is under way.", where=request_id)
-            self._updates.append(refused(request_id, error))
-        else:
-            self._admission.add(ActiveRequest.of(message, self.spec.run))
-
-    def _refuse(self, active: ActiveRequest, error: BaseException) -> None:
-        """Forget a request that cannot run, and report the error. Mutates: self"""
-        for part in self._parts:
-            part.forget(active)
-        self._updates.append(refused(active.request_id, as_refusal(error)))
-
-    def _schedule(self, active: ActiveRequest) -> None:
-        """Queue a request that has everything it needs. Mutates: self"""
-        try:
-            self._scheduler.add(active.request)
-        except RequestError as error:
-            self._refuse(active, error)
-        except Exception as error:  # a plugin failed on this request, for example the policy's key
-            logger.exception("request %s could not be queued", active.request_id)
-            fault = RequestError(f"it could not be queued: {described(error)}", status=500)
-            self._refuse(active, fault)
-        else:
-            self._active[active.request_id] = active
-            num_unfinished = sum(self._scheduler.counts())
-            for part in self._parts:
-                part.begin(active, num_unfinished)
+        self._requests.add(message)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort these requests; unknown ids are ignored. The next step reports those aborted."""
-        for ended in self._scheduler.abort(request_ids):
-            self._tell(ended.request_id)
-        for request_id in request_ids:
-            if self._admission.abort(request_id):
-                self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
+        self._requests.abort(request_ids)
 
     def abort_all(self) -> None:
         """Abort every request. The next steps report them."""
-        self.abort((*self._active, *self._admission))
+        self.abort((*self._requests.active, *self._requests.admission))
 
     def step(self) -> StepOutput:
         """Plan and submit a step; once enough steps are in flight, record the oldest one.
@@ -174,36 +140,31 @@ class EngineCore:
         started_s = time.monotonic()
         for part in self._parts:
             part.begin_step()
-        self._admission.advance()
+        self._requests.admission.advance()
         plan = self._scheduler.plan()
         if plan.rows:
             self._submit(plan, started_s)
             if len(self._pending_steps) < self._depth:
-                return StepOutput(updates=self._take_updates())
+                return StepOutput(updates=self._requests.take_updates())
         if not self._pending_steps:
             return self._step_alone()
         return self._record(self._pending_steps.popleft(), started_s)
 
     def _submit(self, plan: StepPlan, now_s: float) -> None:
         """Submit a step, and record which requests get a row in it. Mutates: self"""
-        for row in plan.new_rows:
-            active = self._active[row.request_id]
-            if active.scheduled_s:
-                self._counter.preemptions += 1
-            else:
-                active.scheduled_s = now_s
+        self._requests.note_start(plan, now_s)
         for part in self._parts:
             plan = part.complete(plan)
-        participants = participants_of(plan, self._active) if self.spec.times_steps else ()
+        active = self._requests.active if self.spec.times_steps else {}
         self._pending_steps.append(
-            StepInFlight(plan, participants, self._executor, is_busy=self._is_busy)
+            StepInFlight(plan, active, self._executor, is_busy=self._is_busy)
         )
         self._is_busy = True
 
     def _record(self, step: StepInFlight, started_s: float) -> StepOutput:
         """Wait for the oldest step and record its results. Mutates: self"""
         plan, result = step.plan, step.result()
-        self._is_busy = bool(self._active)
+        self._is_busy = bool(self._requests.active)
         changed = self._scheduler.update(plan, result)
         counts = self._scheduler.counts()
         record = StepRecord(
@@ -216,7 +177,7 @@ class EngineCore:
         for part in self._parts:
             part.note(record)
         for request in changed:
-            self._tell(request.request_id)
+            self._requests.update(request.request_id)
         self.num_steps += 1
         if self.spec.checks_invariants:
             self.cache.check_invariants()
@@ -232,35 +193,7 @@ class EngineCore:
             wait_s=step.wait_s,
             is_busy=step.is_busy,
         )
-        return StepOutput(updates=self._take_updates(), stats=stats)
-
-    def _tell(self, request_id: str) -> None:
-        """Add a request's new output to the next updates, and end it once it has finished. Mutates:
-        self"""
-        active = self._active.get(request_id)
-        if active is None:
-            return
-        update = active.take_update(time.monotonic())
-        self._counter.count_update(active, update)
-        if active.request.is_finished:
-            update = self._end(active, update)
-        self._updates.append(update)
-
-    def _end(self, active: ActiveRequest, update: RequestUpdate) -> RequestUpdate:
-        """Forget a finished request; return its last update, completed. Mutates: self"""
-        for part in self._parts:
-            update = part.complete_update(active, update)
-        if active.pin_s and update.finish_reason != "error":
-            self.cache.pin(active.request, active.pin_s)
-        del self._active[active.request_id]
-        for part in self._parts:
-            part.end(active)
-            part.forget(active)
-        return update
-
-    def _take_updates(self) -> list[RequestUpdate]:
-        updates, self._updates = self._updates, []
-        return updates
+        return StepOutput(updates=self._requests.take_updates(), stats=stats)
 
     def _run(self, plans: Iterable[StepPlan]) -> None:
         """Run plans without rows, one after the other. Raises: EngineDead"""
@@ -277,27 +210,28 @@ class EngineCore:
         owed = [plan for part in self._parts for plan in part.owed_plans()]
         if owed:
             self._run(owed)
-            return StepOutput(updates=self._take_updates())
+            return StepOutput(updates=self._requests.take_updates())
         self._is_busy = False
         self._run_leftovers()
         self._end_if_stalled(time.monotonic())
         return StepOutput(
-            updates=self._take_updates(),
-            stats=None if self._active else self.stats(),  # the last ones, after an abort
-            is_stalled=bool(self._active or self._admission),
+            updates=self._requests.take_updates(),
+            stats=None if self._requests.active else self.stats(),  # the last, after an abort
+            is_stalled=bool(self._requests.active or self._requests.admission),
         )
 
     def _end_if_stalled(self, now_s: float) -> None:
         """End all requests if none could run for too long. Mutates: self"""
-        if not self._active:
+        active = self._requests.active
+        if not active:
             self._stalled_since_s = 0.0
         elif not self._stalled_since_s:
             self._stalled_since_s = now_s
         elif now_s - self._stalled_since_s > STALL_LIMIT_S:
-            for active in list(self._active.values()):
+            for request_id in list(active):
                 fault = "the scheduler found no step in which this request could run."
-                active.request.finish("error", fault)
-                self.abort((active.request_id,))
+                active[request_id].request.finish("error", fault)
+                self.abort((request_id,))
 
     def _forget_memory(self) -> None:
         """Drop all references to memory that the ranks have released."""
@@ -312,7 +246,7 @@ class EngineCore:
         may have changed. Running requests keep their blocks."""
         self.cache.forget_all()
         for part in self._parts:
-            part.distrust(self._active)
+            part.distrust(self._requests.active)
         for part in self._parts:
             part.publish()
 
