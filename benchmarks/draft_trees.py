@@ -27,6 +27,7 @@ from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.client.offline.sync_engine import SyncEngine
+from dovetail.engine.parts.drafting import Drafting
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
@@ -60,8 +61,9 @@ def engine_of(num_drafts: int) -> SyncEngine:
     asked = {"method": f"{Path(__file__)}:Hopeless", "num_speculative_tokens": num_drafts}
     flags = {"speculative_config": asked} if num_drafts else {}
     engine = SyncEngine(resolve(Config.from_fields({"seed": 0, **flags})))
-    drafting: Any = engine.core._drafting
-    if drafting is not None:  # neither pauses nor shortens what never comes true
+    drafting: Any
+    for drafting in (part for part in engine.core._parts if isinstance(part, Drafting)):
+        # neither pauses nor shortens what never comes true
         drafting._record = lambda *_: None
         drafting._price.pays = lambda _: True
     return engine

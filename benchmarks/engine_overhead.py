@@ -19,6 +19,7 @@ import msgspec
 from dovetail import registry
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.requests.input_processor import InputProcessor, load_tokenizer
+from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.core import EngineCore
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
@@ -66,7 +67,7 @@ def core_step_us(num_rows: int) -> float:
     """Return the median microseconds of a decode step of `num_rows` rows, executor excluded."""
     spec = bench_spec()
     core = EngineCore(spec)
-    inputs = InputProcessor(spec, load_tokenizer(spec))
+    inputs = InputProcessor(spec, Vocabularies(spec, load_tokenizer(spec)))
     for i in range(num_rows):
         params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
         core.add(inputs.prepare("a prompt", params, str(i), serial=i).requests[0])

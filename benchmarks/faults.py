@@ -53,7 +53,7 @@ END_LIMIT_S = 15.0
 ENDS = ("refused", "503")
 """What /health says once no engine, or no server, is left."""
 ENGINE, API, RANK = (
-    "dovetail.engine.ipc.process",
+    "dovetail.engine.process",
     "dovetail.server.launch.api_process",
     "dovetail_plugins.ranks.rank_process",
 )

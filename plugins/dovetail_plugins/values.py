@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-_HASHES = "dovetail.engine.kv.prefix_hash"
+_HASHES = "dovetail_plugins.kv_cache.prefix_hash"
 _ROPE_RULES = "dovetail.layers.attention.rotary"
 
 # Number types of weights and activations: the choices of --dtype.

@@ -12,8 +12,6 @@ import msgspec
 import torch
 from torch import nn
 
-from dovetail.engine.kv.kv_cache import KVCacheManager
-from dovetail.engine.kv.paged import Paged
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
 from dovetail.interfaces.data.headers import TensorHeader
@@ -34,6 +32,8 @@ from dovetail_kernels.op import Implementation
 from dovetail_plugins.communicators.gloo import GlooCommunicator
 from dovetail_plugins.drafters.eagle import Eagle
 from dovetail_plugins.executors.uni import UniExecutor
+from dovetail_plugins.kv_cache.manager import KVCacheManager
+from dovetail_plugins.kv_policies.paged import Paged
 from dovetail_plugins.load_formats.safetensors import Safetensors
 from dovetail_plugins.models import llama, qwen3
 from dovetail_plugins.quantization.none import Unquantized

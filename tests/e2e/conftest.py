@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.engine.draft_price import DraftPrice
+from dovetail.engine.parts.draft_price import DraftPrice
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,10 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
-from dovetail.engine.draft_price import DraftPrice
-from dovetail.engine.drafting import _PricedDraftLength
+from dovetail.engine.parts.draft_price import DraftPrice
+from dovetail.engine.parts.drafting import Drafting, _PricedDraftLength
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.engine_parts import part_of
 
 pytest.importorskip("dovetail_plugins")
 
@@ -82,7 +83,7 @@ def made(folder: Path, head: Head | None = None, **fields: Any) -> LLM:
 def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
     """Return a list that will hold what is known of a request and what is guessed to follow."""
     found: list[tuple[list[int], list[int]]] = []
-    drafting: Any = llm._engine.core._drafting
+    drafting: Any = part_of(llm._engine.core, Drafting)
     brought = drafting._brought
 
     def watched(request: Any, *given: Any) -> tuple[int, ...]:

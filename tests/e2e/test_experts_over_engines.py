@@ -47,7 +47,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 
 def engines_of(server: ServerProcess) -> list[psutil.Process]:
     found = server.descendants()
-    return [child for child in found if "dovetail.engine.ipc.process" in child.cmdline()]
+    return [child for child in found if "dovetail.engine.process" in child.cmdline()]
 
 
 def body_of(number: int, **fields: Any) -> dict[str, Any]:

@@ -143,7 +143,7 @@ FAULTS = {
         flags={"device": CLASS},
     ),
     "kv_policy": Fault(
-        target="dovetail.engine.kv.paged:Paged",
+        target="dovetail_plugins.kv_policies.paged:Paged",
         methods=("plan", "accounting"),
         flags={"kv_policy": CLASS},
     ),

@@ -13,11 +13,13 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest
+from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
 from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import kv_engines
+from support.engine_parts import part_of
 from support.kv_engines import GREEDY, Paths, connected, forget, loaded, settle, tokens, told
 from support.tiny_encoder_decoders import write_encoder_decoder
 
@@ -240,7 +242,7 @@ def test_a_slow_store_holds_nobody_else_up_and_is_given_up(paths: Paths) -> None
         both = llm.generate([LONG, [5, 6, 7]], GREEDY, use_tqdm=False)
         assert tokens(both) == wanted
         assert 0.3 <= time.monotonic() - began_s < 20
-        assert llm._engine.core._elsewhere.num_failures == 1
+        assert part_of(llm._engine.core, KVTransfer).num_failures == 1
         assert loaded(llm) == 0
         time.sleep(1)
         llm.generate([[5, 6]], GREEDY, use_tqdm=False)  # brings the order to forget what came late

@@ -16,10 +16,12 @@ import pytest
 import zmq
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.parts.block_events import BlockEvents
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_event_publisher import BlockRemoved, BlockStored, EventBatch
 from dovetail_plugins.kv_event_publishers.zmq import ZmqOptions, ZmqPublisher, address_of
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.engine_parts import part_of
 from support.kv_engines import sample_of
 
 pytestmark = pytest.mark.e2e
@@ -221,7 +223,7 @@ def test_a_router_knows_what_the_engine_holds(model: str, folder: str) -> None:
         prompts = [[3 + (n * 7 + i * i) % 60 for i in range(40)] for n in range(12)]
         for prompt in prompts:
             llm.generate([prompt], GREEDY, use_tqdm=False)
-        sent = core._events._publisher
+        sent = part_of(core, BlockEvents)._publisher
         one.read(until=sent._num_made)
         cache.follow(one.batches)
         index = core.cache._pool._index[0]
@@ -374,7 +376,7 @@ def test_what_cannot_work_says_why(model: str, folder: str, keys: Any, said: str
 def test_nothing_is_told_unless_asked_to(model: str, folder: str) -> None:
     off = publishing(folder, enable_kv_cache_events=False)
     with LLM(model=model, **ENGINE, **off) as llm:
-        assert llm._engine.core._events is None
+        assert not any(isinstance(part, BlockEvents) for part in llm._engine.core._parts)
     assert not list(Path(folder).iterdir())
     null = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
     with LLM(model=model, **ENGINE, **null) as llm:

@@ -14,10 +14,12 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
+from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.errors import ConfigError
 from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_plugins.kv_connectors import _peer_client
 from support import kv_engines
+from support.engine_parts import part_of
 from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
@@ -165,7 +167,7 @@ def test_a_request_names_the_engine_that_has_its_prompt(paths: Paths, port: int)
     with LLM(**model, **peer(port, 1, "kv_consumer")) as other:
         again = run(other, LONG, ticket)
         assert again.token_ids == first.token_ids and again.num_cached_tokens == 0
-        assert other._engine.core._elsewhere.num_failures == 1
+        assert part_of(other._engine.core, KVTransfer).num_failures == 1
         nonsense = {"do_remote_prefill": True, "remote_host": "no.such.host", "remote_port": "x"}
         assert run(other, LONG[:60], nonsense).finish_reason == "length"
 

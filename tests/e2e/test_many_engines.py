@@ -37,7 +37,7 @@ def server() -> Iterator[ServerProcess]:
 
 def engines_of(server: ServerProcess) -> list[psutil.Process]:
     found = server.descendants()
-    return [child for child in found if "dovetail.engine.ipc.process" in child.cmdline()]
+    return [child for child in found if "dovetail.engine.process" in child.cmdline()]
 
 
 def completion(client: httpx.Client, **body: Any) -> Any:

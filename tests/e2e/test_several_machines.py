@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(usable_cores() < 2, reason="two engines need two cores"),
 ]
 SECRET = {"DOVETAIL_DATA_PARALLEL_SECRET": "a secret for the tests alone"}
-ENGINE = "dovetail.engine.ipc.process"
+ENGINE = "dovetail.engine.process"
 NUM_STREAMS = 8
 
 

@@ -354,7 +354,7 @@ FAULTS: dict[str, Fault] = {
         starts_engine=True,
         uses_torch=True,
         code=1,
-        meanwhile=killing("dovetail.engine.ipc.process"),
+        meanwhile=killing("dovetail.engine.process"),
     ),
     "engine killed while loading": Fault(
         args=flags("--port", "0"),
@@ -363,7 +363,7 @@ FAULTS: dict[str, Fault] = {
         starts_engine=True,
         uses_torch=True,
         code=1,
-        meanwhile=killing("dovetail.engine.ipc.process", after_s=0.5),
+        meanwhile=killing("dovetail.engine.process", after_s=0.5),
     ),
     "API process killed while starting": Fault(
         args=flags("--api-server-count", "2"),

@@ -45,6 +45,7 @@ SHARED = set(
         "gateway",
         "inspect",
         "joining",
+        "kv_cache",
         "layers",
         "media_processors",
         "quantize",

@@ -17,9 +17,11 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
+from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.engine.worker_calls import worker_call
 from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.engine_parts import part_of
 
 IS_FULL = os.environ.get("KV_TESTS") == "full"
 ENGINE: dict[str, Any] = {"max_model_len": 128, "dtype": "float32", "use_tqdm_on_load": False}
@@ -86,7 +88,7 @@ def settle(llm: LLM) -> None:
     """Return once the store has all that it is to get."""
     core = llm._engine.core
     deadline_s = time.monotonic() + 30
-    while core._elsewhere.collect() and time.monotonic() < deadline_s:
+    while part_of(core, KVTransfer).collect() and time.monotonic() < deadline_s:
         core.step()
     executor = core._executor
     if hasattr(executor, "worker"):

@@ -89,7 +89,7 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         """Return the engine process."""
-        return next(c for c in self.descendants() if "dovetail.engine.ipc.process" in c.cmdline())
+        return next(c for c in self.descendants() if "dovetail.engine.process" in c.cmdline())
 
     def wait(self, timeout_s: float = STOP_LIMIT_S) -> int:
         """Return the exit status."""

@@ -33,7 +33,7 @@ from typing import Any
 
 from dovetail.processes import process
 
-RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.ipc.process"
+RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
 TEXT = ("torch", "transformers", RANK, ENGINE, "dovetail.runner.device_worker")
 MEDIA = (*TEXT, "transformers.modeling_utils", "dovetail_plugins.models._media")
 PR_SET_CHILD_SUBREAPER = 36

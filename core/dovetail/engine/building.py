@@ -1,29 +1,21 @@
-"""Builds the parts of an engine at start-up: executor, KV cache layout and accounting, drafter."""
+"""Builds what an engine runs on at start-up: executor, KV cache layout and accounting."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dovetail import registry
-from dovetail.engine.block_events import BlockEvents
-from dovetail.engine.elsewhere import Elsewhere, Load
-from dovetail.engine.kv import kv_groups
-from dovetail.engine.steps_together import StepsTogether
+from dovetail.engine import kv_groups
 from dovetail.errors import ConfigError
-from dovetail.interfaces.data.kv_pieces import kept_bytes, state_groups
-from dovetail.interfaces.data.sealed_block import HEADER_BYTES
+from dovetail.interfaces.data.kv_pieces import state_groups
 from dovetail.interfaces.data.spec import CacheSpec, EngineSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayer, KVLayout
-from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.executor import Executor
-from dovetail.interfaces.kv_connector import KVConnector, StoreFacts
-from dovetail.interfaces.kv_event_publisher import CPU, GPU, KVEventPublisher
 from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
 from dovetail.registry.blame import blaming
 
@@ -67,24 +59,6 @@ def plan_layout(spec: EngineSpec, executor: Executor, policy: KVPolicy) -> KVLay
     return layout
 
 
-def build_drafter(spec: EngineSpec) -> Drafter | None:
-    """Return the drafter that runs in the engine, or None."""
-    if spec.drafting is None:
-        return None
-    if spec.run.drafts is not None:
-        return None  # this drafter is built next to the model
-    made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
-    return made
-
-
-def steps_together(spec: EngineSpec) -> StepsTogether | None:
-    """Return the step synchronization with engines that share experts, or None."""
-    if not spec.shares_experts:
-        return None
-    rank = spec.run.rank
-    return StepsTogether(Path(spec.run.engines_folder), rank.data_rank, rank.data_size)
-
-
 def hash_units(spec: EngineSpec, layout: KVLayout) -> CacheSpec:
     """Return the cache rules, with the unit size of prefix hashes. Raises: ConfigError"""
     transfer = spec.run.transfer
@@ -115,47 +89,7 @@ def hash_key(spec: EngineSpec, layout: KVLayout, layers: Sequence[CachedLayer]) 
 
 def build_cache(
     spec: EngineSpec, executor: Executor, layout: KVLayout, policy: KVPolicy
-) -> tuple[KVAccounting, Elsewhere | None]:
-    """Return the KV block accounting and the external store, if any. Raises: ConfigError"""
-    layers = executor.kv_layers()
-    cache = policy.accounting(layout, hash_units(spec, layout), hash_key(spec, layout, layers))
-    return cache, open_elsewhere(spec, layout, layers, cache, executor.prepare)
-
-
-def open_elsewhere(
-    spec: EngineSpec,
-    layout: KVLayout,
-    layers: Sequence[CachedLayer],
-    cache: KVAccounting,
-    load: Load,
-) -> Elsewhere | None:
-    """Return the external KV store, None without a connector. Raises: ConfigError"""
-    transfer = spec.run.transfer
-    if transfer is None or not layout.num_tensors:
-        return None
-    connector: KVConnector = registry.make(transfer.connector)
-    facts = StoreFacts(
-        identity=transfer.identity,
-        block_bytes=HEADER_BYTES + kept_bytes(layout, layers, transfer.unit_tokens),
-        world_size=spec.run.rank.world_size,
-        engine_id=transfer.engine_id,
-        model=spec.run.model.path,
-        unit_tokens=transfer.unit_tokens,
-        engine=transfer.engine,
-    )
-    is_slow = "slow_look_up" in connector.capabilities
-    index = connector.index(facts)
-    return Elsewhere(transfer, index, cache, layout, load, layers=layers, is_slow=is_slow)
-
-
-def open_events(spec: EngineSpec, layout: KVLayout, cache: KVAccounting) -> BlockEvents | None:
-    """Return the prefix cache's events, None without a publisher. Raises: ConfigError"""
-    if spec.events is None:
-        return None
-    publisher: KVEventPublisher = registry.make(spec.events.publisher, spec.engine)
-    medium = CPU if spec.run.device == "cpu" else GPU
-    events = BlockEvents(publisher, layout.block_tokens, spec.engine, medium)
-    cache.watch(events)
-    events.cleared()  # subscribers drop the blocks of an earlier engine
-    events.publish()
-    return events
+) -> KVAccounting:
+    """Return the KV block accounting. Raises: ConfigError"""
+    hash_seed = hash_key(spec, layout, executor.kv_layers())
+    return policy.accounting(layout, hash_units(spec, layout), hash_seed)

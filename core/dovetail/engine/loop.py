@@ -16,8 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from dovetail.engine.adapters import serving
-from dovetail.engine.core import IDLE_WAKE_S, EngineCore, StepOutput
+from dovetail.engine.core import EngineCore, StepOutput
 from dovetail.engine.faults import fault_of
 from dovetail.engine.ipc.transport import EngineEnd
 from dovetail.engine.messages import (
@@ -53,6 +52,8 @@ from dovetail.engine.messages import (
     WakeUp,
     WorkerAnswers,
 )
+from dovetail.engine.parts.adapters import serving
+from dovetail.engine.parts.part import IDLE_WAKE_S
 from dovetail.errors import ConfigError, DovetailError, EngineDead, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.stats import StepStats

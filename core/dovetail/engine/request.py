@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dovetail.engine.encodings import NO_ROW, Encodings
 from dovetail.interfaces.data.media import PromptPart
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
 
+if TYPE_CHECKING:
+    from dovetail.engine.parts.encodings import Encodings
+
+NO_ROW = -1
 WAITING = "waiting"
 RUNNING = "running"
 FINISHED = "finished"
@@ -43,11 +47,10 @@ class Request:
     `adapter` is the key of its adapter, which stays in `adapter_slot` for the request's lifetime.
     For a prompt-tuning adapter, `num_virtual_tokens` tokens precede the prompt here; users never
     see them. `parts` are the media of the prompt. An encoder-decoder's encoder input has no
-    position in the prompt and is part of `prefix_keys`.
+    position in the prompt and is part of `prefix_keys`. `encodings` tells which parts are encoded.
     """
 
     __slots__ = (
-        "_encodings",
         "_end_ids",
         "_last_ids",
         "_new_logprobs",
@@ -64,6 +67,7 @@ class Request:
         "block_hashes",
         "cache_salt",
         "draft_ids",
+        "encodings",
         "error",
         "error_status",
         "finish_reason",
@@ -103,12 +107,9 @@ class Request:
         arrival_s: float = 0.0,
         cache_salt: str = "",
         adapter: str = "",
-        adapter_slot: int = NO_SLOT,
-        num_virtual_tokens: int = 0,
         pooling: PoolingParams | None = None,
         needs_whole_prompt: bool = False,
         parts: Sequence[PromptPart] = (),
-        encodings: Encodings | None = None,
     ) -> None:
         self.request_id = request_id
         self.sampling = sampling
@@ -123,23 +124,34 @@ class Request:
         self.arrival_s = arrival_s
         self.cache_salt = cache_salt
         self.adapter = adapter
-        self.adapter_slot = adapter_slot
-        self.num_virtual_tokens = num_virtual_tokens
-        # Virtual positions repeat a token of the prompt, so that code that counts prompt tokens
-        # finds no foreign ones.
-        self.token_ids = [*list(prompt_ids[:1]) * num_virtual_tokens, *prompt_ids]
+        self.adapter_slot = NO_SLOT
+        self.num_virtual_tokens = 0
+        self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.parts = tuple(
-            PromptPart(place=part.place.moved(num_virtual_tokens), features=part.features)
-            for part in parts
-        )
-        self._encodings = encodings
+        self.parts = tuple(parts)
+        self.encodings: Encodings | None = None
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
         self._pooled: Pooled | None = None
         self._end_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._last_ids = self._end_ids | self._stop_ids
         self._start_counters()
+
+    def use_adapter(self, key: str, num_virtual_tokens: int, max_model_tokens: int) -> None:
+        """Set the adapter and put its vectors before the prompt, before the request is queued.
+        Mutates: self"""
+        self.adapter, self.num_virtual_tokens = key, num_virtual_tokens
+        if not num_virtual_tokens:
+            return
+        # Virtual positions repeat a token of the prompt, so that code that counts prompt tokens
+        # finds no foreign ones.
+        self.token_ids[:0] = self.token_ids[:1] * num_virtual_tokens
+        self.num_prompt_tokens = len(self.token_ids)
+        self.parts = tuple(
+            PromptPart(place=part.place.moved(num_virtual_tokens), features=part.features)
+            for part in self.parts
+        )
+        self.max_tokens = _max_tokens(self.sampling, self.num_prompt_tokens, max_model_tokens)
 
     def _start_counters(self) -> None:
         self.status = WAITING
@@ -209,9 +221,9 @@ class Request:
     def reach(self, start: int, num_tokens: int) -> int:
         """Return how many of the tokens from `start` this step can compute. Less than `num_tokens`
         if a medium in the prompt must wait for its encoding."""
-        if self._encodings is None or not self.parts:
+        if self.encodings is None or not self.parts:
             return num_tokens
-        return self._encodings.reach(self, start, num_tokens)
+        return self.encodings.reach(self, start, num_tokens)
 
     def append(self, result: RowResult) -> None:
         """Record sampled tokens up to the one that ends the request; the rest are dropped.

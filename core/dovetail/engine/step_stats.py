@@ -1,12 +1,14 @@
-"""StepCounter: collects the counts between two StepStats. Reads the totals of the KV cache, the
-adapters and the sleep level; knows nothing of requests."""
+"""StepCounter: collects the counts between two StepStats. Reads the totals of the KV cache, and has
+the engine's parts report theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
 
-from dovetail.engine.adapters import Adapters
-from dovetail.engine.elsewhere import Elsewhere
+from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.messages import RequestUpdate
+from dovetail.engine.parts.part import EnginePart
 from dovetail.interfaces.data.step import StepResult
 from dovetail.interfaces.kv_policy import KVAccounting
 from dovetail.interfaces.stats import StepStats
@@ -18,12 +20,10 @@ class StepCounter:
     """Counts since the last `take`, which returns and resets them. The engine core adds to them."""
 
     __slots__ = (
-        "_adapters",
         "_cache",
         "_engine",
         "_hit_tokens",
         "_queried_tokens",
-        "_sleep_level",
         "_swapped_in_tokens",
         "_swaps",
         "accepted_at",
@@ -31,7 +31,6 @@ class StepCounter:
         "draft_tokens",
         "drafted_at",
         "drafts",
-        "elsewhere",
         "faults",
         "finished",
         "generated_tokens",
@@ -39,19 +38,9 @@ class StepCounter:
         "prompt_tokens",
     )
 
-    def __init__(
-        self,
-        cache: KVAccounting,
-        sleep_level: Callable[[], int] = lambda: 0,
-        adapters: Adapters | None = None,
-        *,
-        engine: int = 0,
-    ) -> None:
+    def __init__(self, cache: KVAccounting, *, engine: int = 0) -> None:
         self._cache = cache
-        self.elsewhere: Elsewhere | None = None
-        self._adapters = adapters
         self._engine = engine
-        self._sleep_level = sleep_level
         self._queried_tokens = 0
         self._hit_tokens = 0
         self._swaps = 0
@@ -70,6 +59,16 @@ class StepCounter:
         self.drafted_at: list[int] = []
         self.accepted_at: list[int] = []
 
+    def count_update(self, active: ActiveRequest, update: RequestUpdate) -> None:
+        """Count a request's new output, and its prompt with the first. Mutates: self, has_token"""
+        self.generated_tokens += len(update.token_ids)
+        if (update.token_ids or update.pooled is not None) and not active.has_token:
+            active.has_token = True
+            self.prompt_tokens += active.request.num_real_prompt_tokens
+        if update.finish_reason is not None:
+            self.finished += 1
+            self.faults += update.finish_reason == "error"
+
     def count_draft(self, num_drafted: int, num_accepted: int) -> None:
         """Count a verified draft, with its first `num_accepted` tokens accepted. Mutates: self"""
         self.drafts += 1
@@ -86,6 +85,7 @@ class StepCounter:
     def take(
         self,
         counts: tuple[int, int],
+        parts: Iterable[EnginePart] = (),
         *,
         step_tokens: int = 0,
         result: StepResult = _NO_RESULT,
@@ -93,23 +93,24 @@ class StepCounter:
         wait_s: float = 0.0,
         is_busy: bool = False,
     ) -> StepStats:
-        """Return the counts since the last call. `wait_s` is the part of `step_s` spent waiting for
-        the device; `is_busy`: the engine had work right before this step.
+        """Return the counts since the last call, with the parts' reports. `wait_s` is the part of
+        `step_s` spent waiting for the device; `is_busy`: the engine had work right before this
+        step.
 
         Mutates: resets all counts to 0
         """
         exposed_s = result.idle_s if is_busy else 0.0
         cache = self._cache
         queried, hit = cache.num_queried_tokens, cache.num_hit_tokens
-        adapters = self._adapters
-        running, waiting = ((), ()) if adapters is None else adapters.names_in_use
+        reported: dict[str, Any] = {}
+        for part in parts:
+            part.report(reported)
         stats = StepStats(
             num_running=counts[0],
             num_waiting=counts[1],
             kv_usage=1.0 - cache.num_free_blocks / max(1, cache.num_blocks),
             num_swapped=cache.host.num_requests,
             host_kv_usage=cache.host.usage,
-            sleep_level=self._sleep_level(),
             step_tokens=step_tokens,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
@@ -130,12 +131,9 @@ class StepCounter:
             device_s=result.forward_s + result.sample_s,
             exposed_s=exposed_s,
             hidden_s=max(0.0, step_s - wait_s - exposed_s),
-            running_adapters=running,
-            waiting_adapters=waiting,
-            max_adapters=0 if adapters is None else adapters.max_slots,
             divided_steps=int(result.is_divided),
             engine=self._engine,
-            transfer=None if self.elsewhere is None else self.elsewhere.take_counts(),
+            **reported,
         )
         self._queried_tokens, self._hit_tokens = queried, hit
         self._swaps, self._swapped_in_tokens = cache.num_swaps, cache.num_swapped_in_tokens

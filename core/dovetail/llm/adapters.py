@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.sources.adapter_path import find_adapter
 from dovetail.config.checkpoint.sources.hub import Hub
-from dovetail.engine.adapters import unknown_adapter
+from dovetail.engine.parts.adapters import unknown_adapter
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.spec import EngineSpec

@@ -218,7 +218,7 @@ class _Engine:
         numbers = [connection.fileno() for connection in self._arrived.own]
         boot = Boot(spec=self._arrived.spec, addresses=tuple(f"{DESCRIPTOR}{n}" for n in numbers))
         self._child = process.spawn(
-            "dovetail.engine.ipc.process",
+            "dovetail.engine.process",
             boot,
             variables=self._arrived.spec.variables,
             pass_fds=numbers,

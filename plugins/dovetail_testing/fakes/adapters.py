@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.engine.adapters import unknown_adapter
+from dovetail.engine.parts.adapters import unknown_adapter
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
 from dovetail.interfaces.data.spec import EngineSpec

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.engine.adapters import unknown_adapter
+from dovetail.engine.parts.adapters import unknown_adapter
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
 from dovetail.interfaces.data.adapter_spec import AdapterSearch, AdapterSource

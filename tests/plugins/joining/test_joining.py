@@ -170,7 +170,7 @@ async def whole(engine: AsyncEngine, prompt: Any = "prompt", **fields: Any) -> s
 
 def children() -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True)
-    return [child for child in found if "dovetail.engine.ipc.process" in child.cmdline()]
+    return [child for child in found if "dovetail.engine.process" in child.cmdline()]
 
 
 def test_engines_of_three_machines_answer_as_one_and_leave_in_order(meeting: Meeting) -> None:

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.parts.encodings import Encodings
 from dovetail.interfaces.data.media import Encode
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.llm.prompts import listed
 from dovetail.multimodal.processors import load_processor
 from dovetail.runner.media.runner_media import RunnerMedia
+from support.engine_parts import part_of
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -45,7 +47,7 @@ class Watched:
     def __init__(self, llm: LLM) -> None:
         self.engine: Any = llm._engine
         self.plans: list[StepPlan] = []
-        encodings = self.engine.core._encodings
+        encodings: Any = part_of(self.engine.core, Encodings)
         take = encodings.take
 
         def kept(plan: StepPlan, requests: Any) -> StepPlan:
@@ -85,7 +87,7 @@ def verify_divided(folder: Path, **settings: Any) -> None:
         wanted = [drawn(llm.generate([p], LONG, use_tqdm=False))[0] for p in prompts[:2]]
         late = drawn(llm.generate(prompts[2:], SHORT, use_tqdm=False))[0]
         llm._engine.core.reset_prefix_cache()
-        llm._engine.core._encodings.forget_all()
+        part_of(llm._engine.core, Encodings).forget_memory()
         watched = Watched(llm)
         running = [watched.begin(prompt, LONG) for prompt in TEXTS]
         watched.run(5)
@@ -125,7 +127,7 @@ def test_a_pass_that_nobody_waits_for_ends(tmp_path: Path) -> None:
         (late,) = drawn(llm.generate(listed(asked(folder, 2)), SHORT, use_tqdm=False))
         core = llm._engine.core
         core.reset_prefix_cache()
-        core._encodings.forget_all()
+        part_of(core, Encodings).forget_memory()
         watched = Watched(llm)
         watched.begin(TEXTS[0], LONG)
         watched.run(5)

@@ -41,7 +41,7 @@ from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.ipc.socket_ends import client_end
 from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import Operation, Phase
-from dovetail.engine.sleep_mode import asleep_error
+from dovetail.engine.parts.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, Overloaded
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-from dovetail.engine import steps_together
 from dovetail.engine.ipc.transport import (
     ClientEnd,
     MemoryLink,
@@ -24,6 +23,7 @@ from dovetail.engine.ipc.transport import (
     make_socket_folder,
 )
 from dovetail.engine.messages import Boot, Shutdown, ToEngine
+from dovetail.engine.parts import steps_together
 from dovetail.errors import EngineDead
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.observability.supervise import note_failure
@@ -69,7 +69,7 @@ class EngineProcess:
         boot = Boot(spec=spec, addresses=(self.address,))
         try:
             self._child = process.spawn(
-                "dovetail.engine.ipc.process",
+                "dovetail.engine.process",
                 boot,
                 variables=spec.variables,
                 leftovers=self._leftovers,

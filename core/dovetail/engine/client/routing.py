@@ -12,7 +12,7 @@ from dovetail import registry
 from dovetail.engine.client.cache_news import CacheNews, feeds_of
 from dovetail.engine.client.connection import EngineConnection
 from dovetail.engine.client.requests.input_processor import PreparedRequest
-from dovetail.engine.sleep_mode import asleep_error
+from dovetail.engine.parts.sleep_mode import asleep_error
 from dovetail.errors import EngineDead, RequestFault
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts

@@ -1,1 +1,1 @@
-"""Engine processes, and the sockets that messages travel over."""
+"""Sockets and in-process channels that messages travel over."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dovetail import registry
 from dovetail.config.checkpoint.sources.adapter_path import find_adapter
 from dovetail.config.checkpoint.sources.hub import Hub
-from dovetail.engine.adapters import of_another_key
+from dovetail.engine.parts.adapters import of_another_key
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
 from dovetail.interfaces.data.adapter_spec import AdapterSource

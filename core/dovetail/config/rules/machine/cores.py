@@ -1,6 +1,6 @@
 """--cpu-cores: a list of processors as text, and which of them this process may use.
 
-Processors have the system's numbers. The engine binds itself to them (`engine.ipc.process`); this
+Processors have the system's numbers. The engine binds itself to them (`engine.process`); this
 file sets nothing.
 """
 

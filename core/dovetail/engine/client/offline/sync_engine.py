@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.engine.adapters import WAIT_S, serving
 from dovetail.engine.client.pooling.input_processor import PooledInput
 from dovetail.engine.client.requests.input_processor import (
     InputProcessor,
@@ -24,6 +23,7 @@ from dovetail.engine.client.results.output_processor import OutputProcessor
 from dovetail.engine.client.results.outputs import RequestOutput
 from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.core import EngineCore
+from dovetail.engine.parts.adapters import WAIT_S, serving
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.pooling_params import PoolingParams

@@ -17,7 +17,7 @@ from dovetail.engine.client.host import EngineHost
 from dovetail.engine.client.offline.sync_engine import SyncClient, SyncStep
 from dovetail.engine.client.requests.input_processor import PreparedRequest
 from dovetail.engine.client.results.outputs import RequestOutput
-from dovetail.engine.sleep_mode import asleep_error
+from dovetail.engine.parts.sleep_mode import asleep_error
 from dovetail.errors import DovetailError, EngineDead, RequestError
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.spec import EngineSpec

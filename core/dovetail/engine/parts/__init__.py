@@ -1,0 +1,1 @@
+"""The parts of an engine: features that follow its steps."""
