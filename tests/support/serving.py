@@ -21,7 +21,7 @@ from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.app import build_app
 from dovetail.server.families import ServedApi, build_apis
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.ui.files import PageFiles

@@ -11,9 +11,9 @@ import pytest
 from dovetail.errors import RequestFault
 from dovetail.interfaces.data.text import Tool, ToolCall
 from dovetail.server.generate.body.chat import Message
-from dovetail.server.generate.server_state import Parsers
 from dovetail.server.generate.template.messages import normalise
 from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail_plugins.syntax.json_calls import bare_calls
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from support.serving import (
