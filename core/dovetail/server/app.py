@@ -22,7 +22,7 @@ from dovetail.server.generate.body.ignored_fields import HEADER
 from dovetail.server.generate.body.route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.generate.model_text import build_model_text
-from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.rendering.chat import ChatRenderer
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests

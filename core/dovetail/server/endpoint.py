@@ -78,6 +78,9 @@ from dovetail.server.generate.logprobs import (
     prompt_logprobs,
 )
 from dovetail.server.generate.model_text import ModelText
+from dovetail.server.generate.rendering.chat import RenderedPrompt
+from dovetail.server.generate.rendering.messages import tool_values
+from dovetail.server.generate.rendering.switches import Switch, switch
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -90,9 +93,6 @@ from dovetail.server.generate.streaming import (
     named_frame,
     one_line,
 )
-from dovetail.server.generate.template.chat import RenderedPrompt
-from dovetail.server.generate.template.messages import tool_values
-from dovetail.server.generate.template.switches import Switch, switch
 from dovetail.server.generate.text_threads import LONG_WORK
 from dovetail.server.generate.tools.custom_tools import has_grammar
 from dovetail.server.generate.tools.parsers import Parsers

@@ -20,7 +20,7 @@ from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import Generation, generation_for, response_meta
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.model_text import ModelText
-from dovetail.server.generate.template.switches import Switch
+from dovetail.server.generate.rendering.switches import Switch
 from dovetail.server.generate.tools.thinking import thinking_limit
 from dovetail.server.generate.tools.tool_choice import (
     answer_constraint,

@@ -28,10 +28,10 @@ from dovetail.multimodal.loader import MediaLoader
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt
 from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.template.building import build_renderer
-from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
-from dovetail.server.generate.template.control_words import Span
-from dovetail.server.generate.template.switches import Switch
+from dovetail.server.generate.rendering.building import build_renderer
+from dovetail.server.generate.rendering.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.rendering.control_words import Span
+from dovetail.server.generate.rendering.switches import Switch
 from dovetail.server.generate.text_threads import LONG_WORK, TextThreads
 from dovetail.server.generate.tools.named_parsers import named_parser
 from dovetail.server.generate.tools.parsers import Parsers
@@ -78,7 +78,9 @@ class ModelText:
             return replace(self, adapter=adapter, vocabulary=vocabulary)
         tokenizer = vocabulary.tokenizer
         try:
-            renderer = build_renderer(self.engine, self.frontend, tokenizer)
+            renderer = build_renderer(
+                self.engine, self.frontend, self.renderer.selection, tokenizer=tokenizer
+            )
             parsers = self.parsers.bound(tokenizer)
         except ConfigError as error:
             raise RequestError(error.what, where=error.where, fix=error.fix) from error

@@ -56,7 +56,7 @@ def _capabilities(server: App) -> list[str]:
     kinds = () if media is None else media.kinds
     known = {
         "completion": True,
-        "chat": bool(server.text.renderer.source),
+        "chat": server.text.renderer.can_render,
         "tools": server.text.parsers.tool is not None,
         "reasoning": server.text.parsers.reasoning is not None,
         "structured_output": server.engine.constraint_compiler is not None,
