@@ -77,7 +77,7 @@ from dovetail.server.generate.logprobs import (
     check_named_logprobs,
     prompt_logprobs,
 )
-from dovetail.server.generate.model_text import ModelText
+from dovetail.server.generate.model_text import LONG_WORK, ModelText
 from dovetail.server.generate.rendering.chat import RenderedPrompt
 from dovetail.server.generate.rendering.messages import tool_values
 from dovetail.server.generate.rendering.switches import Switch, switch
@@ -93,7 +93,6 @@ from dovetail.server.generate.streaming import (
     named_frame,
     one_line,
 )
-from dovetail.server.generate.text_threads import LONG_WORK
 from dovetail.server.generate.tools.custom_tools import has_grammar
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import requested_constraint

@@ -17,8 +17,7 @@ from dovetail.errors import model_not_found
 from dovetail.interfaces.api import GENERATE, TRANSCRIBE
 from dovetail.server.generate.adapters import ServedAdapters
 from dovetail.server.generate.body.ignored_fields import FieldReporter
-from dovetail.server.generate.model_text import ModelText
-from dovetail.server.generate.text_threads import TextThreads
+from dovetail.server.generate.model_text import ModelText, TextThreads
 from dovetail.server.http.admission import Admission
 from dovetail.version import __version__
 

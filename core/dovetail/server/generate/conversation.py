@@ -50,7 +50,11 @@ async def prepare(
         prompt = await text.render(body, others)
         ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
-        fields = await _engine_fields(text, body, plan, prompt.tail)
+        kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
+        constraint = answer_constraint(body, plan, text.structured_output_spec)
+        fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
+        if constraint is not None:
+            fields["constraint"] = await text.compile_constraint(constraint, plan, prompt.tail)
         names = [*ignored, *server.fields.report(prompt.unused)]
         meta = response_meta(server, text, body, request, model, names)
         return generation_for(text, body, meta, ids, fields, plan, dialect)
@@ -70,22 +74,7 @@ async def count_prompt_tokens(
     return len(read.token_ids if isinstance(read, PlacedPrompt) else read), prompt.unused
 
 
-async def _engine_fields(
-    text: ModelText, body: ChatRequest, plan: SessionPlan, tail: str
-) -> dict[str, Any]:
-    """Return the sampling fields that a conversation has besides the body's. Raises:
-    RequestError"""
-    constraint = answer_constraint(body, plan, text.structured_output_spec)
-    kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
-    fields = {"kept_special_ids": kept_ids, **_chat_fields(body)}
-    if body.thinking_token_budget is not None:
-        fields["thinking"] = thinking_limit(body.thinking_token_budget, plan, text)
-    if constraint is not None:
-        fields["constraint"] = await text.compile_constraint(constraint, plan, tail)
-    return fields
-
-
-def _chat_fields(body: ChatRequest) -> dict[str, Any]:
+def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells differently. Raises: RequestError"""
     if (body.best_of or 1) > (body.n or 1) and not body.use_beam_search:
         raise RequestError("needs use_beam_search in a conversation.", where="best_of")
@@ -99,4 +88,6 @@ def _chat_fields(body: ChatRequest) -> dict[str, Any]:
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     if body.logprob_token_ids:
         check_named_logprobs(is_on=bool(body.logprobs))
+    if body.thinking_token_budget is not None:
+        fields["thinking"] = thinking_limit(body.thinking_token_budget, plan, text)
     return fields

@@ -5,10 +5,12 @@ There is one for the model, and one for each adapter that has tokens of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.requests.io_processing import make_io_processor
@@ -32,7 +34,6 @@ from dovetail.server.generate.rendering.building import build_renderer
 from dovetail.server.generate.rendering.chat import ChatRenderer, RenderedPrompt
 from dovetail.server.generate.rendering.control_words import Span
 from dovetail.server.generate.rendering.switches import Switch
-from dovetail.server.generate.text_threads import LONG_WORK, TextThreads
 from dovetail.server.generate.tools.named_parsers import named_parser
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import (
@@ -48,11 +49,33 @@ if TYPE_CHECKING:
 MAX_TEXT_SETS = 64
 """How many results of looking up parsers' texts among the special tokens are cached."""
 
+SHORT_TEXT_CHARS = 4096
+"""Texts up to this size are processed in the event loop, where a thread would cost more."""
+
+LONG_WORK = SHORT_TEXT_CHARS + 1
+"""A size that always makes `run` use a thread."""
+
+Answer = TypeVar("Answer")
+
+
+class TextThreads:
+    """The threads of one application."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+
+    async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
+        """Return call(), run in a thread if its text is long."""
+        if num_chars <= SHORT_TEXT_CHARS:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
     """How the text of a model is read and written, or of an adapter to it (`adapter`).
 
+    `structured_output_spec` says how answers are constrained; None: no backend is installed.
     `media` loads the media of prompts; None: the model takes none. `io_processor` makes prompts
     from other data; None: there is none. `special_ids` returns the special tokens of the given
     texts, which must stay visible to the parser that looks for them.
@@ -61,6 +84,7 @@ class ModelText:
     engine: AsyncEngine
     frontend: FrontendConfig
     threads: TextThreads
+    structured_output_spec: StructuredOutputSpec | None
     media: MediaLoader | None
     io_processor: IOProcessor | None
     adapter: str = ""
@@ -87,11 +111,6 @@ class ModelText:
         return replace(
             self, adapter=adapter, vocabulary=vocabulary, renderer=renderer, parsers=parsers
         )
-
-    @property
-    def structured_output_spec(self) -> StructuredOutputSpec | None:
-        """Return how answers are constrained; None: no backend is installed."""
-        return self.engine.spec.run.structured_output
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, replaced by those that a request names. Raises:
@@ -266,6 +285,7 @@ def build_model_text(
         engine=engine,
         frontend=frontend,
         threads=TextThreads(),
+        structured_output_spec=engine.spec.run.structured_output,
         media=None if media is None else MediaLoader(media.settings),
         io_processor=make_io_processor(engine.spec),
         vocabulary=engine.vocabularies.own,
