@@ -132,6 +132,7 @@ NAMES = {
     "dovetail.registry.known": "dovetail.registry.unsupported_names",
     "dovetail.registry.known.KNOWN": "dovetail.registry.unsupported_names.UNSUPPORTED_NAMES",
     "dovetail.registry.known.reason_for": "dovetail.registry.unsupported_names.why_unsupported",
+    "dovetail.server.endpoint.ServerState": "dovetail.server.endpoint.App",
     "dovetail.testing.cuts": "dovetail_testing.text_splits",
     "dovetail.testing.drive": "dovetail_testing.scripted_steps",
     "dovetail.testing.forms": "dovetail_testing.constraint_examples",

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
 APIS = HERE / "wrong_apis.py"
 IO_PROCESSORS = HERE / "wrong_io_processors.py"
+RENDERERS = HERE / "wrong_renderers.py"
 ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
@@ -69,6 +70,20 @@ WRONG: list[tuple[str, str, str]] = [
     ("io_processor", f"{IO_PROCESSORS}:DeafProcessor", "reads_every_output"),
     ("io_processor", f"{IO_PROCESSORS}:CountingProcessor", "requests_do_not_mix"),
     ("io_processor", f"{IO_PROCESSORS}:TrustingProcessor", "other_data_is_a_client_error[None]"),
+    ("renderer", f"{RENDERERS}:PictureRenderer", "says_what_it_reads"),
+    ("renderer", f"{RENDERERS}:HastyRenderer", "every_turn_is_there"),
+    ("renderer", f"{RENDERERS}:ToollessRenderer", "calls_and_results_are_there"),
+    ("renderer", f"{RENDERERS}:LeadingRenderer", "the_opening_comes_last"),
+    ("renderer", f"{RENDERERS}:PoppingRenderer", "leaves_the_conversation_alone"),
+    ("renderer", f"{RENDERERS}:CountingRenderer", "conversations_do_not_mix"),
+    ("renderer", f"{RENDERERS}:TidyRenderer", "an_answer_can_be_continued"),
+    (
+        "renderer",
+        f"{RENDERERS}:TrustingRenderer",
+        "odd_conversations_are_client_errors[result]",
+    ),
+    ("renderer", f"{RENDERERS}:DeafRenderer", "renders_by_the_template_of_a_request"),
+    ("renderer", f"{RENDERERS}:MeekRenderer", "refuses_the_template_of_a_request"),
     ("router", f"{ROUTERS}:ForeignRouter", "names_an_engine_that_takes_requests[few]"),
     ("router", f"{ROUTERS}:FavouringRouter", "uses_every_engine"),
     ("router", f"{ROUTERS}:ScribblingRouter", "leaves_the_tokens_alone"),
@@ -251,6 +266,8 @@ RIGHT = [
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
+    ("renderer", f"{RENDERERS}:RightRenderer"),
+    ("renderer", f"{RENDERERS}:StrictRenderer"),
     ("router", f"{ROUTERS}:RightRouter"),
     ("io_processor", f"{IO_PROCESSORS}:RightProcessor"),
     ("kv_connector", f"{CONNECTORS}:RightConnector"),

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from dovetail.processes.process import import_paths
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail_testing.fakes.async_engine import FakeTokenizer, Script
 from support.server_process import ServerProcess
 from support.serving import app_for

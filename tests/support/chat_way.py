@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from support.serving import USER, call_asgi
 
 FOLDER = "/dovetail/server/"
-NOT_COUNTED = ("http/middleware.py", "generate/template/")
+NOT_COUNTED = ("http/middleware.py", "generate/rendering/")
 
 
 class Tracer:

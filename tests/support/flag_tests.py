@@ -394,6 +394,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "quantization_param_path": (f"{FP8_CACHE}::test_scales_of_a_file_come_first",),
     "reasoning_parser": (f"{WHOLE}::test_parsers_and_their_files",),
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
+    "renderer": ("e2e/test_renderer.py::test_every_process_renders_by_the_file",),
     "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),
     "reasoning_field": ("plugins/server/generate/test_thinking_fields.py::test_reasoning_field",),
     "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),

@@ -21,7 +21,8 @@ from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.tool_parser import MalformedToolCall, ToolParser, UnfinishedToolCall
 from dovetail.server.app import build_app
 from dovetail.server.families import ServedApi, build_apis
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.rendering.chat import ChatRenderer
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.ui.files import PageFiles
@@ -65,6 +66,7 @@ def app_for(
     engine: FakeAsyncEngine | None = None,
     max_queued: int | None = None,
     parsers: Parsers = PARSERS,
+    renderer_of: ChatRenderer | None = None,
     tool_servers: Sequence[McpServer] = (),
     apis: Sequence[ServedApi] = (),
     **frontend: Any,
@@ -76,6 +78,7 @@ def app_for(
         FrontendConfig(**frontend),
         [*built_in_apis(tool_servers), *apis],
         parsers=parsers,
+        renderer=renderer_of,
         max_queued_requests=max_queued,
     )
     return app, made

@@ -65,7 +65,7 @@ class Api(Plugin):
     unless the operator sets a limit (None: the general limit).
     """
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     routes: ClassVar[Sequence[Route]]
     task: ClassVar[str | None] = None
     max_body_bytes: ClassVar[int | None] = None

@@ -70,6 +70,7 @@ class LLM(
         check_serves(config)
         check_one_model(config)
         self._frontend = config.frontend
+        self._renderer_options = config.plugin.options_of("renderer")
         self._closing = ExitStack()
         with ExitStack() as opening:
             self._engine: Any = _opened(resolve(config), config, opening)
@@ -80,6 +81,7 @@ class LLM(
         """Return an LLM for an engine whose spec is already resolved."""
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
+        llm._renderer_options = {}
         llm._closing = ExitStack()
         llm._engine = _opened(spec, Config(), llm._closing)
         return llm
@@ -194,9 +196,15 @@ class LLM(
         """Return the server's RenderedPrompt of a conversation. Raises: RequestError"""
         # pydantic is needed for chats only, so it is not loaded before.
         from dovetail.server.generate.body.chat import ChatRequest, Message, ToolBody
-        from dovetail.server.generate.template.building import build_renderer
+        from dovetail.server.generate.rendering.building import build_renderer
 
-        renderer = build_renderer(self._engine, frontend, tokenizer, template)
+        renderer = build_renderer(
+            self._engine,
+            frontend,
+            tokenizer=tokenizer,
+            template=template,
+            options=self._renderer_options,
+        )
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
             tools=_parsed(ToolBody, tools, "tools"),

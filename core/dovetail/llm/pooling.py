@@ -286,7 +286,7 @@ class PoolingCalls:
         if not source:
             return None
         # Only templates need pydantic and jinja, so they are imported here.
-        from dovetail.server.generate.template.score import score_template
+        from dovetail.server.generate.rendering.score import score_template
 
         return score_template(source, self._engine.tokenizer.facts())
 

@@ -105,6 +105,8 @@ _TABLE = (
           "--load-format", default="auto"),
     _kind("quantizer", "quantizer:Quantizer", "writes checkpoints of quantized weights",
           "--method"),
+    _kind("renderer", "renderer:Renderer", "makes the prompt of a conversation", "--renderer",
+          default="auto", auto="a chat template if there is one, else by config.json's model_type"),
     _kind("tool_parser", "tool_parser:ToolParser", "syntax in which a model writes tool calls",
           "--tool-call-parser", "--tool-parser-plugin", auto=_BY_TEMPLATE),
     _kind("reasoning_parser", "reasoning_parser:ReasoningParser", "syntax of a model's reasoning",

@@ -19,6 +19,11 @@ GROUPS = {
 """Kinds whose entry-point group, "dovetail." plus this, has another name now."""
 
 CHANGES: dict[str, dict[int, str]] = {
+    "api": {
+        2: "`ServerState` is `App`, and what it had of a model's text is in a `ModelText`: "
+        "`server.text` is the model's own, `await server.text_for(model)` replaces `for_model`. "
+        "`response_meta` takes it after the server, `generation_for` in place of the server.",
+    },
     "tool_parser": {
         2: "`form(tool)` is `constraint(tool)`, `forms(call, most)` is `calls_constraint(call, "
         "most)`; both return a `Constraint` of `dovetail.interfaces.data.constraint`. The "

@@ -17,12 +17,13 @@ from dovetail.errors import NotFound
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.registry import hooks
 from dovetail.server.families import ServedApi, flags_by_path, is_on, states_of
+from dovetail.server.generate.application import App, make_app
 from dovetail.server.generate.body.ignored_fields import HEADER
 from dovetail.server.generate.body.route import BodyRoute
 from dovetail.server.generate.generation import CLAMPED_HEADER
-from dovetail.server.generate.server_state import Parsers, ServerState, build_server
-from dovetail.server.generate.template.building import build_renderer
-from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.model_text import build_model_text
+from dovetail.server.generate.rendering.chat import ChatRenderer
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
@@ -56,14 +57,8 @@ def build_app(
         openapi_url="/openapi.json" if has_docs else None,
     )
     app.router.route_class = BodyRoute
-    app.state.server = build_server(
-        engine,
-        frontend,
-        renderer or build_renderer(engine, frontend),
-        parsers or Parsers(),
-        max_queued_requests,
-        in_force,
-    )
+    text = build_model_text(engine, frontend, renderer=renderer, parsers=parsers)
+    app.state.server = make_app(text, max_queued_requests, in_force)
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = set[Callable[..., Any]]()
     app.state.bounded_endpoints = set[Callable[..., Any]]()
@@ -88,7 +83,7 @@ def build_app(
 
 def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
     """Add the routes of a family that these flags turn on. Mutates: app"""
-    server: ServerState = app.state.server
+    server: App = app.state.server
     for route in api.routes:
         if not is_on(route.flag, frontend, server.engine.spec):
             continue
@@ -106,7 +101,7 @@ def _add_routes(app: FastAPI, api: Api, frontend: FrontendConfig) -> None:
             open_route(app, endpoint)
 
 
-def _unsupported_task(route: Route, tasks: Sequence[str], server: ServerState) -> Callable[[], Any]:
+def _unsupported_task(route: Route, tasks: Sequence[str], server: App) -> Callable[[], Any]:
     """Return an endpoint that answers that the model does not support the route's task."""
     wanted, able = ('" or "'.join(words) for words in (tasks, sorted(server.tasks)))
     fix = "start the server with another model."

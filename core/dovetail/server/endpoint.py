@@ -7,6 +7,8 @@ A family imports this, `dovetail.interfaces` and its own modules. An endpoint wo
 
 from __future__ import annotations
 
+from dovetail import moved
+from dovetail.server.generate.application import App
 from dovetail.server.generate.body.as_chat import (
     CHAT_NAMES,
     Content,
@@ -75,7 +77,10 @@ from dovetail.server.generate.logprobs import (
     check_named_logprobs,
     prompt_logprobs,
 )
-from dovetail.server.generate.server_state import LONG_WORK, Parsers, ServerState
+from dovetail.server.generate.model_text import LONG_WORK, ModelText
+from dovetail.server.generate.rendering.chat import RenderedPrompt
+from dovetail.server.generate.rendering.messages import tool_values
+from dovetail.server.generate.rendering.switches import Switch, switch
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -88,10 +93,8 @@ from dovetail.server.generate.streaming import (
     named_frame,
     one_line,
 )
-from dovetail.server.generate.template.chat import RenderedPrompt
-from dovetail.server.generate.template.messages import tool_values
-from dovetail.server.generate.template.switches import Switch, switch
 from dovetail.server.generate.tools.custom_tools import has_grammar
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import requested_constraint
 from dovetail.server.generate.tools.tool_choice import known_markers, layout_in_use
 from dovetail.server.generate.usage import (
@@ -105,3 +108,5 @@ from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 from dovetail.server.http.not_found import unsupported_route
 from dovetail.server.http.owner import as_owner, owner_of, owner_of_key
+
+__getattr__ = moved.attributes(__name__)

@@ -149,8 +149,10 @@ def _tokenizer_text(spec: EngineSpec, ahead: Preview) -> str:
 
 
 def _template_text(config: Config, ahead: Preview) -> str:
-    if not ahead.template:
+    if not ahead.renderer.can_render:
         return "none: /v1/chat/completions will answer with an error"
+    if not (config.frontend.chat_template or ahead.facts.chat_template):
+        return f"none; {ahead.renderer.selection.name} renders conversations"
     whose = "given by --chat-template" if config.frontend.chat_template else "the model's own"
     return f"{whose}, compiles"
 

@@ -1,6 +1,7 @@
 """Thinking of DeepSeek-V3.1 and V3.2: only if the prompt opened it.
 
 Source: the chat template of DeepSeek-V3.1; its variable "thinking" says which tag ends the prompt.
+DeepSeek-V3.2 has none, but tells its model of a thinking_mode.
 """
 
 from __future__ import annotations
@@ -23,5 +24,5 @@ class DeepseekV3(ThinkTags):
     markers: ClassVar[Markers] = UNTIL_CALL
     mentions: ClassVar[tuple[str | tuple[str, ...], ...]] = (
         "｜Assistant｜",
-        ("set thinking", "if thinking", "not thinking"),
+        ("set thinking", "if thinking", "not thinking", "thinking_mode"),
     )

@@ -10,10 +10,11 @@ import pytest
 
 from dovetail.errors import RequestFault
 from dovetail.interfaces.data.text import Tool, ToolCall
+from dovetail.interfaces.renderer import Reads
 from dovetail.server.generate.body.chat import Message
-from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.template.messages import normalise
-from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.server.generate.rendering.messages import normalise
+from dovetail.server.generate.tools.parsers import Parsers
+from dovetail_plugins.renderers._jinja import ChatTemplate
 from dovetail_plugins.syntax.json_calls import bare_calls
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from support.serving import (
@@ -328,8 +329,7 @@ def test_earlier_calls_whose_arguments_are_no_object_have_none(arguments: str) -
                 role="assistant", tool_calls=[{"function": {"name": "f", "arguments": arguments}}]
             )
         ],
-        "string",
-        ChatTemplate(""),
+        Reads(),
     )
     assert found[0]["tool_calls"][0]["function"]["arguments"] == {}
 
@@ -350,7 +350,7 @@ def test_reasoning_reaches_templates_that_call_it_thinking(
     message = Message(
         role="assistant", content=content, reasoning_content="because", tool_calls=[call]
     )
-    found, _ = normalise([message], "string", ChatTemplate(source))
+    found, _ = normalise([message], ChatTemplate(source).reads)
     assert found[0].get("thinking") == wanted
 
 

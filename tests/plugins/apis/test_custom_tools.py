@@ -14,7 +14,7 @@ import pytest
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.generate.body.chat import ChatRequest, ToolBody
 from dovetail.server.generate.events.custom_calls import CustomInput
-from dovetail.server.generate.template.messages import tool_dicts
+from dovetail.server.generate.rendering.messages import tool_dicts
 from dovetail.server.generate.tools.tool_choice import chosen_tools, with_offered_tools
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for, client_of, send

@@ -178,7 +178,7 @@ def test_what_generate_refuses(fields: dict[str, Any], where: str) -> None:
 
 
 def test_thinking_asked_of_a_model_without_any_is_refused() -> None:
-    from dovetail.server.generate.server_state import Parsers
+    from dovetail.server.generate.tools.parsers import Parsers
     from dovetail_testing.fakes.async_engine import FakeFacts
 
     plain = FakeFacts(chat_template="{{ messages[0].content }}")

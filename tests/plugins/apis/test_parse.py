@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail_testing.fakes.async_engine import Script
 from support.serving import TOOLS, app_for, chat, send
 

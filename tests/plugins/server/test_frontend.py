@@ -13,8 +13,8 @@ import pytest
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import ConfigError
-from dovetail.server.generate.template import budget
 from dovetail.server.launch.frontend_checks import check_frontend
+from dovetail_plugins.renderers import _budget as budget
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeFacts, Script, fake_spec
 from support.serving import TOOLS, USER, app_for, chat, client_of, complete, events_of, send
 

@@ -11,8 +11,7 @@ import pytest
 from dovetail import registry
 from dovetail.interfaces.data.text import Markers, Tool
 from dovetail.server.generate.events import Collected, Session, SessionPlan
-from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.tools.parsers import ParserChoice, build_parsers
+from dovetail.server.generate.tools.parsers import ParserChoice, Parsers, build_parsers
 from dovetail_testing.text_splits import Parsed, cuts, parse_in_pieces
 
 DSML = "｜DSML｜"

@@ -157,8 +157,9 @@ def _check_choice(flag: Flag, value: Any) -> None:
 
 
 def check_parsers(config: Config) -> None:
-    """Load the chosen parsers, so that a broken one is reported before the engine starts."""
+    """Load the chosen renderer and parsers: a broken one is reported before the engine starts."""
     parsers = {
+        "renderer": (config.frontend.renderer, "--renderer"),
         "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
         "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),
     }

@@ -43,6 +43,12 @@ class FrontendConfig:
     chat_template: str | None = flag(
         None, help="chat template, as a file or as text", default_note="the model's own"
     )
+    renderer: str = flag(
+        "auto",
+        kind="renderer",
+        help="what makes a prompt of messages: a chat template, or code (a name, MODULE:CLASS or "
+        "FILE:CLASS)",
+    )
     chat_template_content_format: str = flag(
         "auto",
         kind="chat_content_format",

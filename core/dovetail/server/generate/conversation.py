@@ -11,15 +11,17 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
+from dovetail.multimodal.prompt import PlacedPrompt
+from dovetail.server.generate.application import App
 from dovetail.server.generate.body.as_chat import in_words_of
 from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.body.dialect import Dialect
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.generation import Generation, generation_for, response_meta
 from dovetail.server.generate.logprobs import check_named_logprobs
-from dovetail.server.generate.server_state import ServerState
-from dovetail.server.generate.template.switches import Switch
-from dovetail.server.generate.tools.thinking import thinking_budget
+from dovetail.server.generate.model_text import ModelText
+from dovetail.server.generate.rendering.switches import Switch
+from dovetail.server.generate.tools.thinking import thinking_limit
 from dovetail.server.generate.tools.tool_choice import (
     answer_constraint,
     kept_special_ids,
@@ -29,7 +31,7 @@ from dovetail.server.generate.tools.tool_choice import (
 
 
 async def prepare(
-    server: ServerState,
+    server: App,
     body: ChatRequest,
     request: Request,
     *,
@@ -43,39 +45,36 @@ async def prepare(
     """
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
-        server, model = await server.for_model(body.model)
-        parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
-        prompt = await server.render(body, others)
-        ids = await server.tokenize_prompt(prompt, body)
-        placed = await server.read_media(prompt, body, ids) if prompt.media else ids
+        text, model = await server.text_for(body.model)
+        parsers = text.parsers_for(body.tool_parser, body.reasoning_parser)
+        prompt = await text.render(body, others)
+        ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
-        kept_ids = kept_special_ids(plan, server.special_ids, server.vocabulary.tokenizer)
-        constraint = answer_constraint(body, plan, server.structured_output_spec)
-        fields = {"kept_special_ids": kept_ids, **_engine_fields(server, body, plan)}
+        kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
+        constraint = answer_constraint(body, plan, text.structured_output_spec)
+        fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         if constraint is not None:
-            compiled = await server.compile_constraint(constraint, plan, prompt.tail)
-            fields["constraint"] = compiled
+            fields["constraint"] = await text.compile_constraint(constraint, plan, prompt.tail)
         names = [*ignored, *server.fields.report(prompt.unused)]
-        meta = response_meta(server, body, request, model, names)
-        return generation_for(server, body, meta, placed, fields, plan, dialect)
+        meta = response_meta(server, text, body, request, model, names)
+        return generation_for(text, body, meta, ids, fields, plan, dialect)
 
 
 async def count_prompt_tokens(
-    server: ServerState, body: ChatRequest, switches: Sequence[Switch] = ()
+    server: App, body: ChatRequest, switches: Sequence[Switch] = ()
 ) -> tuple[int, Sequence[str]]:
     """Return the number of prompt tokens of a conversation, even above the context length, and the
     ignored fields. Raises: RequestError, also for tools that cannot be used"""
+    text, _ = await server.text_for(body.model)
     body = with_offered_tools(body, server.frontend)
-    parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
-    prompt = await server.render(body, switches)
+    parsers = text.parsers_for(body.tool_parser, body.reasoning_parser)
+    prompt = await text.render(body, switches)
     session_plan(body, parsers, server.frontend, prompt.tail)
-    ids = await server.tokenize_prompt(prompt, body, takes_any_length=True)
-    if prompt.media:
-        ids = (await server.read_media(prompt, body, ids)).token_ids
-    return len(ids), prompt.unused
+    read = await text.read(prompt, body, takes_any_length=True)
+    return len(read.token_ids if isinstance(read, PlacedPrompt) else read), prompt.unused
 
 
-def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
+def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells differently. Raises: RequestError"""
     if (body.best_of or 1) > (body.n or 1) and not body.use_beam_search:
         raise RequestError("needs use_beam_search in a conversation.", where="best_of")
@@ -90,15 +89,5 @@ def _engine_fields(server: ServerState, body: ChatRequest, plan: SessionPlan) ->
     if body.logprob_token_ids:
         check_named_logprobs(is_on=bool(body.logprobs))
     if body.thinking_token_budget is not None:
-        server.check_structured_output("thinking_token_budget")
-        tokens, tokenizer = body.thinking_token_budget, server.vocabulary.tokenizer
-        fields["thinking"] = budget = thinking_budget(tokens, plan, tokenizer)
-        marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
-        if max(marks, default=0) >= server.engine.vocabularies.own.num_tokens:
-            raise RequestError(
-                "a token that the adapter adds marks the reasoning, so it cannot be limited.",
-                where="thinking_token_budget",
-                fix="leave it out; max_tokens limits reasoning and answer together.",
-                code="unsupported_field",
-            )
+        fields["thinking"] = thinking_limit(body.thinking_token_budget, plan, text)
     return fields

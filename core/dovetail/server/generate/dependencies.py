@@ -1,4 +1,4 @@
-"""FastAPI dependencies of endpoints: the application's ServerState, and the family's state."""
+"""FastAPI dependencies of endpoints: the application's `App`, and the family's state."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, TypeVar
 from fastapi import Depends
 from starlette.requests import Request
 
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.application import App
 
 State = TypeVar("State")
 
 
-def server_of(request: Request) -> ServerState:
-    """Return the ServerState of the application that received this request."""
-    server: ServerState = request.app.state.server
+def server_of(request: Request) -> App:
+    """Return the `App` of the application that received this request."""
+    server: App = request.app.state.server
     return server
 
 
@@ -29,4 +29,4 @@ def state_of(kind: type[State]) -> Callable[[Request], Awaitable[State]]:
     return found
 
 
-ServerOf = Annotated[ServerState, Depends(server_of)]
+ServerOf = Annotated[App, Depends(server_of)]

@@ -22,6 +22,7 @@ from dovetail.interfaces.data.media import PromptPart
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.multimodal.prompt import PlacedPrompt
 from dovetail.processes.uninterrupted import ended
+from dovetail.server.generate.application import App
 from dovetail.server.generate.beam_search import (
     BeamSettings,
     beam_outputs,
@@ -35,8 +36,8 @@ from dovetail.server.generate.body.sampling import build_sampling
 from dovetail.server.generate.events import CountedSession, SessionPlan
 from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
+from dovetail.server.generate.model_text import ModelText
 from dovetail.server.generate.request_log import with_request_log
-from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -95,7 +96,7 @@ class Generation:
     kv_transfer: dict[str, Any] | None = None
     beams: BeamSettings | None = None
 
-    def steps(self, server: ServerState, *, is_whole: bool = False) -> AsyncGenerator[Step, None]:
+    def steps(self, server: App, *, is_whole: bool = False) -> AsyncGenerator[Step, None]:
         """Return the steps of the answer; with `is_whole`, one step per completion. Closing them
         aborts the request."""
         plan = self.plan
@@ -107,9 +108,7 @@ class Generation:
             with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
         )
 
-    def _outputs(
-        self, server: ServerState, *, is_whole: bool
-    ) -> AsyncGenerator[RequestOutput, None]:
+    def _outputs(self, server: App, *, is_whole: bool) -> AsyncGenerator[RequestOutput, None]:
         plan = self.plan
         if self.beams is not None:
             return beam_outputs(
@@ -141,7 +140,8 @@ class Generation:
 
 
 def response_meta(
-    server: ServerState,
+    server: App,
+    text: ModelText,
     body: SamplingFields,
     request: Request,
     model: str,
@@ -158,13 +158,13 @@ def response_meta(
         adapter=server.engine.spec.adapter_of(model),
         created_s=int(time.time()),
         fingerprint=server.fingerprint,
-        names=TokenNames(tokenizer=server.vocabulary.tokenizer, writes_ids=writes_ids),
+        names=TokenNames(tokenizer=text.vocabulary.tokenizer, writes_ids=writes_ids),
         ignored=ignored,
     )
 
 
 def generation_for(
-    server: ServerState,
+    text: ModelText,
     body: SamplingFields,
     meta: ResponseMeta,
     prompt: PlacedPrompt | Sequence[int],
@@ -173,7 +173,7 @@ def generation_for(
     dialect: Dialect,
 ) -> Generation:
     """Return the generation of one prompt. Raises: RequestError. Mutates: meta (clamping)"""
-    limit = server.engine.spec.run.max_model_tokens
+    limit = text.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
     parts = prompt.parts if isinstance(prompt, PlacedPrompt) else ()
     kept = truncated(
@@ -183,7 +183,7 @@ def generation_for(
         wanted,
         keeps_start=body.truncation_side == "right",
     )
-    params, clamped_tokens = build_sampling(server.engine, body, fields, len(kept))
+    params, clamped_tokens = build_sampling(text.engine, body, fields, len(kept))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
     beams = beam_settings(body) if body.use_beam_search else None
@@ -194,7 +194,7 @@ def generation_for(
     if beams is not None and body.kv_transfer_params:
         raise RequestError("a beam search stays on one engine.", where="kv_transfer_params")
     if beams is not None:
-        check_beams(beams, params, server.engine, server.vocabulary)
+        check_beams(beams, params, text.engine, text.vocabulary)
     return Generation(
         meta=meta,
         request_id=meta.request_id,

@@ -13,7 +13,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.logging import shortened
 from dovetail.registry.blame import described
-from dovetail.server.generate.server_state import ServerState
+from dovetail.server.generate.application import App
 from dovetail.server.generate.streaming import Step
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PARAM_CHARS = 200
 
 
 async def with_request_log(
-    server: ServerState, generation: Generation, steps: AsyncGenerator[Step, None]
+    server: App, generation: Generation, steps: AsyncGenerator[Step, None]
 ) -> AsyncGenerator[Step, None]:
     """Yield the steps, and log a line when the request arrives and one when it ends."""
     _log_arrival(server, generation)
@@ -62,7 +62,7 @@ async def with_request_log(
         )  # fmt: skip
 
 
-def _log_arrival(server: ServerState, generation: Generation) -> None:
+def _log_arrival(server: App, generation: Generation) -> None:
     """Log the numbers of a request, and its text at level debug only."""
     ids = generation.prompt_ids
     logger.info(
@@ -93,13 +93,13 @@ def _beginning(tokenizer: Tokenizer, ids: Sequence[int], limit: int | None) -> s
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def _log_delta(server: ServerState, generation: Generation, step: Step) -> None:
+def _log_delta(server: App, generation: Generation, step: Step) -> None:
     """Log a piece of an answer as it is generated."""
     shown = shortened(step.text, server.frontend.max_log_len)
     logger.info("request %s: answer %d piece %r", generation.request_id, step.index, shown)
 
 
-def _log_answer(server: ServerState, generation: Generation, index: int, text: str) -> None:
+def _log_answer(server: App, generation: Generation, index: int, text: str) -> None:
     """Log one whole answer as the model wrote it, even if it was streamed."""
     shown = shortened(text, server.frontend.max_log_len)
     logger.info("request %s: answer %d %r", generation.request_id, index, shown)

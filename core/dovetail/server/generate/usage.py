@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from dovetail.engine.client.results.outputs import RequestMetrics
 from dovetail.errors import RequestError
+from dovetail.server.generate.application import App
 from dovetail.server.generate.body.fields import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -14,7 +15,6 @@ from dovetail.server.generate.body.fields import (
     Timings,
     Usage,
 )
-from dovetail.server.generate.server_state import ServerState
 from dovetail.server.generate.streaming import Step
 
 StreamUsage = Literal["never", "at_end", "always"]
@@ -88,9 +88,7 @@ def _timings(metrics: RequestMetrics, num_tokens: int) -> Timings:
     )
 
 
-def stream_usage(
-    server: ServerState, is_stream: bool, options: StreamOptions | None
-) -> StreamUsage:
+def stream_usage(server: App, is_stream: bool, options: StreamOptions | None) -> StreamUsage:
     """Return when a stream sends the usage. Raises: RequestError for options without a stream"""
     if options is not None and not is_stream:
         raise RequestError("is only allowed when stream is true.", where="stream_options")

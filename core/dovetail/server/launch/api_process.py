@@ -18,6 +18,7 @@ from dovetail.observability.supervise import supervised
 from dovetail.processes import process
 from dovetail.server.app import build_app
 from dovetail.server.families import build_apis, opened_apis
+from dovetail.server.generate.rendering.building import build_renderer
 from dovetail.server.generate.tools.parsers import build_parsers
 from dovetail.server.launch.api_processes import ChildBoot
 from dovetail.server.launch.beats import send_beats
@@ -56,6 +57,7 @@ async def _serve(boot: ChildBoot) -> int:
             engine,
             boot.frontend,
             apis,
+            renderer=build_renderer(engine, boot.frontend, boot.renderer),
             parsers=build_parsers(boot.parsers, engine.tokenizer),
             max_queued_requests=boot.max_queued,
             in_force=boot.in_force,

@@ -18,7 +18,6 @@ import msgspec
 
 from dovetail.config.config import Config
 from dovetail.config.report.in_force import InForce
-from dovetail.config.rules.model.chat_template import load_template
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.ipc.socket_ends import descriptor_of
@@ -26,7 +25,7 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.processes.process import Child, spawn
 from dovetail.server.families import build_apis, opened_apis
-from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.rendering.building import build_renderer
 from dovetail.server.generate.tools.parsers import ParserChoice, choose_parsers
 from dovetail.server.launch.beats import Beats
 from dovetail.server.launch.engine_start import (
@@ -50,6 +49,7 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: EngineSpec
     frontend: FrontendConfig
+    renderer: Selection
     parsers: ParserChoice
     apis: tuple[Selection, ...] = ()
     in_force: InForce | None = None
@@ -98,14 +98,15 @@ def _boots(
 ) -> list[ChildBoot]:
     count = config.frontend.api_server_count
     queue = max_queued(config, spec)
-    override = load_template(config.frontend.chat_template)
-    renderer = ChatRenderer(engine.tokenizer.facts(), override=override)
+    options = config.plugin.options_of("renderer")
+    renderer = build_renderer(engine, config.frontend, options=options)
     parsers = choose_parsers(config, renderer.source)
-    in_force = settings_in_force(config, spec, engine, renderer.source, parsers, apis)
+    in_force = settings_in_force(config, spec, engine, renderer, parsers, apis)
     return [
         ChildBoot(
             spec=spec,
             frontend=config.frontend,
+            renderer=renderer.selection,
             parsers=parsers,
             apis=apis,
             in_force=in_force,

@@ -38,9 +38,9 @@ def check_frontend(frontend: FrontendConfig) -> None:
 
         load_middleware(frontend)
     if frontend.chat_template:
-        from dovetail.server.generate.template.chat import check_template
+        from dovetail.server.generate.rendering.building import check_template
 
-        check_template(frontend.chat_template)
+        check_template(frontend)
 
 
 def _names_tls(frontend: FrontendConfig) -> bool:

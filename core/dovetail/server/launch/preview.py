@@ -12,12 +12,12 @@ from typing import Any
 from dovetail import registry
 from dovetail.config.config import Config
 from dovetail.config.report.show import DEFAULT, MODEL
-from dovetail.config.rules.model.chat_template import load_template
 from dovetail.engine.client.requests.input_processor import load_tokenizer
 from dovetail.interfaces.adapter_resolver import ResolverFacts
 from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import TokenizerFacts
-from dovetail.server.generate.template.chat import ChatRenderer
+from dovetail.server.generate.rendering.building import choose_renderer, renderer_facts
+from dovetail.server.generate.rendering.chat import ChatRenderer
 from dovetail.server.generate.tools.parsers import ParserChoice, build_parsers, choose_parsers
 from dovetail.server.http.addresses import DEFAULT_HOST
 from dovetail.server.launch.engine_start import max_queued
@@ -25,11 +25,16 @@ from dovetail.server.launch.engine_start import max_queued
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """`template` is the source of the chat template, empty if there is none."""
+    """The facts of the tokenizer, and what reads and writes the text of a chat."""
 
     facts: TokenizerFacts
-    template: str
+    renderer: ChatRenderer
     parsers: ParserChoice
+
+    @property
+    def template(self) -> str:
+        """Return the text that shows the format of chats, empty if there is none."""
+        return self.renderer.source
 
     @property
     def vocab_size(self) -> int:
@@ -41,14 +46,12 @@ def look_ahead(config: Config, spec: EngineSpec) -> Preview:
     """Return the choices. Raises: ConfigError for an invalid tokenizer, template or parser"""
     tokenizer = load_tokenizer(spec)
     facts = tokenizer.facts()
-    renderer = ChatRenderer(
-        facts,
-        override=load_template(config.frontend.chat_template),
-        content_format=config.frontend.chat_template_content_format,
-    )
+    known = renderer_facts(spec, facts, config.frontend.chat_template)
+    options = config.plugin.options_of("renderer")
+    renderer = ChatRenderer(choose_renderer(config.frontend, known, options), known)
     parsers = choose_parsers(config, renderer.source)
     build_parsers(parsers, tokenizer)
-    return Preview(facts=facts, template=renderer.source, parsers=parsers)
+    return Preview(facts=facts, renderer=renderer, parsers=parsers)
 
 
 def make_parts(spec: EngineSpec) -> None:
@@ -64,9 +67,10 @@ def make_parts(spec: EngineSpec) -> None:
 
 def found(config: Config, spec: EngineSpec, ahead: Preview) -> dict[str, tuple[Any, str]]:
     """Return the HTTP flags that may be left open: (value, who decided it)."""
-    by_model = "the model's" if ahead.template else None
+    by_model = "the model's" if ahead.facts.chat_template else None
     template = config.frontend.chat_template or by_model
     return {
+        "renderer": (ahead.renderer.selection.name, MODEL),
         "chat_template": (template, MODEL if by_model else DEFAULT),
         "tool_call_parser": _named(ahead.parsers.tool),
         "reasoning_parser": _named(ahead.parsers.reasoning),

@@ -115,7 +115,7 @@ async def _run_one(
         await asyncio.get_running_loop().run_in_executor(None, _import_application)
         from dovetail.server.app import build_app
         from dovetail.server.families import build_apis, opened_apis
-        from dovetail.server.generate.template.building import build_renderer
+        from dovetail.server.generate.rendering.building import build_renderer
         from dovetail.server.generate.tools.parsers import build_parsers, choose_parsers
         from dovetail.server.launch.lifecycle import ServerLifecycle
         from dovetail.server.launch.settings import settings_in_force
@@ -123,7 +123,8 @@ async def _run_one(
         async with opened_apis(build_apis(apis), config.frontend) as opened:
             engine = await starting
             with timer.time("application"):
-                renderer = build_renderer(engine, config.frontend)
+                options = config.plugin.options_of("renderer")
+                renderer = build_renderer(engine, config.frontend, options=options)
                 parsers = choose_parsers(config, renderer.source)
                 app = build_app(
                     engine,
@@ -132,9 +133,7 @@ async def _run_one(
                     parsers=build_parsers(parsers, engine.tokenizer),
                     max_queued_requests=max_queued(config, spec),
                     renderer=renderer,
-                    in_force=settings_in_force(
-                        config, spec, engine, renderer.source, parsers, apis
-                    ),
+                    in_force=settings_in_force(config, spec, engine, renderer, parsers, apis),
                 )
             life = ServerLifecycle(app, engine, config.frontend)
             async with contextlib.aclosing(app.state.server):

@@ -37,12 +37,13 @@ async def whole_app(
     async with starting_engine(config, spec, timer) as starting:
         from dovetail.server.app import build_app
         from dovetail.server.families import build_apis, opened_apis
-        from dovetail.server.generate.template.building import build_renderer
+        from dovetail.server.generate.rendering.building import build_renderer
         from dovetail.server.generate.tools.parsers import build_parsers, choose_parsers
 
         async with opened_apis(build_apis(apis), frontend) as families:
             engine = await starting
-            renderer = build_renderer(engine, frontend)
+            options = config.plugin.options_of("renderer")
+            renderer = build_renderer(engine, frontend, options=options)
             parsers = build_parsers(choose_parsers(config, renderer.source), engine.tokenizer)
             app = build_app(engine, frontend, families, parsers=parsers, renderer=renderer)
             async with contextlib.aclosing(app.state.server):

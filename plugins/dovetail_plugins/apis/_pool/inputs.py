@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
+from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
@@ -17,9 +18,10 @@ from dovetail.server.endpoint import (
     MAX_MESSAGES,
     MAX_NAME_CHARS,
     MAX_TEMPLATE_CHARS,
+    App,
     ChatRequest,
     Message,
-    ServerState,
+    ModelText,
     in_words_of,
 )
 from dovetail_plugins.apis._pool.fields import Inputs, PoolFields, listed
@@ -49,15 +51,16 @@ class InputFields(PoolFields):
     input_type: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
-def pooling_of(server: ServerState) -> PoolingSpec:
+def pooling_of(engine: AsyncEngine) -> PoolingSpec:
     """Return the model's pooling. Routes are only served for models that support them."""
-    pooling = server.engine.spec.run.pooling
+    pooling = engine.spec.run.pooling
     assert pooling is not None
     return pooling
 
 
 async def input_job(
-    server: ServerState,
+    server: App,
+    text: ModelText,
     body: InputFields,
     request: Request,
     params: PoolingParams,
@@ -66,20 +69,20 @@ async def input_job(
     model: str = "",
 ) -> tuple[Job, list[str]]:
     """Return a body's job, and the names of fields without effect. `field` is the name of its
-    inputs, `model` the model that answers. Raises: RequestError"""
+    inputs, `model` the model that answers, and `text` how its text is read. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))
     if (body.input is None) == (body.messages is None):
         raise RequestError("give either input or messages.", where=field)
     prompts: Sequence[Prompt]
     if body.input is None:
-        ids, unused = await _chat_prompt(server, body)
+        ids, unused = await _chat_prompt(text, body)
         ignored += server.fields.report(unused)
         prompts = [ids]
         field, is_list = "messages", False
     else:
         prompts, is_list = listed(body.input)
         check_inputs(prompts, field, is_list=is_list)
-        prompts = _with_instruction(server, body, prompts, field)
+        prompts = _with_instruction(text, body, prompts, field)
     adds_special_tokens = body.add_special_tokens is not False
     job = job_of(
         body,
@@ -95,21 +98,19 @@ async def input_job(
 
 
 def _with_instruction(
-    server: ServerState, body: InputFields, prompts: Sequence[Prompt], field: str
+    text: ModelText, body: InputFields, prompts: Sequence[Prompt], field: str
 ) -> Sequence[Prompt]:
     """Return the texts with the model's instruction prepended; token ids stay unchanged."""
     if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
-    server.check_text(field)
+    text.check_text(field)
     before = instruction(
-        pooling_of(server), prompt_name=body.prompt_name, input_type=body.input_type
+        pooling_of(text.engine), prompt_name=body.prompt_name, input_type=body.input_type
     )
     return [f"{before}{p}" if before and isinstance(p, str) else p for p in prompts]
 
 
-async def _chat_prompt(
-    server: ServerState, body: InputFields
-) -> tuple[Sequence[int], Sequence[str]]:
+async def _chat_prompt(text: ModelText, body: InputFields) -> tuple[Sequence[int], Sequence[str]]:
     """Return the token ids of a conversation, and the names of fields without effect."""
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS if name in body.model_fields_set}
     chat = ChatRequest.model_construct(
@@ -119,5 +120,5 @@ async def _chat_prompt(
         truncation_side="left" if body.truncation_side == "left" else "right",
     )
     with in_words_of(CHAT_NAMES):
-        rendered = await server.render(chat)
-        return await server.tokenize_prompt(rendered, chat), rendered.unused
+        rendered = await text.render(chat)
+        return await text.tokenize_prompt(rendered, chat), rendered.unused

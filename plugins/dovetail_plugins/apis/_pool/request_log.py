@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.observability.logging import shortened
 from dovetail.registry.blame import described
-from dovetail.server.endpoint import ServerState
+from dovetail.server.endpoint import App
 
 if TYPE_CHECKING:
     from dovetail_plugins.apis._pool.work import Answers, Job
@@ -19,7 +19,7 @@ logger = logging.getLogger("dovetail.server")
 
 
 @contextlib.contextmanager
-def logged(server: ServerState, job: Job, answers: Answers) -> Iterator[None]:
+def logged(server: App, job: Job, answers: Answers) -> Iterator[None]:
     """Log the request around the block, which fills `answers`, if --enable-log-requests is set. The
     first of its texts is logged at level debug. Raises: what the block raises"""
     if not server.frontend.enable_log_requests:

@@ -12,7 +12,7 @@ from dovetail.engine.client.pooling.scores import Scoring, plan_scores, scoring_
 from dovetail.engine.context_length import PROMPT
 from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_EMBED, PoolingParams
 from dovetail.interfaces.data.spec import PoolingSpec
-from dovetail.server.endpoint import ServerState, in_words_of
+from dovetail.server.endpoint import App, ModelText, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields
 from dovetail_plugins.apis._pool.work import Answers, answered, array_of, check_inputs, job_of
 
@@ -64,13 +64,18 @@ class Pairs:
 
 
 async def scored(
-    server: ServerState, body: PoolFields, request: Request, pairs: Pairs, model: str = ""
+    server: App,
+    text: ModelText,
+    body: PoolFields,
+    request: Request,
+    pairs: Pairs,
+    model: str = "",
 ) -> tuple[str, Answers]:
     """Return (the request's id, the scores with the number of tokens read). Raises: as `answered`;
     RequestError if the model has several classes"""
-    server.check_text(pairs.second_field)
+    text.check_text(pairs.second_field)
     pairs.check()
-    plan = await _planned(server, body, pairs)
+    plan = await _planned(text, body, pairs)
     are_joined = all(len(pair) == 1 for pair in plan.pairs)
     job = job_of(
         body,
@@ -86,13 +91,13 @@ async def scored(
     return job.request_id, replace(answers, items=plan.scores(answers.items))
 
 
-async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scoring:
+async def _planned(text: ModelText, body: PoolFields, pairs: Pairs) -> Scoring:
     """Return what to pool; long texts are processed in a thread. Raises: RequestError"""
     params = PoolingParams(task=EMBED, is_activated=pairs.is_activated)
     work = partial(
         plan_scores,
-        server.engine.spec,
-        server.vocabulary.tokenizer,
+        text.engine.spec,
+        text.vocabulary.tokenizer,
         pairs.firsts,
         pairs.seconds,
         truncate=body.truncate_prompt_tokens,
@@ -100,4 +105,4 @@ async def _planned(server: ServerState, body: PoolFields, pairs: Pairs) -> Scori
     )
     num_chars = sum(map(len, pairs.seconds)) + len(pairs.seconds) * len(pairs.firsts[0])
     with in_words_of(pairs.names()):
-        return await server.run(work, num_chars)
+        return await text.threads.run(work, num_chars)

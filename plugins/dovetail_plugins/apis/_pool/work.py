@@ -19,7 +19,7 @@ from dovetail.engine.client.results.outputs import RequestOutput, numbers
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
-from dovetail.server.endpoint import PromptTokensDetails, ServerState, in_words_of
+from dovetail.server.endpoint import App, PromptTokensDetails, in_words_of
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
 from dovetail_plugins.apis._pool.request_log import logged
 
@@ -76,7 +76,7 @@ class Answers:
     num_tokens: int = 0
     num_cached_tokens: int = 0
 
-    def usage(self, server: ServerState) -> PromptUsage:
+    def usage(self, server: App) -> PromptUsage:
         """Return OpenAI's usage object."""
         details = None
         if server.frontend.enable_prompt_tokens_details:
@@ -138,7 +138,7 @@ def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True)
             raise RequestError("is empty.", where=place, fix="send some text.")
 
 
-async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput], Told]) -> Answers:
+async def answered(server: App, job: Job, told: Callable[[RequestOutput], Told]) -> Answers:
     """Return the results of the prompts, each converted by `told`.
 
     Raises: RequestError in the client's field names, RequestFault, Overloaded, EngineDead
@@ -156,7 +156,7 @@ async def answered(server: ServerState, job: Job, told: Callable[[RequestOutput]
 class _Run:
     """The prompts of one job while they are processed."""
 
-    def __init__(self, server: ServerState, job: Job, told: Callable[[RequestOutput], Any]) -> None:
+    def __init__(self, server: App, job: Job, told: Callable[[RequestOutput], Any]) -> None:
         self._server = server
         self._job = job
         self._told = told

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import HEADER, ServerOf, ServerState, header_value, owner_of
+from dovetail.server.endpoint import HEADER, App, ServerOf, header_value, owner_of
 from dovetail_plugins.apis.adapters.protocol import LoadAdapterRequest, UnloadAdapterRequest
 
 FLAG = "allow_runtime_lora_updating"
@@ -38,7 +38,7 @@ async def unload_adapter(
     return _success(f"LoRA adapter '{body.lora_name}' removed successfully.", ignored)
 
 
-def _owner(request: Request, server: ServerState) -> str:
+def _owner(request: Request, server: App) -> str:
     """Return the owner of the adapters that a request may change: the server if all share one
     key."""
     return owner_of(request) if len(server.frontend.api_key) > 1 else ""

@@ -19,11 +19,11 @@ from dovetail.interfaces.plugin import Info
 from dovetail.multimodal.content import MediaItem, Sound
 from dovetail.multimodal.loader import MediaLoader
 from dovetail.server.endpoint import (
+    App,
     EventStream,
     Framing,
     Problem,
     ServerOf,
-    ServerState,
     StreamHead,
     cancel_on_disconnect,
     data_frame,
@@ -77,7 +77,7 @@ async def create_translation(request: Request, server: ServerOf, state: AudioOf)
 
 
 async def _answered(
-    request: Request, server: ServerState, state: AudioState, *, is_translation: bool
+    request: Request, server: App, state: AudioState, *, is_translation: bool
 ) -> Any:
     """Return the answer; the work is cancelled if the client leaves first."""
     raw = await request.body()  # read first: watching the connection would consume the body
@@ -86,7 +86,7 @@ async def _answered(
 
 
 async def _worked_out(
-    request: Request, raw: bytes, server: ServerState, state: AudioState, *, is_translation: bool
+    request: Request, raw: bytes, server: App, state: AudioState, *, is_translation: bool
 ) -> Response:
     kind = request.headers.get("content-type", "")
     asked = await asyncio.to_thread(audio_request, kind, raw, is_translation=is_translation)
@@ -111,7 +111,7 @@ async def _worked_out(
 
 
 async def _listener(
-    request: Request, server: ServerState, state: AudioState, asked: AudioRequest, model: str
+    request: Request, server: App, state: AudioState, asked: AudioRequest, model: str
 ) -> Listener:
     """Return the decoded audio, ready for transcription. Raises: RequestError"""
     spec = server.engine.spec

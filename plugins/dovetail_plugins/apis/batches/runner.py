@@ -39,7 +39,7 @@ from dovetail_plugins.apis.batches.storage import BatchFacts, FileFacts, FileSto
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from dovetail.server.endpoint import ServerState
+    from dovetail.server.endpoint import App
 
 logger = logging.getLogger("dovetail_plugins.batch")
 POLL_S = 0.02
@@ -295,9 +295,9 @@ class BatchRunner:
             await asyncio.to_thread(self._storage.keep_counts, work.batch)
 
     @property
-    def _server(self) -> ServerState:
+    def _server(self) -> App:
         assert self.app is not None
-        server: ServerState = self.app.state.server
+        server: App = self.app.state.server
         return server
 
     def _end_of(self, batch: BatchFacts) -> str | None:

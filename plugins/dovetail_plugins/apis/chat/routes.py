@@ -10,9 +10,9 @@ from fastapi import Request
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import (
+    App,
     ChatRequest,
     ServerOf,
-    ServerState,
     event_stream_response,
     json_response,
     prepare,
@@ -42,7 +42,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
         return await json_response(generation.meta, chat_reply(steps, generation, options))
 
 
-def _response_options(server: ServerState, body: ChatRequest) -> ChatResponseOptions:
+def _response_options(server: App, body: ChatRequest) -> ChatResponseOptions:
     """Return the options of the response. Raises: RequestError"""
     continues = body.continue_final_message or not body.add_generation_prompt
     role = body.messages[-1].role if continues else server.frontend.response_role

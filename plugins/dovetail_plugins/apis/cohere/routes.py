@@ -25,7 +25,7 @@ NAMES = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens
 
 async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of texts, in one or more number types."""
-    server, model = await server.for_model(body.model)
+    text, model = await server.text_for(body.model)
     ignored = server.fields.check(body)
     texts, field = texts_of(body)
     most = server.engine.spec.run.max_model_tokens
@@ -44,7 +44,7 @@ async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) ->
 
     with in_words_of(NAMES):
         params = PoolingParams(task=EMBED, dimensions=body.output_dimension)
-        job, _ = await input_job(server, fields, request, params, field=field, model=model)
+        job, _ = await input_job(server, text, fields, request, params, field=field, model=model)
         answers = await answered(server, job, written)
     by_kind = zip(*answers.items, strict=True)
     reply = {

@@ -19,10 +19,11 @@ from dovetail.multimodal.prompt import PlacedPrompt
 from dovetail.multimodal.vectors import FIELD, check_taken, decode_vectors
 from dovetail.server.endpoint import (
     LONG_WORK,
+    App,
     Generation,
+    ModelText,
     ResponseMeta,
     ServerOf,
-    ServerState,
     SessionPlan,
     Step,
     StreamUsage,
@@ -80,7 +81,7 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
 
 
 def _steps(
-    server: ServerState, body: CompletionRequest, generation: Generation
+    server: App, body: CompletionRequest, generation: Generation
 ) -> AsyncGenerator[Step, None]:
     """Return the steps of a prompt's answers; with best_of, of the n best."""
     steps = generation.steps(server, is_whole=not body.stream)
@@ -130,23 +131,23 @@ def _check(body: CompletionRequest, num_prompts: int) -> None:
 
 
 async def _prepare(
-    server: ServerState,
+    server: App,
     body: CompletionRequest,
     request: Request,
     prompts: Sequence[SentPrompt],
     usage: StreamUsage,
 ) -> tuple[ResponseMeta, list[Generation], CompletionResponseOptions]:
-    server, model = await server.for_model(body.model)
-    meta = response_meta(server, body, request, model, server.fields.check(body))
+    text, model = await server.text_for(body.model)
+    meta = response_meta(server, text, body, request, model, server.fields.check(body))
     fields = _engine_fields(body)
     if body.suffix and not body.ignore_eos:
-        ends = infill_of(server.vocabulary.tokenizer).ends
+        ends = infill_of(text.vocabulary.tokenizer).ends
         fields["stop_token_ids"] = (*(body.stop_token_ids or ()), *ends)
-    constraint = requested_constraint(body, body.response_format, server.structured_output_spec)
+    constraint = requested_constraint(body, body.response_format, text.structured_output_spec)
     if constraint is not None:
-        fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
+        fields["constraint"] = await text.compile_constraint(constraint, SessionPlan(), "")
     generations: list[Generation] = []
-    texts: list[Prompt] = []
+    shown: list[Prompt] = []
     is_alone = len(prompts) == 1
     num_vectors = sum(isinstance(prompt, SentVectors) for prompt in prompts)
     for which, prompt in enumerate(prompts):
@@ -154,60 +155,60 @@ async def _prepare(
         number = which if which < num_vectors else which - num_vectors
         shown_field = field if is_alone else f"{field}[{number}]"
         with in_words_of({PROMPT: shown_field, FIELD: shown_field}):
-            ids = await _read(server, body, prompt)
-            generation = generation_for(server, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
+            ids = await _read(text, body, prompt)
+            generation = generation_for(text, body, meta, ids, fields, SessionPlan(), COMPLETIONS)
         request_id = meta.request_id if is_alone else f"{meta.request_id}-{which}"
         generations.append(replace(generation, request_id=request_id))
-        shown = () if isinstance(prompt, SentVectors) else generation.prompt_ids
-        texts.append((await _echo_text(server, body, prompt), shown))
-    return meta, generations, _response_options(server, body, texts, usage)
+        shown_ids = () if isinstance(prompt, SentVectors) else generation.prompt_ids
+        shown.append((await _echo_text(text, body, prompt), shown_ids))
+    return meta, generations, _response_options(server, body, shown, usage)
 
 
 async def _read(
-    server: ServerState, body: CompletionRequest, prompt: SentPrompt
+    text: ModelText, body: CompletionRequest, prompt: SentPrompt
 ) -> Sequence[int] | PlacedPrompt:
     """Return a prompt in the engine's form. Raises: RequestError"""
     if not isinstance(prompt, SentVectors):
-        return await _token_ids(server, body, prompt)
-    run = server.engine.spec.run
+        return await _token_ids(text, body, prompt)
+    run = text.engine.spec.run
     decode = partial(decode_vectors, prompt.data, run.model, run.max_model_tokens)
-    return await server.engine.read(await server.run(decode, LONG_WORK))
+    return await text.engine.read(await text.threads.run(decode, LONG_WORK))
 
 
 async def _token_ids(
-    server: ServerState, body: CompletionRequest, prompt: str | list[int]
+    text: ModelText, body: CompletionRequest, prompt: str | list[int]
 ) -> Sequence[int]:
     if not body.suffix:
         if isinstance(prompt, str):
-            return await server.tokenize(
+            return await text.tokenize(
                 prompt,
                 add_special_tokens=body.add_special_tokens,
                 truncates_to=body.truncate_prompt_tokens,
                 keeps_start=body.truncation_side == "right",
             )
         return prompt
-    server.check_text("suffix")
-    tokenizer, suffix = server.vocabulary.tokenizer, body.suffix
+    text.check_text("suffix")
+    tokenizer, suffix = text.vocabulary.tokenizer, body.suffix
     verify_text("suffix", suffix)
     before: Sequence[int] | str = prompt
     if isinstance(before, str):
-        before = await server.tokenize(before, add_special_tokens=False)
-    after = await server.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
+        before = await text.tokenize(before, add_special_tokens=False)
+    after = await text.threads.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
     return infill_of(tokenizer).prompt(before, after)
 
 
-async def _echo_text(server: ServerState, body: CompletionRequest, prompt: SentPrompt) -> str:
+async def _echo_text(text: ModelText, body: CompletionRequest, prompt: SentPrompt) -> str:
     if not body.echo or isinstance(prompt, SentVectors):
         return ""
     if isinstance(prompt, str):
         return prompt
-    _check_ids(server, prompt)
-    tokenizer = server.vocabulary.tokenizer
-    return await server.run(lambda: tokenizer.decode(prompt), len(prompt))
+    _check_ids(text, prompt)
+    tokenizer = text.vocabulary.tokenizer
+    return await text.threads.run(lambda: tokenizer.decode(prompt), len(prompt))
 
 
-def _check_ids(server: ServerState, token_ids: Sequence[int]) -> None:
-    size = server.vocabulary.num_tokens
+def _check_ids(text: ModelText, token_ids: Sequence[int]) -> None:
+    size = text.vocabulary.num_tokens
     if token_ids and max(token_ids) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="prompt")
 
@@ -229,7 +230,7 @@ def _engine_fields(body: CompletionRequest) -> dict[str, Any]:
 
 
 def _response_options(
-    server: ServerState, body: CompletionRequest, prompts: Sequence[Prompt], usage: StreamUsage
+    server: App, body: CompletionRequest, prompts: Sequence[Prompt], usage: StreamUsage
 ) -> CompletionResponseOptions:
     return CompletionResponseOptions(
         n=body.n or 1,

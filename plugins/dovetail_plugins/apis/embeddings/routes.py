@@ -20,10 +20,10 @@ from dovetail_plugins.apis.embeddings.protocol import EmbeddingRequest
 
 async def create_embeddings(body: EmbeddingRequest, request: Request, server: ServerOf) -> Any:
     """Return the vectors of inputs, or of a conversation."""
-    server, model = await server.for_model(body.model)
+    text, model = await server.text_for(body.model)
     wants = body.normalize if body.normalize is not None else body.use_activation
     params = PoolingParams(task=EMBED, dimensions=body.dimensions, is_normalized=wants)
-    job, ignored = await input_job(server, body, request, params, model=model)
+    job, ignored = await input_job(server, text, body, request, params, model=model)
     shape = vector_format(body.encoding_format, body.embed_dtype, body.endianness)
     answers = await answered(server, job, lambda output: shape.written(array_of(output)))
     data = [

@@ -15,7 +15,7 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.observability import metrics
 from dovetail.observability.supervise import failing
-from dovetail.server.endpoint import ServerOf, ServerState, problem
+from dovetail.server.endpoint import App, ServerOf, problem
 from dovetail.version import __version__
 
 
@@ -86,13 +86,13 @@ def _told(state: EngineState) -> dict[str, Any]:
     return told | {"state": "asleep"} if state.asleep else told
 
 
-def _dead_reason(server: ServerState) -> str | None:
+def _dead_reason(server: App) -> str | None:
     if server.engine.is_alive:
         return None
     return f"the engine is gone: {server.engine.death_reason or 'unknown cause'}"
 
 
-def _stall_reason(server: ServerState) -> str | None:
+def _stall_reason(server: App) -> str | None:
     age_s = server.engine.heartbeat_age_s()
     has_work = server.admission.num_inside > 0 or sum(server.engine.load()) > 0
     if has_work and age_s > STALL_S:
@@ -100,7 +100,7 @@ def _stall_reason(server: ServerState) -> str | None:
     return None
 
 
-def _silence_reason(server: ServerState) -> str | None:
+def _silence_reason(server: App) -> str | None:
     """Return why new work would wait: even an idle engine sends a sign of life every second."""
     age_s = server.engine.heartbeat_age_s()
     if age_s > STALL_S:

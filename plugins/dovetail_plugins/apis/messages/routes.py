@@ -11,10 +11,10 @@ from fastapi import Request
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import (
+    App,
     ChatRequest,
     Generation,
     ServerOf,
-    ServerState,
     count_prompt_tokens,
     event_stream_response,
     in_words_of,
@@ -67,15 +67,16 @@ async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
     """Return the number of prompt tokens of a message."""
     chat, ignored = _translated(server, body)
     with in_words_of(MESSAGES.field_names):
-        server, _ = await server.for_model(chat.model)
         num_tokens, unused = await count_prompt_tokens(server, chat, switches(body))
         ignored += server.fields.report(unused)
     return json_reply(CountReply(input_tokens=num_tokens), ignored)
 
 
-def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, list[str]]:
+def _translated(server: App, body: CountRequest) -> tuple[ChatRequest, list[str]]:
     """Return the body as a chat request, and the names of fields without effect."""
-    budgets = server.parsers.reasoning is not None and server.engine.constraint_compiler is not None
+    budgets = (
+        server.text.parsers.reasoning is not None and server.engine.constraint_compiler is not None
+    )
     ignored = server.fields.check(body, known=UNCOUNTED)
     ignored += server.fields.report(left_out_tools(body))
     with in_words_of(NAMES):
@@ -83,7 +84,7 @@ def _translated(server: ServerState, body: CountRequest) -> tuple[ChatRequest, l
     return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]
 
 
-def _response_options(server: ServerState, generation: Generation) -> MessageResponseOptions:
+def _response_options(server: App, generation: Generation) -> MessageResponseOptions:
     return MessageResponseOptions(
         shows_cached=server.frontend.enable_prompt_tokens_details,
         counts_reasoning=generation.plan.can_reason,

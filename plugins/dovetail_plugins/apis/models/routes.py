@@ -7,7 +7,7 @@ from dovetail.interfaces.api import TRANSCRIBE, Api, Route
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import ServerOf, ServerState
+from dovetail.server.endpoint import App, ServerOf
 from dovetail_plugins.apis._pool.scores import can_score
 from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
 
@@ -29,13 +29,13 @@ async def show_model(model_id: str, server: ServerOf) -> ModelCard:
     return _card(server, name) if source is None else _adapter_card(server, source)
 
 
-def _adapter_card(server: ServerState, source: AdapterSource) -> ModelCard:
+def _adapter_card(server: App, source: AdapterSource) -> ModelCard:
     """Return the card of an adapter, with its folder and its base model."""
     parent = source.base or server.engine.spec.model_names[0]
     return _card(server, source.name).model_copy(update={"root": source.path, "parent": parent})
 
 
-def _card(server: ServerState, name: str) -> ModelCard:
+def _card(server: App, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=server.created_s,
@@ -45,7 +45,7 @@ def _card(server: ServerState, name: str) -> ModelCard:
     )
 
 
-def _capabilities(server: ServerState) -> list[str]:
+def _capabilities(server: App) -> list[str]:
     """Return what requests may ask of the model; for a pooling model, its tasks."""
     pooling = server.engine.spec.run.pooling
     if pooling is not None:
@@ -56,9 +56,9 @@ def _capabilities(server: ServerState) -> list[str]:
     kinds = () if media is None else media.kinds
     known = {
         "completion": True,
-        "chat": bool(server.renderer.source),
-        "tools": server.parsers.tool is not None,
-        "reasoning": server.parsers.reasoning is not None,
+        "chat": server.text.renderer.can_render,
+        "tools": server.text.parsers.tool is not None,
+        "reasoning": server.text.parsers.reasoning is not None,
         "structured_output": server.engine.constraint_compiler is not None,
         "vision": IMAGE in kinds,
         "video": VIDEO in kinds,

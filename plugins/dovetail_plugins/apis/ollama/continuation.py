@@ -10,9 +10,10 @@ from starlette.requests import Request
 from dovetail.engine.client.requests.prompt_checks import verify_text
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import (
+    App,
     ChatRequest,
     Generation,
-    ServerState,
+    ModelText,
     SessionPlan,
     generation_for,
     in_words_of,
@@ -26,7 +27,7 @@ from dovetail_plugins.apis.ollama.response import GENERATE
 
 
 async def prepare_continuation(
-    server: ServerState,
+    server: App,
     body: OllamaGenerateRequest,
     request: Request,
     *,
@@ -37,32 +38,32 @@ async def prepare_continuation(
     with in_words_of(GENERATE.field_names):
         if body.think:
             raise RequestError("needs a template, which raw and suffix leave out.", where="think")
-        server, model = await server.for_model(model)
+        text, model = await server.text_for(model)
         chat = chat_of_prompt(body)
-        ids = await _prompt_ids(server, body)
-        constraint = requested_constraint(chat, chat.response_format, server.structured_output_spec)
-        fields = _engine_fields(server, body, chat)
+        ids = await _prompt_ids(text, body)
+        constraint = requested_constraint(chat, chat.response_format, text.structured_output_spec)
+        fields = _engine_fields(text, body, chat)
         if constraint is not None:
-            fields["constraint"] = await server.compile_constraint(constraint, SessionPlan(), "")
-        meta = response_meta(server, chat, request, model, ignored)
-        return generation_for(server, chat, meta, ids, fields, SessionPlan(), GENERATE)
+            fields["constraint"] = await text.compile_constraint(constraint, SessionPlan(), "")
+        meta = response_meta(server, text, chat, request, model, ignored)
+        return generation_for(text, chat, meta, ids, fields, SessionPlan(), GENERATE)
 
 
-async def _prompt_ids(server: ServerState, body: OllamaGenerateRequest) -> Sequence[int]:
+async def _prompt_ids(text: ModelText, body: OllamaGenerateRequest) -> Sequence[int]:
     prompt, suffix = body.prompt or "", body.suffix
-    server.check_text("prompt")
+    text.check_text("prompt")
     if not suffix:
-        return await server.tokenize(prompt, add_special_tokens=True)
-    tokenizer = server.vocabulary.tokenizer
+        return await text.tokenize(prompt, add_special_tokens=True)
+    tokenizer = text.vocabulary.tokenizer
     verify_text("suffix", suffix)
     infill = infill_of(tokenizer)
-    before = await server.tokenize(prompt, add_special_tokens=False)
-    after = await server.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
+    before = await text.tokenize(prompt, add_special_tokens=False)
+    after = await text.threads.run(lambda: suffix_ids(tokenizer, suffix), len(suffix))
     return infill.prompt(before, after)
 
 
 def _engine_fields(
-    server: ServerState, body: OllamaGenerateRequest, chat: ChatRequest
+    text: ModelText, body: OllamaGenerateRequest, chat: ChatRequest
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if chat.max_tokens is not None:
@@ -70,6 +71,6 @@ def _engine_fields(
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     if body.suffix and not chat.ignore_eos:
-        ends = infill_of(server.vocabulary.tokenizer).ends
+        ends = infill_of(text.vocabulary.tokenizer).ends
         fields["stop_token_ids"] = (*(chat.stop_token_ids or ()), *ends)
     return fields

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.interfaces.data.pooling_params import EMBED, PoolingParams
-from dovetail.server.endpoint import ServerOf, ServerState
+from dovetail.server.endpoint import App, ServerOf
 from dovetail_plugins.apis._pool.inputs import InputFields, input_job
 from dovetail_plugins.apis._pool.replies import raw_reply
 from dovetail_plugins.apis._pool.vectors import VectorFormat
@@ -70,7 +70,7 @@ async def embed_prompt(body: OllamaEmbeddingsRequest, request: Request, server: 
     return raw_reply({"embedding": answers.items[0]}, ignored)
 
 
-def _checked(server: ServerState, body: OllamaEmbedFields) -> list[str]:
+def _checked(server: App, body: OllamaEmbedFields) -> list[str]:
     """Return the names of fields and options without effect. Raises: RequestError"""
     ignored = check_fields(server, body)
     settings = () if body.options is None else sorted(body.options.model_fields_set)
@@ -78,7 +78,7 @@ def _checked(server: ServerState, body: OllamaEmbedFields) -> list[str]:
 
 
 async def _embedded(
-    server: ServerState,
+    server: App,
     request: Request,
     texts: str | list[str],
     params: PoolingParams,
@@ -88,6 +88,6 @@ async def _embedded(
     model: str,
 ) -> Answers:
     fields = InputFields(input=texts, truncate_prompt_tokens=truncate)
-    job, _ = await input_job(server, fields, request, params, field=field, model=model)
+    job, _ = await input_job(server, server.text, fields, request, params, field=field, model=model)
     written = VectorFormat().written
     return await answered(server, job, lambda output: written(array_of(output)))

@@ -18,7 +18,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE
 from dovetail.interfaces.data.media_settings import IMAGE
 from dovetail.interfaces.data.pooling_params import EMBED
-from dovetail.server.endpoint import ServerOf, ServerState
+from dovetail.server.endpoint import App, ServerOf
 from dovetail.version import __version__
 from dovetail_plugins.apis._infill import infill_of
 from dovetail_plugins.apis.ollama.protocol import OllamaShowRequest
@@ -32,9 +32,9 @@ NEVER = "9999-12-31T23:59:59Z"
 MAX_KNOWN = 4
 
 
-async def meant_model(server: ServerState, asked: str) -> str:
+async def meant_model(server: App, asked: str) -> str:
     """Return the served name for a requested one; the tag `latest` may be missing or added. Raises:
-    as `ServerState.model_name`"""
+    as `App.model_name`"""
     bare = asked.removesuffix(LATEST)
     return await server.model_name(bare if asked not in server.engine.spec.model_names else asked)
 
@@ -58,7 +58,7 @@ async def list_loaded(server: ServerOf) -> dict[str, Any]:
     return {"models": [_entry(server, name, details) | loaded for name in await _names(server)]}
 
 
-async def _names(server: ServerState) -> list[str]:
+async def _names(server: App) -> list[str]:
     """Return the served names, with adapters after the model's own."""
     adapters = await server.adapters.all()
     return [*server.engine.spec.model_names, *(source.name for source in adapters)]
@@ -76,7 +76,7 @@ async def show_model(body: OllamaShowRequest, server: ServerOf) -> dict[str, Any
     return {
         "modelfile": "\n".join(lines),
         "parameters": "\n".join(parameters),
-        "template": server.renderer.source,
+        "template": server.text.renderer.source,
         "details": {**await _details(server), "parent_model": base if adapter else ""},
         "model_info": _model_info(server),
         "capabilities": _capabilities(server),
@@ -89,7 +89,7 @@ async def show_version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _entry(server: ServerState, name: str, details: dict[str, Any]) -> dict[str, Any]:
+def _entry(server: App, name: str, details: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(f"{server.fingerprint} {name}".encode()).hexdigest()
     return {
         "name": name,
@@ -101,7 +101,7 @@ def _entry(server: ServerState, name: str, details: dict[str, Any]) -> dict[str,
     }
 
 
-async def _details(server: ServerState) -> dict[str, Any]:
+async def _details(server: App) -> dict[str, Any]:
     run = server.engine.spec.run
     family = _family(server)
     weights = await asyncio.to_thread(weights_of, run)
@@ -115,12 +115,12 @@ async def _details(server: ServerState) -> dict[str, Any]:
     }
 
 
-def _family(server: ServerState) -> str:
+def _family(server: App) -> str:
     model = server.engine.spec.run.model
     return str(model.hf_config.get("model_type") or model.architecture)
 
 
-def _model_info(server: ServerState) -> dict[str, Any]:
+def _model_info(server: App) -> dict[str, Any]:
     model, family = server.engine.spec.run.model, _family(server)
     sizes = {
         "context_length": server.engine.spec.run.max_model_tokens,
@@ -137,13 +137,13 @@ def _model_info(server: ServerState) -> dict[str, Any]:
     }
 
 
-def _capabilities(server: ServerState) -> list[str]:
+def _capabilities(server: App) -> list[str]:
     if GENERATE not in server.tasks:
         return _pooled_capabilities(server.tasks)
     media = server.engine.spec.media
     can = {
-        "tools": server.parsers.tool is not None and "tools" in server.renderer.source,
-        "thinking": server.parsers.reasoning is not None,
+        "tools": server.text.parsers.tool is not None and "tools" in server.text.renderer.source,
+        "thinking": server.text.parsers.reasoning is not None,
         "vision": media is not None and IMAGE in media.kinds,
         "insert": server.engine.spec.has_tokenizer and _can_fill_in(server),
     }
@@ -155,7 +155,7 @@ def _pooled_capabilities(tasks: Collection[str]) -> list[str]:
     return ["embedding"] if EMBED in tasks else []
 
 
-def _can_fill_in(server: ServerState) -> bool:
+def _can_fill_in(server: App) -> bool:
     try:
         infill_of(server.engine.tokenizer)
     except RequestError:
@@ -163,7 +163,7 @@ def _can_fill_in(server: ServerState) -> bool:
     return True
 
 
-def _modified_at(server: ServerState) -> str:
+def _modified_at(server: App) -> str:
     path = Path(server.engine.spec.run.model.path)
     changed_s = path.stat().st_mtime if path.exists() else server.created_s
     return written_time(datetime.fromtimestamp(changed_s, UTC))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.endpoint import WITHOUT_EFFECT, ServerState, fault_of
+from dovetail.server.endpoint import WITHOUT_EFFECT, App, fault_of
 from dovetail_plugins.apis.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
 
 LOADING = frozenset(
@@ -84,7 +84,7 @@ def _penalties(options: OllamaOptions) -> dict[str, Any]:
     return {"repetition_penalty": options.repeat_penalty}
 
 
-def check_fields(server: ServerState, body: OllamaRequest | OllamaEmbedFields) -> list[str]:
+def check_fields(server: App, body: OllamaRequest | OllamaEmbedFields) -> list[str]:
     """Return the names of fields and options without effect. Raises: RequestError for an
     unsupported one that would change the answer"""
     names = server.fields.check(body, known=("messages.", "options."))

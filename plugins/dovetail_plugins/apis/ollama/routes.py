@@ -18,11 +18,11 @@ from dovetail.interfaces.data.pooling_params import EMBED
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import (
     HEADER,
+    App,
     ChatRequest,
     Dialect,
     Generation,
     ServerOf,
-    ServerState,
     event_stream_response,
     header_value,
     in_words_of,
@@ -106,13 +106,13 @@ async def create_answer(body: OllamaGenerateRequest, request: Request, server: S
         return await _answered(server, body, request, owned, generation, as_response, began_ns)
 
 
-async def _checked(server: ServerState, body: OllamaRequest) -> tuple[str, list[str]]:
+async def _checked(server: App, body: OllamaRequest) -> tuple[str, list[str]]:
     """Return the served name, and the names of fields without effect. Raises: RequestError"""
     return await meant_model(server, body.model), check_fields(server, body)
 
 
 async def _prepared(
-    server: ServerState,
+    server: App,
     body: OllamaRequest,
     chat: ChatRequest,
     request: Request,
@@ -143,7 +143,7 @@ async def _prepared(
 
 
 async def _answered(
-    server: ServerState,
+    server: App,
     body: OllamaRequest,
     request: Request,
     owned: AsyncExitStack,

@@ -11,6 +11,7 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.endpoint import (
+    App,
     Collected,
     ContentDelta,
     CountedSession,
@@ -18,7 +19,6 @@ from dovetail.server.endpoint import (
     Parsers,
     ReasoningDelta,
     ServerOf,
-    ServerState,
     SessionPlan,
     ToolCallArgsDelta,
     ToolCallStart,
@@ -43,7 +43,7 @@ async def parse_text(body: ParseRequest, server: ServerOf) -> Any:
     server's."""
     ignored = server.fields.check(body, is_answered=False)
     tokenizer = server.engine.tokenizer
-    parsers = server.parsers_for(body.tool_parser, body.reasoning_parser)
+    parsers = server.text.parsers_for(body.tool_parser, body.reasoning_parser)
     plan = _plan(body, parsers, is_strict=server.frontend.tool_parser_strict)
     events = await server.run(lambda: _events(body.text, plan, tokenizer), len(body.text))
     reply = ParseReply(
@@ -96,7 +96,7 @@ def _collected(events: list[Event]) -> Collected:
     return collected
 
 
-def _response_options(server: ServerState) -> ChatResponseOptions:
+def _response_options(server: App) -> ChatResponseOptions:
     names = reasoning_names(server.frontend.reasoning_field)
     return ChatResponseOptions(role="assistant", reasoning_names=names)
 

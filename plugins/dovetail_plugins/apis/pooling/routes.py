@@ -23,7 +23,7 @@ from dovetail.interfaces.data.pooling_params import (
 )
 from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import LONG_WORK, ServerOf, ServerState
+from dovetail.server.endpoint import LONG_WORK, App, ModelText, ServerOf
 from dovetail_plugins.apis._pool.inputs import input_job, pooling_of
 from dovetail_plugins.apis._pool.labels import label_of
 from dovetail_plugins.apis._pool.replies import raw_reply
@@ -40,10 +40,10 @@ _OLDER = {
 
 async def create_pooling(body: PoolingRequest, request: Request, server: ServerOf) -> Any:
     """Return the model's pooled output for inputs, or for each of their tokens."""
-    server, model = await server.for_model(body.model)
+    text, model = await server.text_for(body.model)
     if body.data is not None:
-        return await create_from_data(body, request, server, model)
-    task = task_of(body.task, pooling_of(server))
+        return await create_from_data(body, request, server, text, model)
+    task = task_of(body.task, pooling_of(server.engine))
     is_vector = task in (EMBED, TOKEN_EMBED)
     normal = body.normalize if body.normalize is not None else body.use_activation
     params = PoolingParams(
@@ -52,7 +52,7 @@ async def create_pooling(body: PoolingRequest, request: Request, server: ServerO
         is_normalized=normal if is_vector else None,
         is_activated=None if is_vector else body.wants_activation(),
     )
-    job, ignored = await input_job(server, body, request, params, model=model)
+    job, ignored = await input_job(server, text, body, request, params, model=model)
     shape = vector_format(body.encoding_format, body.embed_dtype, body.endianness)
     answers = await answered(server, job, lambda output: shape.written(array_of(output)))
     reply = {
@@ -70,10 +70,10 @@ async def create_pooling(body: PoolingRequest, request: Request, server: ServerO
 
 
 async def create_from_data(
-    body: PoolingRequest, request: Request, server: ServerState, model: str
+    body: PoolingRequest, request: Request, server: App, text: ModelText, model: str
 ) -> Any:
     """Return the server plugin's result for data, computed with the model. Raises: RequestError"""
-    processor = server.io_processor
+    processor = text.io_processor
     if processor is None:
         raise RequestError(
             "this server reads no data of other forms.",
@@ -83,7 +83,7 @@ async def create_from_data(
         )
     refuse_inputs(body)
     prompts = await server.run(partial(processed_prompts, processor, body.data), LONG_WORK)
-    pooling = pooling_of(server)
+    pooling = pooling_of(server.engine)
     params = PoolingParams(task=task_of(body.task or processor.task or None, pooling))
     ignored = server.fields.check(body)
     check_inputs(prompts, DATA, is_list=False)
@@ -122,11 +122,11 @@ def task_of(asked: str | None, pooling: PoolingSpec) -> str:
 
 async def classify(body: ClassifyRequest, request: Request, server: ServerOf) -> Any:
     """Return the most likely class of each input, with the probabilities of all classes."""
-    server, model = await server.for_model(body.model)
+    text, model = await server.text_for(body.model)
     params = PoolingParams(task=CLASSIFY, is_activated=body.wants_activation())
-    job, ignored = await input_job(server, body, request, params, model=model)
+    job, ignored = await input_job(server, text, body, request, params, model=model)
     answers = await answered(server, job, array_of)
-    labels = pooling_of(server).labels
+    labels = pooling_of(server.engine).labels
     reply = {
         "id": f"classify-{job.request_id}",
         "object": "list",

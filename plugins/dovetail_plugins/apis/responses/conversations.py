@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dovetail.errors import NotFound, RequestError
-from dovetail.server.endpoint import Body, Metadata, ServerState, in_words_of
+from dovetail.server.endpoint import App, Body, Metadata, in_words_of
 from dovetail_plugins.apis.responses.input_items import as_items
 from dovetail_plugins.apis.responses.owned import OwnedObjects
 from dovetail_plugins.apis.responses.protocol import Item
@@ -139,7 +139,7 @@ def _num_bytes(items: Sequence[Item]) -> int:
     return sum(len(json.dumps(item)) for item in items)
 
 
-def check_keeps(server: ServerState, where: str) -> None:
+def check_keeps(server: App, where: str) -> None:
     """Raise RequestError if several processes would each store their own."""
     if server.frontend.api_server_count > 1:
         raise RequestError(

@@ -23,12 +23,12 @@ from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
 from dovetail.server.endpoint import (
+    App,
     ChatRequest,
     EventStream,
     Framing,
     Generation,
     ServerOf,
-    ServerState,
     StreamHead,
     count_prompt_tokens,
     event_frame,
@@ -183,7 +183,6 @@ async def count_input_tokens(
     unknown = server.fields.check(body, is_answered=False)
     with in_words_of(RESPONSES.field_names):
         plan = _plan(server, state, body, request, unknown)
-        server, _ = await server.for_model(plan.chat.model)
         num_tokens, _ = await count_prompt_tokens(server, plan.chat)
     return json_reply(InputTokensReply(input_tokens=num_tokens), plan.ignored)
 
@@ -211,7 +210,7 @@ def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogpro
 
 
 def _plan(
-    server: ServerState,
+    server: App,
     state: ResponsesState,
     body: ResponsesRequest,
     request: Request,
@@ -260,7 +259,7 @@ def _with_referred(body: ResponsesRequest, state: ResponsesState, owner: str) ->
     return body.model_copy(update={"input": with_references(body.input, find)})
 
 
-def _is_stored(server: ServerState, body: ResponsesRequest) -> bool:
+def _is_stored(server: App, body: ResponsesRequest) -> bool:
     """Return whether the response is stored. Raises: RequestError if it must be stored but cannot
     be"""
     can_store = server.frontend.api_server_count == 1
@@ -289,7 +288,7 @@ def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Messag
     return found
 
 
-async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generation:
+async def _prepare(server: App, plan: Plan, request: Request) -> Generation:
     """Return the request ready for the engine; with truncation, without turns that do not fit.
 
     Raises: RequestError
@@ -312,7 +311,7 @@ async def _prepare(server: ServerState, plan: Plan, request: Request) -> Generat
 
 
 def _news(
-    server: ServerState, plan: Plan, first: Generation, answer: Answer, request: Request
+    server: App, plan: Plan, first: Generation, answer: Answer, request: Request
 ) -> AsyncGenerator[News, None]:
     """Return the steps of the answer: of one generation, or of several if servers' tools are
     called."""

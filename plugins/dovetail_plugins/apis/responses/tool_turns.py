@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.json_values import InvalidJson, json_value
-from dovetail.server.endpoint import Generation, ServerState, Step
+from dovetail.server.endpoint import App, Generation, Step
 from dovetail_plugins.apis._content_blocks import ContentBlock
 from dovetail_plugins.apis.responses.mcp import McpFault, McpServer, McpTool
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
@@ -132,7 +132,7 @@ class Turns:
     """The turns of a response with such tools. `follow` returns the generation that continues the
     answer so far, with changes to the chat request."""
 
-    server: ServerState
+    server: App
     offer: Offer
     answer: Answer
     follow: Callable[[dict[str, Any]], Awaitable[Generation]]

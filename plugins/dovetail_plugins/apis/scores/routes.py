@@ -11,7 +11,7 @@ from fastapi import Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import ServerOf, ServerState
+from dovetail.server.endpoint import App, ServerOf
 from dovetail_plugins.apis._pool.replies import raw_reply
 from dovetail_plugins.apis._pool.scores import TASKS, Pairs, scored
 from dovetail_plugins.apis._pool.work import Answers
@@ -22,7 +22,7 @@ Ranking = list[tuple[int, float]]
 
 async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
     """Return the relevance of text pairs, one number per pair."""
-    server, model = await server.for_model(body.model)
+    text, model = await server.text_for(body.model)
     ignored = server.fields.check(body)
     pairs = Pairs(
         firsts=_texts(body.text_1),
@@ -31,7 +31,7 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
         second_field="text_2",
         is_activated=_wants(body),
     )
-    request_id, answers = await scored(server, body, request, pairs, model=model)
+    request_id, answers = await scored(server, text, body, request, pairs, model=model)
     reply = {
         "id": f"score-{request_id}",
         "object": "list",
@@ -48,7 +48,7 @@ async def score(body: ScoreRequest, request: Request, server: ServerOf) -> Any:
 
 async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any:
     """Sort documents by relevance to a query, best first."""
-    server, model = await server.for_model(body.model)
+    text, model = await server.text_for(body.model)
     ignored = server.fields.check(body)
     if (body.documents is None) == (body.texts is None):
         raise RequestError("give documents.", where="documents")
@@ -64,7 +64,7 @@ async def rerank(body: RerankRequest, request: Request, server: ServerOf) -> Any
     if body.truncate and body.truncate_prompt_tokens is None:
         side = body.truncation_direction.lower()
         body = body.model_copy(update={"truncate_prompt_tokens": -1, "truncation_side": side})
-    request_id, answers = await scored(server, body, request, pairs, model=model)
+    request_id, answers = await scored(server, text, body, request, pairs, model=model)
     ranking = ranked(answers.items, body.top_n)
     if body.texts is not None:
         return raw_reply(_texts_reply(ranking, documents if body.return_text else None), ignored)
@@ -89,7 +89,7 @@ def _texts_reply(ranking: Ranking, texts: Sequence[str] | None) -> list[dict[str
 
 
 def _reply(
-    server: ServerState,
+    server: App,
     request_id: str,
     model: str,
     answers: Answers,

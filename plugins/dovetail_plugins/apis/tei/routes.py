@@ -22,7 +22,7 @@ from dovetail.interfaces.data.pooling_params import (
     PoolingParams,
 )
 from dovetail.interfaces.plugin import Info
-from dovetail.server.endpoint import ServerOf, ServerState
+from dovetail.server.endpoint import App, ServerOf
 from dovetail.version import __version__
 from dovetail_plugins.apis._pool.fields import PoolFields
 from dovetail_plugins.apis._pool.inputs import InputFields, input_job, pooling_of
@@ -56,11 +56,11 @@ async def embed_all(body: EmbedRequest, request: Request, server: ServerOf) -> A
 
 
 async def _embedded(
-    server: ServerState, body: EmbedRequest, request: Request, params: PoolingParams
+    server: App, body: EmbedRequest, request: Request, params: PoolingParams
 ) -> Any:
     ignored = server.fields.check(body)
     fields = InputFields(input=body.inputs, prompt_name=body.prompt_name, **_cut(body))
-    job, _ = await input_job(server, fields, request, params, field=FIELD)
+    job, _ = await input_job(server, server.text, fields, request, params, field=FIELD)
     written = VectorFormat().written
     answers = await answered(server, job, lambda output: written(array_of(output)))
     return raw_reply(answers.items, ignored)
@@ -69,7 +69,7 @@ async def _embedded(
 async def predict(body: PredictRequest, request: Request, server: ServerOf) -> Any:
     """Return the classes of a text or a pair with their probabilities, most likely first."""
     ignored = server.fields.check(body)
-    server.check_text(FIELD)
+    server.text.check_text(FIELD)
     given = body.inputs
     is_single = isinstance(given, str) or isinstance(given[0], str)
     sequences: list[Any] = [given] if is_single else list(given)
@@ -84,13 +84,13 @@ async def predict(body: PredictRequest, request: Request, server: ServerOf) -> A
         params.append(PoolingParams(task=CLASSIFY, is_activated=wants, first_text_tokens=num_first))
     fields = PoolFields(**_cut(body))
     job = job_of(fields, request, prompts, params, field=FIELD, is_list=not is_single)
-    labels = pooling_of(server).labels
+    labels = pooling_of(server.engine).labels
     answers = await answered(server, job, array_of)
     told = [_predicted(one, labels) for one in answers.items]
     return raw_reply(told[0] if is_single else told, ignored)
 
 
-def _prompt(server: ServerState, sequence: list[str], body: CutFields) -> tuple[Prompt, int | None]:
+def _prompt(server: App, sequence: list[str], body: CutFields) -> tuple[Prompt, int | None]:
     """Return (the prompt of a text or pair, the number of tokens of a pair's first text)."""
     if len(sequence) == 1:
         return sequence[0], None
@@ -114,7 +114,7 @@ async def similarity(body: SimilarityRequest, request: Request, server: ServerOf
         first_field="inputs.source_sentence",
         second_field="inputs.sentences",
     )
-    _, answers = await scored(server, PoolFields(**_cut(parameters)), request, pairs)
+    _, answers = await scored(server, server.text, PoolFields(**_cut(parameters)), request, pairs)
     return raw_reply(answers.items, ignored)
 
 
@@ -153,8 +153,8 @@ async def show_info(server: ServerOf) -> dict[str, Any]:
     }
 
 
-def _model_type(server: ServerState) -> dict[str, Any]:
-    pooling = pooling_of(server)
+def _model_type(server: App) -> dict[str, Any]:
+    pooling = pooling_of(server.engine)
     if EMBED in pooling.tasks:
         return {"embedding": {"pooling": pooling.pooler.name}}
     ids = {str(number): label for number, label in enumerate(pooling.labels)}

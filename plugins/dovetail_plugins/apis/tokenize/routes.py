@@ -17,10 +17,11 @@ from dovetail.server.endpoint import (
     CHAT_NAMES,
     HEADER,
     LONG_WORK,
+    App,
     ChatRequest,
+    ModelText,
     RenderedPrompt,
     ServerOf,
-    ServerState,
     cancel_on_disconnect,
     header_value,
     in_words_of,
@@ -40,21 +41,21 @@ async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) ->
     return await cancel_on_disconnect(request, _tokenize(server, body))
 
 
-async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
-    server, _ = await server.for_model(body.model)
+async def _tokenize(server: App, body: TokenizeRequest) -> Response:
+    text, _ = await server.text_for(body.model)
     ignored = server.fields.check(body, known=("messages.",), is_answered=False)
-    rendered = await _text(server, body)
+    rendered = await _rendered(text, body)
     ignored += server.fields.report(rendered.unused)
     with in_words_of(CHAT_NAMES if body.messages else {}):
         if len(rendered.text) > LONG_TEXT_CHARS and server.engine.text_process is not None:
-            return await _long_reply(server, body, rendered, ignored)
-        token_ids = await server.tokenize(
+            return await _long_reply(text, body, rendered, ignored)
+        token_ids = await text.tokenize(
             rendered.text,
             add_special_tokens=_adds_special(body),
             plain=rendered.plain,
             takes_any_length=True,
         )
-    strings = server.vocabulary.tokenizer.names(token_ids) if body.return_token_strs else None
+    strings = text.vocabulary.tokenizer.names(token_ids) if body.return_token_strs else None
     reply = TokenizeReply(
         count=len(token_ids),
         max_model_len=server.engine.spec.run.max_model_tokens,
@@ -65,20 +66,20 @@ async def _tokenize(server: ServerState, body: TokenizeRequest) -> Response:
 
 
 async def _long_reply(
-    server: ServerState, body: TokenizeRequest, text: RenderedPrompt, ignored: list[str]
+    text: ModelText, body: TokenizeRequest, rendered: RenderedPrompt, ignored: list[str]
 ) -> Response:
     """Return the reply for a long text, encoded by the process that tokenizes it."""
-    process = server.engine.text_process
+    process = text.engine.text_process
     assert process is not None
-    verify_text(PROMPT, text.text)
+    verify_text(PROMPT, rendered.text)
     described = await process.describe(
-        text.text,
+        rendered.text,
         add_special_tokens=_adds_special(body),
         shows_texts=body.return_token_strs,
-        plain=text.plain,
-        folder=server.vocabulary.tokenizer_path,
+        plain=rendered.plain,
+        folder=text.vocabulary.tokenizer_path,
     )
-    limit = server.engine.spec.run.max_model_tokens
+    limit = text.engine.spec.run.max_model_tokens
     head = f'{{"count":{described.num_tokens},"max_model_len":{limit},"tokens":'
     strings = b',"token_strs":' + (described.texts or b"null")
     return Response(
@@ -94,39 +95,39 @@ def _adds_special(body: TokenizeRequest) -> bool:
     return bool(given) if body.messages is not None else given is None or given
 
 
-async def _text(server: ServerState, body: TokenizeRequest) -> RenderedPrompt:
+async def _rendered(text: ModelText, body: TokenizeRequest) -> RenderedPrompt:
     """Return the text to tokenize, with the names of fields without effect."""
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages.", where="prompt")
     if body.messages is None:
         return RenderedPrompt(text=body.prompt or "", tail="")
     fields = ChatRequest.model_fields.keys() & body.model_fields_set
-    return await server.render(
+    return await text.render(
         ChatRequest.model_construct(**{name: getattr(body, name) for name in fields})
     )
 
 
 async def get_tokenizer_info(server: ServerOf) -> Response:
     """Return the tokenizer's class, settings, special tokens and chat template."""
-    server.check_text("tokenizer")
+    server.text.check_text("tokenizer")
     folder = server.engine.spec.tokenizer_path
-    tokenizer, templates = server.engine.tokenizer, server.renderer.templates
+    tokenizer, templates = server.engine.tokenizer, server.text.renderer.templates
     info = await server.run(lambda: tokenizer_info(folder, tokenizer, templates), LONG_WORK)
     return JSONResponse(info)
 
 
 async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     """Return the text of token ids."""
-    server, _ = await server.for_model(body.model)
+    text, _ = await server.text_for(body.model)
     ignored = server.fields.check(body, is_answered=False)
-    size = server.vocabulary.num_tokens
+    size = text.vocabulary.num_tokens
     if body.tokens and max(body.tokens) >= size:
         raise RequestError(f"valid token ids are 0 to {size - 1}.", where="tokens")
-    tokenizer = server.vocabulary.tokenizer
-    text = await server.run(
+    tokenizer = text.vocabulary.tokenizer
+    prompt = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
     )
-    return json_reply(DetokenizeReply(prompt=text), ignored)
+    return json_reply(DetokenizeReply(prompt=prompt), ignored)
 
 
 class TokenizeApi(Api):

@@ -9,7 +9,7 @@ import pytest
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.media_settings import KINDS, MediaLimit
 from dovetail.server.generate.body.chat import ChatRequest
-from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.rendering.chat import RenderedPrompt
 from dovetail.unsupported import sentence
 from dovetail_plugins.apis.messages.input import chat_of as chat_of_messages
 from dovetail_plugins.apis.messages.protocol import MessagesRequest
@@ -20,6 +20,7 @@ from dovetail_plugins.apis.responses.input import chat_of as chat_of_responses
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 from dovetail_plugins.apis.responses.turns import messages_of
 from dovetail_testing.fakes.async_engine import FakeFacts
+from support.renderers import chat_renderer
 
 PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
@@ -40,9 +41,9 @@ def render(
     interleave_mm_strings: bool = False,
     **limits: int,
 ) -> RenderedPrompt:
-    renderer = ChatRenderer(
+    renderer = chat_renderer(
         FACTS,
-        override=template,
+        template,
         added_texts=["<image>"],
         media_words={"image": "<image>", "audio": "<|audio|>", "video": "<video>"},
         interleaves_media=interleave_mm_strings,

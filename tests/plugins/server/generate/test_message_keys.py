@@ -4,14 +4,16 @@ among the ignored fields. None is lost."""
 from __future__ import annotations
 
 import typing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.renderer import Reads
 from dovetail.server.generate.body.chat import Message
-from dovetail.server.generate.template.messages import normalise, unused_extras
-from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.server.generate.rendering.messages import normalise, unused_extras
+from dovetail_plugins.renderers._jinja import ChatTemplate
 from support.serving import USER, app_for, send
 
 PLAIN = "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.reasoning_content }}{% endfor %}"
@@ -24,9 +26,13 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 READ_CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
 
+def reads_of(template: str) -> Reads:
+    return replace(ChatTemplate(template).reads, content="string")
+
+
 def turn_of(template: str = PLAIN, **fields: Any) -> dict[str, Any]:
     message = Message.model_validate({"role": "assistant", **fields})
-    turns, _ = normalise([message], "string", ChatTemplate(template))
+    turns, _ = normalise([message], reads_of(template))
     return turns[0]
 
 
@@ -65,7 +71,7 @@ def test_a_key_that_says_something_is_read(key: str) -> None:
     turn = turn_of(**fields)
     assert {name: turn[name] for name in expected} == expected
     message = Message.model_validate({"role": "assistant", **fields})
-    assert unused_extras([message], PLAIN) == set()
+    assert unused_extras([message], reads_of(PLAIN)) == set()
 
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
@@ -88,15 +94,15 @@ def test_an_answer_in_sound_alone_is_refused_by_name() -> None:
     assert refused.value.where == "messages[0].audio"
     assert turn_of(audio={"id": "a"}, content="said")["content"] == "said"
     message = Message.model_validate({"role": "assistant", "content": "x", "audio": {"id": "a"}})
-    assert unused_extras([message], PLAIN) == {"audio"}
+    assert unused_extras([message], reads_of(PLAIN)) == {"audio"}
 
 
 @pytest.mark.parametrize("key", NAMED)
 def test_other_keys_go_to_templates_that_read_them_and_are_named_else(key: str) -> None:
     message = Message.model_validate({"role": "user", "content": "x", key: {"a": 1}})
-    assert unused_extras([message], "{{ m.content }}") == {key}
+    assert unused_extras([message], reads_of("{{ m.content }}")) == {key}
     reads = "{{ m." + key + " }}"
-    assert unused_extras([message], reads) == set()
+    assert unused_extras([message], reads_of(reads)) == set()
     assert turn_of(reads, role="user", content="x", **{key: {"a": 1}})[key] == {"a": 1}
 
 

@@ -18,7 +18,7 @@ from dovetail.interfaces.tokenizer import TokenizerFacts
 from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import Collected, CountedSession, SessionPlan
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.tool_choice import (
     answer_constraint,
     kept_special_ids,

@@ -26,7 +26,7 @@ from dovetail.interfaces.data.constraint import (
 from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import (
     ConstraintRequest,
     requested_constraint,

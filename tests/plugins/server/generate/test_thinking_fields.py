@@ -11,7 +11,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import ThinkingBudget
 from dovetail.interfaces.data.text import Markers
 from dovetail.server.generate.events import CountedSession, SessionPlan
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.thinking import thinking_budget
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeTokenizer, Script
 from support.serving import PARSERS, Thinks, app_for, chat, events_of, joined

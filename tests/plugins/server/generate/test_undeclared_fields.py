@@ -134,7 +134,7 @@ def test_a_claimed_field_reaches_the_engine_or_is_refused(
     path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (
-        "dovetail.server.generate.server_state",
+        "dovetail.server.generate.application",
         "dovetail.server.generate.body.sampling",
     ):
         monkeypatch.setattr(f"{place}.claimed_fields", lambda processors: {"dry_multiplier"})

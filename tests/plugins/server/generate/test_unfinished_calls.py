@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.interfaces.data.text import Tool
-from dovetail.server.generate.server_state import Parsers
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail_testing.fakes.async_engine import Script
 from dovetail_testing.text_splits import parse_in_pieces, random_cuts
 from support.serving import TOOLS, USER, app_for, send

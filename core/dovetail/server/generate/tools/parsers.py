@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,13 +22,40 @@ from dovetail.interfaces.plugin import Plugin
 from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.generate.server_state import Parsers
 
 logger = logging.getLogger("dovetail.server")
 AUTO = (None, "", "auto")
 MIN_MARKER_CHARS = 3
 """Shorter markers ("{", "[") occur in any template."""
 MAX_TEXTS_SAID = 4
+MIN_TOKEN_CHARS = 3
+"""Shorter added tokens, of blanks for example, also occur in ordinary text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsers:
+    """The parsers chosen for this model, or None. `special_texts` are the texts that are always one
+    token of the vocabulary."""
+
+    tool: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+    special_texts: frozenset[str] = frozenset()
+    special_starts: frozenset[str] = field(init=False)
+    """The call markers that begin with such a token. They never occur in ordinary text."""
+
+    def __post_init__(self) -> None:
+        words = tuple(text for text in self.special_texts if len(text) >= MIN_TOKEN_CHARS)
+        starts = [markers.start for markers in self.tool.markers] if self.tool else []
+        special = frozenset(start for start in starts if start.startswith(words))
+        object.__setattr__(self, "special_starts", special)
+
+    def bound(self, tokenizer: Tokenizer) -> Parsers:
+        """Return the same parsers for another tokenizer. Raises: ConfigError"""
+        return Parsers(
+            tool=None if self.tool is None else self.tool.bound(tokenizer),
+            reasoning=None if self.reasoning is None else self.reasoning.bound(tokenizer),
+            special_texts=tokenizer.added_texts(),
+        )
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):

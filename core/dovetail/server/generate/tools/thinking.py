@@ -7,6 +7,27 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import ThinkingBudget
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.server.generate.events import SessionPlan
+from dovetail.server.generate.model_text import ModelText
+
+WHERE = "thinking_token_budget"
+FIX = "leave it out; max_tokens limits reasoning and answer together."
+
+
+def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> ThinkingBudget:
+    """Return the budget of an answer in a model's text. Raises: RequestError, as `thinking_budget`,
+    and if a token of an adapter marks the reasoning"""
+    text.check_structured_output(WHERE)
+    tokenizer = text.vocabulary.tokenizer
+    budget = thinking_budget(num_tokens, plan, tokenizer)
+    marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
+    if max(marks, default=0) >= text.engine.vocabularies.own.num_tokens:
+        raise RequestError(
+            "a token that the adapter adds marks the reasoning, so it cannot be limited.",
+            where=WHERE,
+            fix=FIX,
+            code="unsupported_field",
+        )
+    return budget
 
 
 def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
@@ -15,8 +36,8 @@ def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) ->
     if plan.reasoning is None:
         raise RequestError(
             "no reasoning parser is known for this model, so its reasoning cannot be limited.",
-            where="thinking_token_budget",
-            fix="leave it out; max_tokens limits reasoning and answer together.",
+            where=WHERE,
+            fix=FIX,
             code="unsupported_field",
         )
     end = plan.reasoning.end

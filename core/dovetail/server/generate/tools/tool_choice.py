@@ -29,8 +29,8 @@ from dovetail.server.generate.body.chat import TOOLS, ChatRequest, ToolBody
 from dovetail.server.generate.body.words import is_left_out
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.events.matcher import longest_first
-from dovetail.server.generate.server_state import Parsers
-from dovetail.server.generate.template.messages import tool_values
+from dovetail.server.generate.rendering.messages import tool_values
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import (
     ConstraintRequest,
     requested_constraint,

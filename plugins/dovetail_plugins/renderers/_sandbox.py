@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from dovetail.errors import RequestError
-from dovetail.server.generate.template import budget
+from dovetail_plugins.renderers import _budget as budget
 
 _BOUND_LOOP = "dovetail_loop"
 _JOIN = "dovetail_join"

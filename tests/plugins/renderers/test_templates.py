@@ -10,9 +10,12 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail.server.generate.body.chat import Message
-from dovetail.server.generate.template.messages import normalise
-from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.server.generate.body.chat import ChatRequest, Message
+from dovetail.server.generate.rendering.chat import RenderedPrompt
+from dovetail.server.generate.rendering.messages import normalise
+from dovetail_plugins.renderers._jinja import ChatTemplate
+from dovetail_testing.fakes.async_engine import FakeFacts
+from support.renderers import chat_renderer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -175,12 +178,20 @@ def test_helpers() -> None:
 
 
 def test_kwargs_are_an_allow_list() -> None:
-    template = ChatTemplate("{{ enable_thinking }}{{ messages }}", {"eos_token": "</s>"})
-    used, unused = template.pick_kwargs({"enable_thinking": True, "other": 1})
-    assert (used, unused) == ({"enable_thinking": True}, ["other"])
+    facts = FakeFacts(special_tokens={"eos_token": "</s>"})
+    renderer = chat_renderer(facts, "{{ enable_thinking }}{{ messages[0].content }}")
+
+    def rendered(**kwargs: Any) -> RenderedPrompt:
+        messages = [Message(role="user", content="hi")]
+        return renderer.render(
+            ChatRequest.model_construct(messages=messages, chat_template_kwargs=kwargs)
+        )
+
+    found = rendered(enable_thinking=True, other=1)
+    assert (found.text, found.unused) == ("Truehi", ("chat_template_kwargs.other",))
     for name in ("messages", "tools", "tokenize", "eos_token", "__class__", "raise_exception"):
-        with pytest.raises(RequestError):
-            template.pick_kwargs({name: 1})
+        with pytest.raises(RequestError, match="set by the server"):
+            rendered(**{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -198,7 +209,7 @@ def test_kwargs_are_an_allow_list() -> None:
     ],
 )  # fmt: skip
 def test_content_format_is_found(source: str, expected: str) -> None:
-    assert ChatTemplate(source).content_format == expected
+    assert ChatTemplate(source).reads.content == expected
 
 
 def test_broken_templates_name_the_flag() -> None:
@@ -230,8 +241,8 @@ def test_a_text_is_a_part_where_a_template_reads_parts_alone(body: str) -> None:
     )[0][0]
     assert "What is it?" in wanted
     template = ChatTemplate(source)
-    found, _ = normalise([Message(role="user", content="What is it?")], "openai", template)
-    assert template.content_format == "openai" and template.render({"messages": found}) == wanted
+    found, _ = normalise([Message(role="user", content="What is it?")], template.reads)
+    assert template.reads.content == "openai" and template.render({"messages": found}) == wanted
 
 
 @pytest.mark.parametrize("test", ["is string", "is defined and message.content is string"])
@@ -240,5 +251,5 @@ def test_a_text_stays_one_where_a_template_asks(test: str) -> None:
         "{% for message in messages %}{% if message['content'] TEST %}{{ message['content'] }}"
         "{% else %}{% for p in message['content'] %}{{ p }}{% endfor %}{% endif %}{% endfor %}"
     ).replace("TEST", test)
-    found, _ = normalise([Message(role="user", content="a")], "openai", ChatTemplate(source))
+    found, _ = normalise([Message(role="user", content="a")], ChatTemplate(source).reads)
     assert found[0]["content"] == "a"

@@ -1,32 +1,61 @@
-"""ChatRenderer: messages, tools and kwargs become the prompt text.
+"""ChatRenderer: what surrounds a renderer: a request's messages, tools and kwargs become its input.
 
-It holds the server's template and uses no tokens. Rendering is pure and may run in any thread.
+It uses no tokens. Rendering is pure and may run in any thread.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.rules.model.chat_template import load_template
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces.data.media_settings import MediaLimit
-from dovetail.interfaces.tokenizer import TokenizerFacts
+from dovetail.interfaces.data.selection import Selection
+from dovetail.interfaces.renderer import Reads, Renderer, RendererFacts, RendererInput
 from dovetail.multimodal.content import MediaItem, check_counts
 from dovetail.server.generate.body.chat import ChatRequest
-from dovetail.server.generate.template.control_words import ControlWords, Span
-from dovetail.server.generate.template.messages import normalise, tool_dicts, unused_extras
-from dovetail.server.generate.template.places import MediaPlaces
-from dovetail.server.generate.template.switches import Switch, switches_of
-from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.server.generate.rendering.control_words import ControlWords, Span
+from dovetail.server.generate.rendering.messages import normalise, tool_dicts, unused_extras
+from dovetail.server.generate.rendering.places import MediaPlaces
+from dovetail.server.generate.rendering.switches import Switch, switches_of
 from dovetail.unsupported import sentence
 
+logger = logging.getLogger("dovetail.server")
 AUTO = "auto"
 MAX_GIVEN = 16
 """How many templates from requests are cached in compiled form."""
+
+RESERVED = frozenset(
+    {
+        "messages",
+        "message",
+        "conversation",
+        "conversations",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "namespace",
+        "dict",
+    }
+)
+"""Variables that `chat_template_kwargs` may not set."""
 
 FINAL_TURN_ROLES = frozenset({"assistant"})
 
@@ -49,13 +78,13 @@ class RenderedPrompt:
 
 
 class ChatRenderer:
-    """Renders with the checkpoint's template, or with one given by a flag."""
+    """Renders the conversations of requests with one renderer. `selection` names it."""
 
     def __init__(
         self,
-        facts: TokenizerFacts,
+        selection: Selection,
+        facts: RendererFacts,
         *,
-        override: str | None = None,
         content_format: str = AUTO,
         added_texts: Iterable[str] = (),
         allows_control_tokens: bool = False,
@@ -68,69 +97,74 @@ class ChatRenderer:
         """`added_texts` are the texts of all added tokens; with `allows_control_tokens` clients may
         write any of them. `default_kwargs` are the template variables that a request does not set.
         `media_kinds` are the media that the model takes, limited per modality by `media_limits`. If
-        the template supports only text, `media_words` represent them: before a message's text, or
-        with `interleaves_media` at their places."""
+        the renderer supports only text, `media_words` represent them: before a message's text, or
+        with `interleaves_media` at their places. Raises: ConfigError"""
+        self.selection = selection
+        self._renderer: Renderer = registry.make(selection, facts)
         self._media_words = dict(media_words or {})
         self._interleaves_media = interleaves_media
         self._media_kinds = media_kinds
         self._media_limits = media_limits or {}
         self._default_kwargs = dict(default_kwargs or {})
-        self._special_texts = () if allows_control_tokens else tuple(facts.special_texts.values())
+        special = facts.tokenizer.special_texts.values()
+        self._special_texts = () if allows_control_tokens else tuple(special)
+        self._special_names = frozenset(facts.tokenizer.special_tokens)
         self._added_texts = () if allows_control_tokens else tuple(added_texts)
         self._words = lru_cache(MAX_GIVEN)(self._words_of)
         self._content_format: str | None = None
         if content_format != AUTO:
             self._content_format = registry.value_of("chat_content_format", content_format)
-        where = "--chat-template" if override else "the checkpoint's chat template"
-        self._template = _build(override or facts.chat_template, facts, where)
-        by_tools = None if override else facts.chat_templates.get("tool_use")
-        self._tool_template = _build(by_tools, facts, where) or self._template
-        self._given = lru_cache(MAX_GIVEN)(partial(_build_given, special=facts.special_tokens))
+        self._given = lru_cache(MAX_GIVEN)(self._renderer.with_template)
 
     @property
-    def templates(self) -> dict[str, str]:
-        """Return the sources of the templates in use, by name."""
-        named = {"default": self._template, "tool_use": self._tool_template}
-        return {name: template.source for name, template in named.items() if template is not None}
+    def templates(self) -> Mapping[str, str]:
+        """Return the texts that show the format, by name: templates, if it renders by some."""
+        return self._renderer.sources()
 
     @property
     def source(self) -> str:
-        """Return the source of the templates in use; empty if there is none."""
-        found = {t.source for t in (self._template, self._tool_template) if t is not None}
-        return "\n".join(sorted(found))
+        """Return these texts as one; empty if there is none."""
+        return "\n".join(sorted(set(self.templates.values())))
+
+    @property
+    def can_render(self) -> bool:
+        """Return whether this model can have conversations."""
+        try:
+            self._renderer.reads(has_tools=False)
+        except RequestError:
+            return False
+        return True
 
     def render(self, body: ChatRequest, switches: Sequence[Switch] = ()) -> RenderedPrompt:
         """Return the prompt; `switches` are the dialect's own thinking switches.
 
         Raises: RequestError
         """
-        tools = tool_dicts(body.tools or ())
-        template = self._pick(body.chat_template, bool(tools))
-        kwargs, unused = template.pick_kwargs(body.chat_template_kwargs or {})
-        _check_documents(body, template)
-        switched, without_effect = _switched(template, switches_of(body, switches))
+        tools, given = tool_dicts(body.tools or ()), body.chat_template
+        renderer = self._renderer if given is None else self._given(given)
+        reads = self._reads(renderer, has_tools=bool(tools))
+        kwargs, unused = _split(body.chat_template_kwargs or {}, reads, self._special_names)
+        _check_documents(body, reads)
+        switched, without_effect = _switched(reads, switches_of(body, switches))
         _check_media_options(body, self._media_kinds)
-        content_format = self._format(template)
-        kinds = self._media_kinds
-        places = self._places() if kinds else None
-        messages, media = normalise(body.messages, content_format, template, kinds, places)
+        places = self._places() if self._media_kinds else None
+        messages, media = normalise(body.messages, reads, self._media_kinds, places)
         check_counts(media, self._media_limits)
-        variables = {
-            **self._default_kwargs,
-            **switched,
-            **kwargs,
-            "messages": messages,
-            "tools": tools or None,
-            "documents": list(body.documents or ()) or None,
-            "add_generation_prompt": _adds_generation_prompt(body),
-            "continue_final_message": body.continue_final_message,
-        }
-        text = template.render(variables)
-        plain = self._words(template).from_clients(template.render, variables, text)
+        conversation = RendererInput(
+            messages=messages,
+            tools=tools,
+            documents=list(body.documents or ()),
+            variables=self._defaults(reads) | switched | kwargs,
+            adds_generation_prompt=_adds_generation_prompt(body),
+            continues_final_message=body.continue_final_message,
+        )
+        run = partial(_run, renderer)
+        text = run(conversation)
+        plain = self._words(renderer, bool(tools)).from_clients(run, conversation, text)
         if body.continue_final_message:
             text = _cut_after_final(text, _text(messages[-1]))
         names = [f"chat_template_kwargs.{name}" for name in unused]
-        names += [f"messages.{n}" for n in sorted(unused_extras(body.messages, template.source))]
+        names += [f"messages.{n}" for n in sorted(unused_extras(body.messages, reads))]
         tail, plain = _tail(text, messages), tuple(span for span in plain if span[1] <= len(text))
         if places is not None:
             (text, plain), (tail, _) = places.put(text, plain), places.put(tail, ())
@@ -142,56 +176,55 @@ class ChatRenderer:
         """Return the media marks of one conversation."""
         return MediaPlaces(words=self._media_words, interleaves=self._interleaves_media)
 
-    def _words_of(self, template: ChatTemplate) -> ControlWords:
-        return ControlWords(
-            self._special_texts, self._added_texts, template.source, template.looked_for
-        )
+    def _defaults(self, reads: Reads) -> dict[str, Any]:
+        return {n: value for n, value in self._default_kwargs.items() if n in reads.variables}
 
-    def _pick(self, given: str | None, has_tools: bool) -> ChatTemplate:
-        if given is not None:
-            return self._given(given)
-        template = self._tool_template if has_tools else self._template
-        if template is None:
-            raise RequestError(
-                "this model has no chat template.",
-                fix="start the server with --chat-template FILE, or use /v1/completions.",
-                code="no_chat_template",
-            )
-        return template
+    def _words_of(self, renderer: Renderer, has_tools: bool) -> ControlWords:
+        reads = renderer.reads(has_tools=has_tools)
+        return ControlWords(self._special_texts, self._added_texts, reads)
 
-    def _format(self, template: ChatTemplate) -> str:
-        return self._content_format or template.content_format
+    def _reads(self, renderer: Renderer, *, has_tools: bool) -> Reads:
+        reads = renderer.reads(has_tools=has_tools)
+        return replace(reads, content=self._content_format or reads.content)
 
 
-def check_template(value: str | None) -> None:
-    """Raise ConfigError if --chat-template is given but cannot be compiled."""
-    source = load_template(value)
-    if not source:
-        return
-    ChatTemplate(source, where=f"--chat-template {value}" if source != value else None)
-
-
-def _build(source: str | None, facts: TokenizerFacts, where: str) -> ChatTemplate | None:
-    return ChatTemplate(source, facts.special_tokens, where=where) if source else None
-
-
-def _build_given(source: str, *, special: dict[str, str]) -> ChatTemplate:
-    """Return a request's own template, with the same limits. Raises: RequestError"""
+def _run(renderer: Renderer, given: RendererInput) -> str:
+    """Return a rendering; a renderer that fails ends one request. Raises: RequestError"""
     try:
-        return ChatTemplate(source, special)
-    except ConfigError as error:
-        raise RequestError(error.what, where="chat_template", code="chat_template_error") from error
+        return renderer.render(given)
+    except DovetailError:
+        raise
+    except Exception as error:
+        name = type(renderer).__qualname__
+        logger.exception("the renderer %s failed", name)
+        raise RequestError(
+            f"the renderer {name} failed: {type(error).__name__}: {error}",
+            where="messages",
+            fix="check the order and the fields of the messages, or use another --renderer.",
+            code="renderer_error",
+        ) from error
 
 
-def _switched(
-    template: ChatTemplate, switches: Sequence[Switch]
+def _split(
+    kwargs: Mapping[str, Any], reads: Reads, special: frozenset[str]
 ) -> tuple[dict[str, Any], list[str]]:
+    """Return (the variables that the renderer reads, names of the others). Raises: RequestError"""
+    for name in kwargs:
+        if name in RESERVED or name in special or name.startswith("_"):
+            raise RequestError(
+                f'"{name}" is set by the server.', where="chat_template_kwargs", code="reserved"
+            )
+    used = {name: value for name, value in kwargs.items() if name in reads.variables}
+    return used, [name for name in kwargs if name not in used]
+
+
+def _switched(reads: Reads, switches: Sequence[Switch]) -> tuple[dict[str, Any], list[str]]:
     """Return the template variables that the switches set (the first switch wins), and the fields
-    of switches unknown to the template."""
+    of switches unknown to the renderer."""
     kwargs: dict[str, Any] = {}
     without_effect: list[str] = []
     for switch in switches:
-        known = {name: v for name, v in switch.kwargs.items() if name in template.variables}
+        known = {name: v for name, v in switch.kwargs.items() if name in reads.variables}
         kwargs = known | kwargs
         if not known:
             without_effect.append(switch.field)
@@ -214,8 +247,8 @@ def _adds_generation_prompt(body: ChatRequest) -> bool:
     return False
 
 
-def _check_documents(body: ChatRequest, template: ChatTemplate) -> None:
-    if body.documents and "documents" not in template.variables:
+def _check_documents(body: ChatRequest, reads: Reads) -> None:
+    if body.documents and "documents" not in reads.variables:
         raise RequestError(
             "this model's chat template has no place for documents.",
             where="documents",

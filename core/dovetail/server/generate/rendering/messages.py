@@ -1,4 +1,4 @@
-"""Messages in the form that templates expect: plain dicts, and the media among their parts.
+"""Messages in the form that renderers expect: plain dicts, and the media among their parts.
 
 Developer turns, content parts, call arguments and both reasoning names are normalized here, once
 for every endpoint.
@@ -6,86 +6,77 @@ for every endpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.text import Tool
+from dovetail.interfaces.renderer import Reads
 from dovetail.json_values import InvalidJson, TooDeep, json_value
 from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.parts import FILES, KIND_OF, media_item, media_type
 from dovetail.server.generate.body.chat import ContentPart, Message, MessageToolCall, ToolBody
-from dovetail.server.generate.template.places import MediaPlaces
-from dovetail.server.generate.template.template import ChatTemplate
+from dovetail.server.generate.rendering.places import MediaPlaces
 from dovetail.unsupported import sentence
 
+PARTS = "openai"
+"""The form of content that is a list of parts."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-_OF_FUNCTIONS = re.compile(r"""role\W{1,6}(==|in)\W[^%}]*["']function["']""")
-"""A template that supports the older role of tool results."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""The roles of OpenAI's chat; a template may support others."""
+"""The roles of OpenAI's chat; a renderer may support others."""
 NULLABLE = frozenset({"assistant", "function"})
 """The roles that may have null content."""
-THINKING = re.compile(r"\bthinking\b")
-"""A template that reads reasoning under this name (gpt-oss, LFM2.5, Command A Reasoning)."""
 
 
 def normalise(
     messages: Sequence[Message],
-    content_format: str,
-    template: ChatTemplate,
+    reads: Reads,
     media_kinds: frozenset[str] = frozenset(),
     places: MediaPlaces | None = None,
 ) -> tuple[list[dict[str, Any]], tuple[MediaItem, ...]]:
-    """Return template messages, and their media in the order of their parts.
+    """Return a renderer's messages, and their media in the order of their parts.
 
-    `content_format` is "string" or "openai". `media_kinds` are the media that the model takes
+    `media_kinds` are the media that the model takes
     (`interfaces.media_settings.KINDS`), and `places` marks them in texts. A single text is wrapped
-    in a part if the template supports only parts. Raises: RequestError for parts that the model
+    in a part if the renderer supports only parts. Raises: RequestError for parts that the model
     does not take, and for arguments nested too deep.
     """
-    reader = _Reader(content_format, template, media_kinds, places)
+    reader = _Reader(reads, media_kinds, places)
     turns = [reader.message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     return turns, tuple(reader.media)
 
 
 class _Reader:
-    """Converts messages for one template; `media` collects their media."""
+    """Converts messages for one renderer; `media` collects their media."""
 
-    __slots__ = ("content_format", "media", "media_kinds", "places", "source", "wraps_text")
+    __slots__ = ("media", "media_kinds", "places", "reads", "wraps_text")
 
     def __init__(
-        self,
-        content_format: str,
-        template: ChatTemplate,
-        media_kinds: frozenset[str],
-        places: MediaPlaces | None,
+        self, reads: Reads, media_kinds: frozenset[str], places: MediaPlaces | None
     ) -> None:
         self.places = places
-        self.content_format = content_format
-        self.wraps_text = content_format == "openai" and not template.takes_text
-        self.source = template.source
+        self.reads = reads
+        self.wraps_text = reads.content == PARTS and not reads.takes_text
         self.media_kinds = media_kinds
         self.media: list[MediaItem] = []
 
     def message(self, message: Message, where: str) -> dict[str, Any]:
-        """Return a message in the template's form. Raises: RequestError. Mutates: self"""
+        """Return a message in the renderer's form. Raises: RequestError. Mutates: self"""
         self._check(message, where)
         content = self._content(message, where)
-        return _message(message, content, where, self.source)
+        return _message(message, content, where, self.reads)
 
     def _check(self, message: Message, where: str) -> None:
         """Raise RequestError for an unsupported role, and for an empty turn."""
         role, is_known = message.role, message.role in ROLES
-        if not is_known and role not in self.source:
+        if not is_known and role not in self.reads.roles:
             raise RequestError(
                 f'"{role}" is not a role of this model\'s chat template.',
                 where=f"{where}.role",
                 fix="use system, developer, user, assistant or tool.",
             )
         extra = message.model_extra or {}
-        is_read = any(name in self.source for name in extra)
+        is_read = any(name in self.reads.fields for name in extra)
         says = (message.content, message.refusal, message.tool_calls, _thoughts(message) or None)
         is_silent = all(one is None for one in says)
         may_be_null = role in NULLABLE and "content" in message.model_fields_set
@@ -108,7 +99,7 @@ class _Reader:
         if isinstance(content, str):
             return [{"type": "text", "text": content}] if self.wraps_text else content
         parts = [self._part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-        if self.content_format == "openai":
+        if self.reads.content == PARTS:
             return parts
         if any(part["type"] != "text" for part in parts):
             assert self.places is not None, "media are parts of models that take some"
@@ -116,7 +107,7 @@ class _Reader:
         return "\n".join(part["text"] for part in parts)
 
     def _part(self, part: ContentPart | str, where: str) -> dict[str, Any]:
-        """Return a part in the template's form. Raises: RequestError. Mutates: self"""
+        """Return a part in the renderer's form. Raises: RequestError. Mutates: self"""
         if isinstance(part, str):
             return {"type": "text", "text": part}
         given = part.model_dump(exclude_unset=True)
@@ -135,11 +126,11 @@ class _Reader:
         return {"type": item.modality}
 
 
-def _message(message: Message, content: Any, where: str, source: str) -> dict[str, Any]:
+def _message(message: Message, content: Any, where: str, reads: Reads) -> dict[str, Any]:
     role = message.role
-    if role == "developer" and "developer" not in source:
+    if role == "developer" and "developer" not in reads.roles:
         role = "system"
-    if role == "function" and not _OF_FUNCTIONS.search(source):
+    if role == "function" and "function" not in reads.roles:
         role = "tool"
     turn: dict[str, Any] = {
         "role": role,
@@ -152,11 +143,11 @@ def _message(message: Message, content: Any, where: str, source: str) -> dict[st
     if reasoning:
         turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
         # gpt-oss's template takes the content before a call as the thoughts, and accepts only one.
-        if THINKING.search(source) and not (content and message.tool_calls):
+        if "thinking" in reads.fields and not (content and message.tool_calls):
             turn["thinking"] = reasoning
     if message.tool_calls:
         turn["tool_calls"] = [_call(call, where) for call in message.tool_calls]
-    return turn | {n: v for n, v in _extras(message).items() if n in source}
+    return turn | {n: v for n, v in _extras(message).items() if n in reads.fields}
 
 
 def _thoughts(message: Message) -> str:
@@ -173,10 +164,10 @@ def _extras(message: Message) -> dict[str, Any]:
     return {n: v for n, v in extra if v not in (None, []) and not (is_thought and n == "thinking")}
 
 
-def unused_extras(messages: Sequence[Message], template_source: str) -> set[str]:
-    """Return the names of message fields that neither dovetail nor the template uses."""
+def unused_extras(messages: Sequence[Message], reads: Reads) -> set[str]:
+    """Return the names of message fields that neither dovetail nor the renderer uses."""
     names = {name for message in messages for name in _extras(message)}
-    return {name for name in names if name not in template_source}
+    return {name for name in names if name not in reads.fields}
 
 
 def _part_text(part: ContentPart, where: str) -> str:
@@ -212,7 +203,7 @@ def _arguments(call: MessageToolCall, where: str) -> dict[str, Any]:
 
 
 def tool_dicts(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
-    """Return the tools as template variables, with the client's extra fields."""
+    """Return the tools as renderers take them, with the client's extra fields."""
     return [_tool(tool) for tool in tools if not tool.is_left_out]
 
 

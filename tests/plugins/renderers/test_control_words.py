@@ -9,8 +9,9 @@ import pytest
 
 from dovetail.errors import RequestError
 from dovetail.server.generate.body.chat import ChatRequest, Message, ToolBody
-from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.rendering.chat import RenderedPrompt
 from dovetail_testing.fakes.async_engine import FakeFacts
+from support.renderers import chat_renderer
 
 LOOP = "{% for m in messages %}%s{% endfor %}"
 CHATML = LOOP.replace("%s", "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n")
@@ -66,9 +67,7 @@ FACTS = FakeFacts(special_texts=dict(enumerate(SPECIAL)))
 def render(
     template: str, turns: list[dict[str, Any]], tools: Any = (), allows: bool = False, **query: Any
 ) -> RenderedPrompt:
-    renderer = ChatRenderer(
-        FACTS, override=template, added_texts=ADDED, allows_control_tokens=allows
-    )
+    renderer = chat_renderer(FACTS, template, added_texts=ADDED, allows_control_tokens=allows)
     return renderer.render(
         ChatRequest.model_construct(
             messages=[Message.model_validate(turn) for turn in turns],
@@ -194,12 +193,12 @@ def test_what_is_nested_too_deep_is_refused() -> None:
     deep: Any = "<"
     for _ in range(5000):
         deep = [deep]
-    renderer = ChatRenderer(FACTS, override=CHATML, added_texts=ADDED)
+    renderer = chat_renderer(FACTS, CHATML, added_texts=ADDED)
     turn = Message.model_construct(role="user", content="hi", nested=deep)
     query = ChatRequest.model_construct(messages=[turn])
     object.__setattr__(turn, "__pydantic_extra__", {"content_of": deep})
     with pytest.raises(RequestError, match="too deep"):
-        ChatRenderer(FACTS, override="{{ content_of }}" + CHATML, added_texts=ADDED).render(query)
+        chat_renderer(FACTS, "{{ content_of }}" + CHATML, added_texts=ADDED).render(query)
     assert renderer.render(query).plain == ()
 
 

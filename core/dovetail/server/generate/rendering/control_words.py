@@ -1,6 +1,6 @@
-"""Finds the control words in a rendered conversation that are client text, not the template's.
+"""Finds the control words in a rendered conversation that are client text, not the renderer's.
 
-A control word is the text of a special token, or of another added token that the template writes.
+A control word is the text of a special token, or of another added token that the renderer writes.
 The conversation is rendered a second time with a stand-in for every character of client text that
 could begin a control word. If the second rendering, with the stand-ins reversed, equals the first,
 each control word that begins with a stand-in came from a client. Templates may trim, split, join
@@ -9,11 +9,13 @@ and repeat the text; texts that they look for (`</think>` in an earlier answer) 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.renderer import Reads, RendererInput
 
 Span = tuple[int, int]
 FIRST_STAND_IN = 0xE000
@@ -21,7 +23,6 @@ LAST_STAND_IN = 0xF8FF
 """The private use area. Stand-ins are its characters that occur nowhere else."""
 
 MIN_CHARS = 3
-FOLLOWED = ("messages", "tools", "documents")
 FIX = (
     "remove it from the text, or start the server with --allow-control-tokens, which lets clients "
     "write control tokens."
@@ -29,24 +30,23 @@ FIX = (
 
 
 class ControlWords:
-    """The control words of one template; `looked_for` are the texts that it compares with."""
+    """The control words of one renderer."""
 
     def __init__(
         self,
         special: Iterable[str],
         added: Iterable[str],
-        source: str,
-        looked_for: Iterable[str],
+        reads: Reads,
     ) -> None:
         self._special = {word for word in special if word.strip()}
-        written = {word for word in added if _is_marker(word) and word in source}
+        written = {word for word in added if _is_marker(word) and word in reads.writes}
         words = self._special | written
         self._any = _pattern(words)
         self._unsafe = _pattern(self._special)
         starts = "".join(sorted({word[0] for word in words}))
         self._starts = starts
         self._start = re.compile(f"[{re.escape(starts)}]") if starts else None
-        visible = {text.strip() for text in looked_for if _is_marker(text.strip())}
+        visible = {text.strip() for text in reads.looks_for if _is_marker(text.strip())}
         self._replaceable = {
             "assistant": _begins(starts, visible | written, self._special),
             "assistant's own": _begins(starts, visible | written, self._special - visible),
@@ -55,27 +55,27 @@ class ControlWords:
         }
 
     def from_clients(
-        self, render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any], prompt: str
+        self, render: Callable[[RendererInput], str], given: RendererInput, prompt: str
     ) -> tuple[Span, ...]:
         """Return the spans of clients' control words in the prompt that `render` made.
 
-        Raises: RequestError if the template changes the text so that they cannot be found, and the
+        Raises: RequestError if the renderer changes the text so that they cannot be found, and the
         text contains the text of a special token
         """
         try:
-            return self._found(render, variables, prompt)
+            return self._found(render, given, prompt)
         except RecursionError:
             raise RequestError("is nested too deep.", where="messages") from None
 
     def _found(
-        self, render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any], prompt: str
+        self, render: Callable[[RendererInput], str], given: RendererInput, prompt: str
     ) -> tuple[Span, ...]:
-        if self._start is None or not any(map(self._start.search, _texts(variables))):
+        if self._start is None or not any(map(self._start.search, _client_texts(given))):
             return ()
-        stand_ins = self._stand_ins([prompt, *_texts(variables)])
+        stand_ins = self._stand_ins([prompt, *_client_texts(given)])
         back = str.maketrans({stand_in: start for start, stand_in in stand_ins.items()})
         for assistant, others in (("assistant", "none"), ("assistant's own", "others")):
-            shown = _try(render, self._replaced(variables, stand_ins, assistant, others))
+            shown = _try(render, self._replaced(given, stand_ins, assistant, others))
             if shown is not None and shown.translate(back) == prompt:
                 marks = frozenset(stand_ins.values())
                 return tuple(
@@ -83,7 +83,7 @@ class ControlWords:
                     for match in self._any.finditer(prompt)
                     if shown[match.start()] in marks
                 )
-        self._refuse(variables)
+        self._refuse(given)
         return ()
 
     def _stand_ins(self, texts: Sequence[str]) -> dict[str, str]:
@@ -94,12 +94,12 @@ class ControlWords:
 
     def _replaced(
         self,
-        variables: Mapping[str, Any],
+        given: RendererInput,
         stand_ins: Mapping[str, str],
         assistant: str,
         others: str,
-    ) -> dict[str, Any]:
-        """Return the variables with stand-ins in all client text."""
+    ) -> RendererInput:
+        """Return the input with stand-ins in all client text."""
 
         def replace(value: Any, kind: str) -> Any:
             pattern = self._replaceable[kind]
@@ -107,34 +107,34 @@ class ControlWords:
                 return pattern.sub(lambda match: stand_ins[match[0]], value)
             if isinstance(value, dict):
                 return {replace(k, kind): replace(v, kind) for k, v in value.items()}
-            if isinstance(value, list):
+            if isinstance(value, list | tuple):
                 return [replace(part, kind) for part in value]
             return value
 
-        replaced = dict(variables)
-        for name, value in variables.items():
-            if name == "messages":
-                replaced[name] = [
-                    replace(turn, assistant if turn["role"] == "assistant" else others)
-                    for turn in value
-                ]
-            else:
-                replaced[name] = replace(value, others)
-        return replaced
+        return dataclasses.replace(
+            given,
+            messages=[
+                replace(turn, assistant if turn["role"] == "assistant" else others)
+                for turn in given.messages
+            ],
+            **{
+                name: replace(getattr(given, name), others)
+                for name in ("tools", "documents", "variables")
+            },
+        )
 
-    def _refuse(self, variables: Mapping[str, Any]) -> None:
+    def _refuse(self, given: RendererInput) -> None:
         """Raise RequestError if client text contains the text of a special token."""
-        for name, value in variables.items():
-            for part, where in _parts(name, value):
-                for text in _texts(part):
-                    if match := self._unsafe.search(text):
-                        raise RequestError(
-                            f'the text holds the control token "{match[0]}", and the chat template '
-                            "changes the text so that it cannot be told apart from its own words.",
-                            where=where,
-                            fix=FIX,
-                            code="control_token_in_text",
-                        )
+        for part, where in _parts(given):
+            for text in _texts(part):
+                if match := self._unsafe.search(text):
+                    raise RequestError(
+                        f'the text holds the control token "{match[0]}", and the chat template '
+                        "changes the text so that it cannot be told apart from its own words.",
+                        where=where,
+                        fix=FIX,
+                        code="control_token_in_text",
+                    )
 
 
 def _is_marker(word: str) -> bool:
@@ -169,17 +169,22 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the parts of a variable, each with its place in the request."""
-    if name in FOLLOWED and isinstance(value, list):
-        yield from ((part, f"{name}[{i}]") for i, part in enumerate(value))
-    else:
+def _client_texts(given: RendererInput) -> Iterator[str]:
+    for part, _ in _parts(given):
+        yield from _texts(part)
+
+
+def _parts(given: RendererInput) -> Iterator[tuple[Any, str]]:
+    """Yield the parts of the input, each with its place in the request."""
+    for name in ("messages", "tools", "documents"):
+        yield from ((part, f"{name}[{i}]") for i, part in enumerate(getattr(given, name)))
+    for name, value in given.variables.items():
         yield value, f"chat_template_kwargs.{name}"
 
 
-def _try(render: Callable[[Mapping[str, Any]], str], variables: Mapping[str, Any]) -> str | None:
-    """Return a rendering; None if the template refuses the input."""
+def _try(render: Callable[[RendererInput], str], given: RendererInput) -> str | None:
+    """Return a rendering; None if the renderer refuses the input."""
     try:
-        return render(variables)
+        return render(given)
     except RequestError:
         return None

@@ -1,4 +1,4 @@
-"""ChatTemplate: one compiled template, the variables it uses, and a bounded way to run it.
+"""ChatTemplate: one compiled template, what it reads, and a bounded way to run it.
 
 An exception in a template is an error of the request, never of the server.
 """
@@ -6,6 +6,7 @@ An exception in a template is an error of the request, never of the server.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,36 +14,26 @@ import jinja2
 from jinja2 import meta, nodes
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail.server.generate.template import budget
-from dovetail.server.generate.template.sandbox import TemplateSandbox
+from dovetail.interfaces.renderer import Reads
+from dovetail_plugins.renderers import _budget as budget
+from dovetail_plugins.renderers._sandbox import TemplateSandbox
 
-RESERVED = frozenset(
-    {
-        "messages",
-        "message",
-        "conversation",
-        "conversations",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "raise_exception",
-        "strftime_now",
-        "range",
-        "namespace",
-        "dict",
-    }
-)
-"""Variables that `chat_template_kwargs` may not set."""
+_OF_FUNCTIONS = re.compile(r"""role\W{1,6}(==|in)\W[^%}]*["']function["']""")
+"""A template that supports the older role of tool results."""
+_THINKING = re.compile(r"\bthinking\b")
+"""A template that reads reasoning under this name (gpt-oss, LFM2.5, Command A Reasoning)."""
+
+
+class Mentions:
+    """The names that a template's source mentions; those in `patterns` only where these match."""
+
+    def __init__(self, source: str, patterns: Mapping[str, re.Pattern[str]] | None = None) -> None:
+        self._source = source
+        self._patterns = dict(patterns or {})
+
+    def __contains__(self, name: object) -> bool:
+        pattern = self._patterns.get(str(name))
+        return str(name) in self._source if pattern is None else bool(pattern.search(self._source))
 
 
 class ChatTemplate:
@@ -59,27 +50,21 @@ class ChatTemplate:
         self._special = dict(special_tokens or {})
         with _budget():
             self._template, tree = _compile(source, where or "--chat-template")
-        self.variables = frozenset(meta.find_undeclared_variables(tree))
-        self.content_format = content_format(tree)
-        self.takes_text = takes_text(tree)
-        self.looked_for = looked_for(tree)
+        self.reads = Reads(
+            content=content_format(tree),
+            takes_text=takes_text(tree),
+            roles=Mentions(source, {"function": _OF_FUNCTIONS}),
+            fields=Mentions(source, {"thinking": _THINKING}),
+            variables=frozenset(meta.find_undeclared_variables(tree)),
+            writes=Mentions(source),
+            looks_for=looked_for(tree),
+        )
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the prompt. Raises: RequestError if the template fails or is too costly"""
         context = {**self._special, **variables}
         with _budget(), _as_request_error():
             return self._template.render(context)
-
-    def pick_kwargs(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return (the variables that the template uses, names of the others). Raises:
-        RequestError"""
-        for name in kwargs:
-            if name in RESERVED or name in self._special or name.startswith("_"):
-                raise RequestError(
-                    f'"{name}" is set by the server.', where="chat_template_kwargs", code="reserved"
-                )
-        used = {name: value for name, value in kwargs.items() if name in self.variables}
-        return used, [name for name in kwargs if name not in used]
 
 
 @contextlib.contextmanager

@@ -1,68 +1,56 @@
-"""ServerState: what every route of one application uses. Built once; contains no request."""
+"""ModelText: how one model's text is read and written. It contains no request.
+
+There is one for the model, and one for each adapter that has tokens of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from dovetail.config.report.in_force import InForce
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.engine.client.requests.claims import claimed_fields
 from dovetail.engine.client.requests.io_processing import make_io_processor
 from dovetail.engine.client.requests.prompt_checks import verify_text
 from dovetail.engine.client.text.long_text import LONG_TEXT_CHARS, encoded, kept
 from dovetail.engine.client.text.no_tokenizer import text_refused
 from dovetail.engine.client.text.vocabularies import Vocabulary
 from dovetail.engine.context_length import PROMPT
-from dovetail.errors import ConfigError, RequestError, model_not_found
-from dovetail.interfaces.api import GENERATE, TRANSCRIBE
+from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.constraint import concat
 from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.io_processor import IOProcessor
-from dovetail.interfaces.reasoning_parser import ReasoningParser
 from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.interfaces.tool_parser import ToolParser
 from dovetail.multimodal.given import as_medium
 from dovetail.multimodal.loader import MediaLoader
 from dovetail.multimodal.prompt import MediaPrompt, PlacedPrompt
-from dovetail.server.generate.adapters import ServedAdapters
 from dovetail.server.generate.body.chat import ChatRequest
-from dovetail.server.generate.body.ignored_fields import FieldReporter
 from dovetail.server.generate.events import SessionPlan
-from dovetail.server.generate.template.building import build_renderer
-from dovetail.server.generate.template.chat import ChatRenderer, RenderedPrompt
-from dovetail.server.generate.template.control_words import Span
-from dovetail.server.generate.template.switches import Switch
+from dovetail.server.generate.rendering.building import build_renderer
+from dovetail.server.generate.rendering.chat import ChatRenderer, RenderedPrompt
+from dovetail.server.generate.rendering.control_words import Span
+from dovetail.server.generate.rendering.switches import Switch
 from dovetail.server.generate.tools.named_parsers import named_parser
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import (
     BLANKS,
     ConstraintRequest,
     after_reasoning,
 )
-from dovetail.server.http.admission import Admission
 from dovetail.structured_output.select_backend import none_installed
-from dovetail.version import __version__
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
 
-SHORT_TEXT_CHARS = 4096
-"""Texts up to this size are processed in the event loop, where a thread would cost more."""
-
 MAX_TEXT_SETS = 64
 """How many results of looking up parsers' texts among the special tokens are cached."""
 
-MIN_TOKEN_CHARS = 3
-"""Shorter added tokens, of blanks for example, also occur in ordinary text."""
+SHORT_TEXT_CHARS = 4096
+"""Texts up to this size are processed in the event loop, where a thread would cost more."""
 
 LONG_WORK = SHORT_TEXT_CHARS + 1
 """A size that always makes `run` use a thread."""
@@ -70,111 +58,59 @@ LONG_WORK = SHORT_TEXT_CHARS + 1
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parsers:
-    """The parsers chosen for this model, or None. `special_texts` are the texts that are always one
-    token of the vocabulary."""
+class TextThreads:
+    """The threads of one application."""
 
-    tool: ToolParser | None = None
-    reasoning: ReasoningParser | None = None
-    special_texts: frozenset[str] = frozenset()
-    special_starts: frozenset[str] = field(init=False)
-    """The call markers that begin with such a token. They never occur in ordinary text."""
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
 
-    def __post_init__(self) -> None:
-        words = tuple(text for text in self.special_texts if len(text) >= MIN_TOKEN_CHARS)
-        starts = [markers.start for markers in self.tool.markers] if self.tool else []
-        special = frozenset(start for start in starts if start.startswith(words))
-        object.__setattr__(self, "special_starts", special)
+    async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
+        """Return call(), run in a thread if its text is long."""
+        if num_chars <= SHORT_TEXT_CHARS:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerState:
-    """The parts of one application. Close it in the event loop that used it.
+class ModelText:
+    """How the text of a model is read and written, or of an adapter to it (`adapter`).
 
     `structured_output_spec` says how answers are constrained; None: no backend is installed.
-    `special_ids` returns the special tokens of the given texts, which must stay visible to the
-    parser that looks for them. `in_force` has the settings and their sources; None if this process
-    did not receive them. `media` loads the media of prompts; None: the model takes none.
-    `io_processor` makes prompts from other data; None: there is none. All fields except `engine`
-    and the application's own are for the model itself. `for_model` returns the same for an adapter
-    with its own vocabulary.
+    `media` loads the media of prompts; None: the model takes none. `io_processor` makes prompts
+    from other data; None: there is none. `special_ids` returns the special tokens of the given
+    texts, which must stay visible to the parser that looks for them.
     """
 
     engine: AsyncEngine
     frontend: FrontendConfig
+    threads: TextThreads
+    structured_output_spec: StructuredOutputSpec | None
+    media: MediaLoader | None
+    io_processor: IOProcessor | None
+    adapter: str = ""
+    vocabulary: Vocabulary
     renderer: ChatRenderer
     parsers: Parsers
-    admission: Admission
-    fields: FieldReporter
-    threads: ThreadPoolExecutor
-    created_s: int
-    fingerprint: str
-    structured_output_spec: StructuredOutputSpec | None
-    special_ids: Callable[[frozenset[str]], tuple[int, ...]]
-    in_force: InForce | None
-    adapters: ServedAdapters
-    media: MediaLoader | None = None
-    io_processor: IOProcessor | None = None
-    vocabulary: Vocabulary
-    adapter: str = ""
-    others: dict[str, ServerState] = field(default_factory=dict)
+    special_ids: Callable[[frozenset[str]], tuple[int, ...]] = field(init=False)
 
-    def _with(self, adapter: str, vocabulary: Vocabulary) -> ServerState:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "special_ids", _special_ids_of(self.vocabulary.tokenizer))
+
+    def for_adapter(self, adapter: str, vocabulary: Vocabulary) -> ModelText:
+        """Return the same for an adapter with a vocabulary of its own. Raises: RequestError"""
         if not vocabulary.tokenizer_path:
             return replace(self, adapter=adapter, vocabulary=vocabulary)
-        tokenizer, parsers = vocabulary.tokenizer, self.parsers
+        tokenizer = vocabulary.tokenizer
         try:
-            renderer = build_renderer(self.engine, self.frontend, tokenizer)
-            tool = None if parsers.tool is None else parsers.tool.bound(tokenizer)
-            thinks = None if parsers.reasoning is None else parsers.reasoning.bound(tokenizer)
+            renderer = build_renderer(
+                self.engine, self.frontend, self.renderer.selection, tokenizer=tokenizer
+            )
+            parsers = self.parsers.bound(tokenizer)
         except ConfigError as error:
             raise RequestError(error.what, where=error.where, fix=error.fix) from error
         return replace(
-            self,
-            adapter=adapter,
-            vocabulary=vocabulary,
-            renderer=renderer,
-            parsers=Parsers(tool=tool, reasoning=thinks, special_texts=tokenizer.added_texts()),
-            special_ids=_special_ids_of(tokenizer),
+            self, adapter=adapter, vocabulary=vocabulary, renderer=renderer, parsers=parsers
         )
-
-    async def aclose(self) -> None:
-        """End this server's own processes, which decode media. The engine keeps running."""
-        if self.media is not None:
-            await self.media.close()
-
-    @property
-    def tasks(self) -> frozenset[str]:
-        """Return the tasks that the model supports: generate, transcribe, or the pooling tasks."""
-        pooling, encoder = self.engine.spec.run.pooling, self.engine.spec.run.model.encoder
-        if encoder is not None and encoder.kind == "audio":
-            return frozenset((TRANSCRIBE,))
-        return frozenset((GENERATE,) if pooling is None else pooling.tasks)
-
-    async def for_model(self, requested: str | None) -> tuple[ServerState, str]:
-        """Return (the server for a model or adapter, the name to answer with).
-
-        An adapter may have its own tokens, tokenizer and template. Raises: NotFound; RequestError
-        for an adapter that was found but cannot be loaded, or has lost its tokenizer. Mutates:
-        self.others
-        """
-        names = self.engine.spec.model_names
-        if not requested or requested in names:
-            return self, requested or names[0]
-        if await self.adapters.find(requested) is None:
-            raise model_not_found(requested, (*names, *self.adapters.shown_names()))
-        vocabulary = self.engine.vocabularies.of(requested)
-        if vocabulary is self.vocabulary:
-            return self, requested
-        known = self.others.get(requested)
-        if known is None or known.vocabulary is not vocabulary:
-            known = self.others[requested] = self._with(requested, vocabulary)
-        return known, requested
-
-    async def model_name(self, requested: str | None) -> str:
-        """Return the name to answer with: a model's or an adapter's. Raises: as `for_model`"""
-        return (await self.for_model(requested))[1]
 
     def parsers_for(self, tool: str | None, reasoning: str | None) -> Parsers:
         """Return the server's parsers, replaced by those that a request names. Raises:
@@ -254,7 +190,7 @@ class ServerState:
         self.check_text("messages")
         if body.chat_template is not None:
             self.check_template_allowed()
-        return await self.run(lambda: self.renderer.render(body, switches), text_size(body))
+        return await self.threads.run(lambda: self.renderer.render(body, switches), text_size(body))
 
     async def tokenize_prompt(
         self, prompt: RenderedPrompt, body: ChatRequest, *, takes_any_length: bool = False
@@ -269,10 +205,17 @@ class ServerState:
             takes_any_length=takes_any_length,
         )
 
-    async def read_media(
+    async def read(
+        self, prompt: RenderedPrompt, body: ChatRequest, *, takes_any_length: bool = False
+    ) -> Sequence[int] | PlacedPrompt:
+        """Return the token ids of a conversation, with its media placed if it has some. Raises:
+        RequestError"""
+        ids = await self.tokenize_prompt(prompt, body, takes_any_length=takes_any_length)
+        return await self._placed(prompt, body, ids) if prompt.media else ids
+
+    async def _placed(
         self, prompt: RenderedPrompt, body: ChatRequest, ids: Sequence[int]
     ) -> PlacedPrompt:
-        """Return a conversation's prompt with its media placed. Raises: RequestError"""
         assert self.media is not None, "the renderer refuses media that a model does not take"
         if body.truncate_prompt_tokens is not None:
             raise RequestError(
@@ -285,12 +228,6 @@ class ServerState:
             options=body.mm_processor_kwargs or {},
         )
         return await self.engine.read(given, self.adapter)
-
-    async def run(self, call: Callable[[], Answer], num_chars: int) -> Answer:
-        """Return call(), run in a thread if its text is long."""
-        if num_chars <= SHORT_TEXT_CHARS:
-            return call()
-        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
     async def tokenize(
         self,
@@ -322,7 +259,7 @@ class ServerState:
             return await process.encode(text, **asked, folder=self.vocabulary.tokenizer_path)
         answers = run.pooling is None
         encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **asked)
-        return await self.run(encode, len(text))
+        return await self.threads.run(encode, len(text))
 
 
 def text_size(body: ChatRequest) -> int:
@@ -334,39 +271,26 @@ def text_size(body: ChatRequest) -> int:
     return template + tools + sum(sizes)
 
 
-def build_server(
+def build_model_text(
     engine: AsyncEngine,
     frontend: FrontendConfig,
-    renderer: ChatRenderer,
-    parsers: Parsers,
-    max_queued_requests: int | None,
-    in_force: InForce | None = None,
-) -> ServerState:
-    """Return the parts of one application."""
-    return ServerState(
+    *,
+    renderer: ChatRenderer | None = None,
+    parsers: Parsers | None = None,
+) -> ModelText:
+    """Return how the model's own text is read and written. Raises: ConfigError for an invalid
+    template"""
+    media = engine.spec.media
+    return ModelText(
         engine=engine,
         frontend=frontend,
-        renderer=renderer,
-        parsers=parsers,
-        admission=Admission(
-            engine,
-            max_running=engine.spec.total_rows,
-            max_queued=max_queued_requests,
-        ),
-        fields=FieldReporter(
-            is_strict=frontend.strict_request_fields,
-            claimed=claimed_fields(engine.spec.run.logits_processors),
-        ),
-        threads=ThreadPoolExecutor(max_workers=2, thread_name_prefix="text"),
-        created_s=int(time.time()),
-        fingerprint=_fingerprint(engine),
+        threads=TextThreads(),
         structured_output_spec=engine.spec.run.structured_output,
-        special_ids=_special_ids_of(engine.tokenizer),
-        vocabulary=engine.vocabularies.own,
-        in_force=in_force,
-        adapters=ServedAdapters(engine),
-        media=None if engine.spec.media is None else MediaLoader(engine.spec.media.settings),
+        media=None if media is None else MediaLoader(media.settings),
         io_processor=make_io_processor(engine.spec),
+        vocabulary=engine.vocabularies.own,
+        renderer=renderer or build_renderer(engine, frontend),
+        parsers=parsers or Parsers(),
     )
 
 
@@ -378,11 +302,3 @@ def _special_ids_of(tokenizer: Tokenizer) -> Callable[[frozenset[str]], tuple[in
 def _special_ids(special: Mapping[int, str], texts: frozenset[str]) -> tuple[int, ...]:
     ids = (i for i, part in special.items() if part and any(part in text for text in texts))
     return tuple(sorted(ids))
-
-
-def _fingerprint(engine: AsyncEngine) -> str:
-    """Return a fingerprint of the configuration that determines the generated tokens."""
-    run = engine.spec.run
-    cache = (run.kv_dtype, run.kv_scales, run.kv_steps)
-    facts = msgspec.json.encode((run.model, run.device, cache, run.quantization.name))
-    return f"dovetail-{__version__}-{hashlib.sha256(facts).hexdigest()[:8]}"

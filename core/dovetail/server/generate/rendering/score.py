@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dovetail import registry
 from dovetail.config.rules.model.chat_template import load_template
+from dovetail.interfaces.renderer import Renderer, RendererFacts, RendererInput
 from dovetail.interfaces.tokenizer import TokenizerFacts
-from dovetail.server.generate.template.template import ChatTemplate
 
 
 def score_template(value: str, facts: TokenizerFacts) -> Callable[[str, str], str]:
@@ -18,13 +19,14 @@ def score_template(value: str, facts: TokenizerFacts) -> Callable[[str, str], st
 
     `value` is a template or its file name. Raises: ConfigError; the function raises: RequestError
     """
-    template = ChatTemplate(load_template(value) or "", facts.special_tokens)
+    known = RendererFacts(path="", model_type="", tokenizer=facts, template=load_template(value))
+    renderer: Renderer = registry.make(registry.choose("renderer", "template"), known)
 
     def join(first: str, second: str) -> str:
         messages = [
             {"role": role, "content": text}
             for role, text in (("query", first), ("document", second))
         ]
-        return template.render({"messages": messages, "add_generation_prompt": False})
+        return renderer.render(RendererInput(messages=messages, adds_generation_prompt=False))
 
     return join

@@ -1,0 +1,1 @@
+"""From messages to a prompt: what surrounds a renderer, the same for all of them."""

@@ -1,1 +1,0 @@
-"""From messages to a prompt: the checkpoint's chat template in a bounded sandbox."""

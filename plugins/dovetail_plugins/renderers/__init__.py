@@ -1,0 +1,1 @@
+"""Renderers: what makes the prompt of a conversation."""

@@ -1,0 +1,201 @@
+"""Conversations of DeepSeek-V3.2, whose checkpoint has code for them and no chat template.
+
+Source: the format that the checkpoint's encoding/encoding_dsv32.py defines. Tools stand in the
+first system message, calls and results in DSML tags. Of earlier thoughts, only those after the last
+user message stay. With thinking off, every turn of the model opens after "</think>".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.renderer import Reads, Renderer, RendererFacts, RendererInput
+
+MODEL_TYPE = "deepseek_v32"
+CODE = "encoding/encoding_dsv32.py"
+SWITCHES = ("thinking", "enable_thinking")
+"""The variables that turn thinking on, the first one that is set."""
+
+BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+THINK, THINK_END = "<think>", "</think>"
+DSML = "｜DSML｜"
+CALLS, CALLS_END = f"<{DSML}function_calls>", f"</{DSML}function_calls>"
+RESULTS, RESULTS_END = "<function_results>", "</function_results>"
+
+READS = Reads(variables=frozenset(SWITCHES), writes=frozenset({THINK, THINK_END, DSML}))
+
+TOOLS = f"""## Tools
+
+You have access to a set of tools you can use to answer the user's question.
+You can invoke functions by writing a "{CALLS}" block like the following as part of your reply to \
+the user:
+{CALLS}
+<{DSML}invoke name="$FUNCTION_NAME">
+<{DSML}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{DSML}parameter>
+...
+</{DSML}invoke>
+<{DSML}invoke name="$FUNCTION_NAME2">
+...
+</{DSML}invoke>
+{CALLS_END}
+
+String and scalar parameters should be specified as is without any escaping or quotes, while lists \
+and objects should use JSON format. The "string" attribute should be set to "true" for string type \
+parameters and "false" for other types (numbers, booleans, arrays, objects).
+
+If the thinking_mode is enabled, then after function results you should strongly consider \
+outputting a thinking block. Here is an example:
+
+{CALLS}
+...
+{CALLS_END}
+
+{RESULTS}
+...
+{RESULTS_END}
+
+{THINK}...thinking about results{THINK_END}
+
+Here are the functions available in JSONSchema format:
+<functions>
+"""
+"""What the model was trained to read before its tools, word for word."""
+
+
+class DeepseekV32(Renderer):
+    """Renders as the checkpoint's own code does."""
+
+    info = Info(
+        summary="conversations of DeepSeek-V3.2, which has no chat template",
+        source="https://huggingface.co/deepseek-ai/DeepSeek-V3.2",
+    )
+    auto_rank = 1
+
+    @classmethod
+    def why_not(cls, query: RendererFacts | None) -> list[str]:
+        """Return why a model is not DeepSeek-V3.2, or needs no code."""
+        if query is None:
+            return []
+        reasons = ["there is a chat template"] if query.has_template else []
+        if query.model_type != MODEL_TYPE and not Path(query.path, CODE).is_file():
+            reasons.append(f"the model_type is not {MODEL_TYPE}, and there is no {CODE}")
+        return reasons
+
+    def __init__(self, options: Any, facts: RendererFacts) -> None:
+        self.options = options
+
+    def reads(self, *, has_tools: bool) -> Reads:
+        """Return what the format has a place for."""
+        return READS
+
+    def render(self, given: RendererInput) -> str:
+        """Return the prompt. Raises: RequestError for results without calls"""
+        turns = _with_tools(given.messages, given.tools)
+        writer = _Writer(turns, thinks=_thinks(given.variables))
+        written = [writer.turn(at) for at in range(len(turns))]
+        if given.adds_generation_prompt:
+            written.append(writer.opening(len(turns)))
+        return BEGIN + "".join(written)
+
+    def sources(self) -> Mapping[str, str]:
+        """Return a sample of a prompt with tools."""
+        question = [{"role": "user", "content": "..."}]
+        tool = {"function": {"name": "..."}}
+        given = RendererInput(messages=question, tools=[tool], variables={"thinking": True})
+        return {"default": self.render(given)}
+
+
+def _thinks(variables: Mapping[str, Any]) -> bool:
+    return bool(next((variables[name] for name in SWITCHES if name in variables), False))
+
+
+def _with_tools(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the messages, the tools in the first system message, which is added if need be."""
+    turns = list(messages)
+    if not tools:
+        return turns
+    if not turns or turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": ""})
+    schemas = "\n".join(_json(tool["function"]) for tool in tools)
+    text = f"{turns[0]['content']}\n\n{TOOLS}{schemas}\n</functions>\n"
+    return [turns[0] | {"content": text}, *turns[1:]]
+
+
+class _Writer:
+    """Writes the turns of one conversation."""
+
+    def __init__(self, turns: Sequence[dict[str, Any]], *, thinks: bool) -> None:
+        self._turns = turns
+        self._thinks = thinks
+        users = (at for at, turn in enumerate(turns) if turn["role"] == "user")
+        self._last_user = max(users, default=-1)
+
+    def turn(self, at: int) -> str:
+        """Return a turn, with what opens the model's after it if another turn follows. Raises:
+        RequestError"""
+        turn = self._turns[at]
+        match turn["role"]:
+            case "system":
+                text = str(turn["content"])
+            case "user":
+                text = f"{USER}{turn['content']}"
+            case "tool":
+                text = self._result(at)
+            case _:
+                text = self._answer(at)
+        return text + (self.opening(at + 1) if at + 1 < len(self._turns) else "")
+
+    def opening(self, at: int) -> str:
+        """Return what opens the model's turn before the turn `at`; empty where it cannot speak."""
+        word = THINK if self._thinks and at > self._last_user else THINK_END
+        if self._turns[at - 1]["role"] == "user":
+            return f"{ASSISTANT}{word}"
+        ends_results = self._is_result(at - 1) and not self._is_result(at)
+        return f"\n\n{word}" if ends_results else ""
+
+    def _is_result(self, at: int) -> bool:
+        return at < len(self._turns) and self._turns[at]["role"] == "tool"
+
+    def _result(self, at: int) -> str:
+        first = at
+        while first > 0 and self._is_result(first - 1):
+            first -= 1
+        if first == 0 or not self._turns[first - 1].get("tool_calls"):
+            raise RequestError(
+                "a tool's result needs a call before it.",
+                where=f"messages[{at}]",
+                fix="send the assistant's message with its tool_calls, too.",
+                code="renderer_error",
+            )
+        start = f"\n\n{RESULTS}" if first == at else ""
+        end = "" if self._is_result(at + 1) else f"\n{RESULTS_END}"
+        return f"{start}\n<result>{self._turns[at]['content']}</result>{end}"
+
+    def _answer(self, at: int) -> str:
+        turn = self._turns[at]
+        is_current = self._thinks and at > self._last_user
+        thoughts = f"{turn.get('reasoning_content', '')}{THINK_END}" if is_current else ""
+        calls = "\n".join(_call(call["function"]) for call in turn.get("tool_calls", ()))
+        section = f"\n\n{CALLS}\n{calls}\n{CALLS_END}" if calls else ""
+        return f"{thoughts}{turn['content']}{section}{END}"
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    parameters = "\n".join(
+        f'<{DSML}parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else _json(value)}</{DSML}parameter>"
+        for name, value in function["arguments"].items()
+    )
+    return f'<{DSML}invoke name="{function["name"]}">\n{parameters}\n</{DSML}invoke>'
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
