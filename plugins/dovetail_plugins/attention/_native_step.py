@@ -103,6 +103,7 @@ def forward_latent(call: LatentCall) -> torch.Tensor:
             query_start=layout.query_start,
             seq_lens=layout.seq_lens,
             slots=layout.slots,
+            block_tokens=layout.block_tokens,
         )
     out: torch.Tensor = prepared.latents(
         _whole(call.q, spec.size),
