@@ -12,6 +12,7 @@ import torch
 
 from dovetail.interfaces.attention import (
     AttentionBackend,
+    AttentionCall,
     AttentionQuery,
     AttentionSpec,
     BatchLayout,
@@ -128,15 +129,30 @@ class AttentionStep:
             max_seq_tokens=1,
         )
         q = torch.zeros(count, self.spec.num_heads, HEAD_SIZE, dtype=k.dtype, device=device)
-        self.backend.forward(self.spec, q, k, v, cache, self.backend.prepare(layout))
+        prepared = self.backend.prepare(layout)
+        self.backend.forward(
+            AttentionCall(spec=self.spec, q=q, k=k, v=v, cache=cache, prepared=prepared)
+        )
+
+    def call(self, layout: BatchLayout) -> AttentionCall:
+        """Return the call of the case's layer for rows of a layout."""
+        return AttentionCall(
+            spec=self.spec,
+            q=self.arguments["q"],
+            k=self.k,
+            v=self.v,
+            cache=self.cache,
+            prepared=self.backend.prepare(layout),
+            sinks=self.arguments.get("sinks"),
+            bias=self.arguments.get("bias"),
+        )
 
     def run(self) -> torch.Tensor:
         """Return the backend's answer."""
-        q, prepared = self.arguments["q"], self.backend.prepare(self.layout)
-        given = (self.spec, q, self.k, self.v, self.cache, prepared)
-        if "bias" in self.arguments:
-            return self.backend.forward_biased(*given, self.arguments["bias"])
-        return self.backend.forward(*given, self.arguments.get("sinks"))
+        call = self.call(self.layout)
+        return (
+            self.backend.forward(call) if call.bias is None else self.backend.forward_biased(call)
+        )
 
     def check(self) -> None:
         """Compare with the definition, within the case's tolerance."""

@@ -11,7 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionCall,
+    AttentionSpec,
+    BatchLayout,
+)
 from dovetail_testing.reference import ReferenceAttention
 
 UsageCounter = Sequence[tuple[int, int]]
@@ -76,17 +81,25 @@ class Scene:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (backend, reference) of a step of these tokens. Mutates: self"""
         layout, plain = self._next(counts)
-        q_there, k_there, v_there = (tensor.to(self.device) for tensor in (q, k, v))
-        sinks = None if self.sinks is None else self.sinks.to(self.device)
-        prepared = self.backend.prepare(layout)
-        got = self.backend.forward(
-            self.spec, q_there, k_there, v_there, self.cache, prepared, sinks
+        given = AttentionCall(
+            spec=self.spec,
+            q=q.to(self.device),
+            k=k.to(self.device),
+            v=v.to(self.device),
+            cache=self.cache,
+            prepared=self.backend.prepare(layout),
+            sinks=None if self.sinks is None else self.sinks.to(self.device),
         )
-        k, v = self._kept(k, self.spec.k_scale), self._kept(v, self.spec.v_scale)
-        meant = replace(self.spec, k_scale=1.0, v_scale=1.0)
-        wanted = self._reference.forward(
-            meant, q.float(), k, v, self._plain_cache, plain, self.sinks
+        meant = AttentionCall(
+            spec=replace(self.spec, k_scale=1.0, v_scale=1.0),
+            q=q.float(),
+            k=self._kept(k, self.spec.k_scale),
+            v=self._kept(v, self.spec.v_scale),
+            cache=self._plain_cache,
+            prepared=plain,
+            sinks=self.sinks,
         )
+        got, wanted = self.backend.forward(given), self._reference.forward(meant)
         return got.cpu(), wanted
 
     def lse_step(
@@ -100,9 +113,11 @@ class Scene:
         for (backend, layout), cache in zip(asked, caches, strict=True):
             if slots is not None:
                 layout = replace(layout, slots=slots.to(cache.device))
-            own_q, own_k, own_v = (x.to(cache.device) for x in (q, k, v))
+            own = {"q": q.to(cache.device), "k": k.to(cache.device), "v": v.to(cache.device)}
             prepared = backend.prepare(layout)
-            made = backend.forward_lse(self.spec, own_q, own_k, own_v, cache, prepared)
+            made = backend.forward_lse(
+                AttentionCall(spec=self.spec, cache=cache, prepared=prepared, **own)
+            )
             told.append((made[0].cpu(), made[1].cpu()))
         return told
 
@@ -111,9 +126,10 @@ class Scene:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (backend, reference) results of a layer that reads the cache. `layout` is on the
         device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
-        prepared = self.backend.prepare(layout)
-        found = self.backend.forward_shared(spec, q.to(self.device), self.cache, prepared)
-        wanted = self._reference.forward_shared(spec, q, self._plain_cache, plain)
+        there, prepared = q.to(self.device), self.backend.prepare(layout)
+        given = AttentionCall(spec=spec, q=there, cache=self.cache, prepared=prepared)
+        meant = AttentionCall(spec=spec, q=q, cache=self._plain_cache, prepared=plain)
+        found, wanted = self.backend.forward_shared(given), self._reference.forward_shared(meant)
         return found.cpu(), wanted
 
     def _next(self, counts: UsageCounter) -> tuple[BatchLayout, BatchLayout]:

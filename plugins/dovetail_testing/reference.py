@@ -12,10 +12,11 @@ import torch
 
 from dovetail.interfaces.attention import (
     AttentionBackend,
+    AttentionCall,
     AttentionSpec,
     BatchLayout,
-    IndexSpec,
-    LatentSpec,
+    IndexCall,
+    LatentCall,
 )
 from dovetail.interfaces.plugin import Info, NoOptions
 
@@ -49,162 +50,59 @@ class ReferenceAttention(AttentionBackend):
         """Return the layout itself."""
         return layout
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write k and v into the cache, then attend, query by query.
+    def forward(self, call: AttentionCall) -> torch.Tensor:
+        """Write k and v into the cache, if there are any, then attend, query by query.
 
-        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks [H] -> [T, H, D]
         Mutates: cache
         """
-        return self._attend_all(spec, q, k, v, cache, prepared, sinks)[0]
+        return self._attend_all(call)[0]
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v, then attend; also return the log-sum-exps of the scores.
+    forward_biased = forward_shared = forward
 
-        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
-        """
-        return self._attend_all(spec, q, k, v, cache, prepared, None)
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k and v, then attend; also return the log-sum-exps of the scores. Mutates: cache"""
+        return self._attend_all(call)
 
-    def forward_biased(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        bias: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write k and v, then attend with biases by relative position added to the scores.
-
-        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
-        """
-        return self._attend_all(spec, q, k, v, cache, prepared, None, bias)[0]
-
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to what another layer has written.
-
-        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
-        """
-        return self._attend_all(spec, q, None, None, cache, prepared, sinks)[0]
-
-    def forward_latent(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Write the latents into the cache, then attend, query by query.
-
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
-        Mutates: cache
-        """
-        return self._attend_latents(spec, q, latent, cache, prepared)
-
-    def pick(
-        self,
-        spec: IndexSpec,
-        q: torch.Tensor,
-        weights: torch.Tensor,
-        keys: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Return the positions of the highest scores, query by query, in float64.
-
-        Shapes: q [T, H, D], weights [T, H], keys [N, P, D] -> [T, K] int32
-        """
-        size, picks = keys.shape[1], torch.full((len(q), spec.num_picked), -1, dtype=torch.int32)
-        for token, slots in _seen(prepared):
-            products = keys[slots // size, slots % size].double() @ q[token].double().T
-            scores = (products.relu() @ weights[token].double()).float().tolist()
-            order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
-            found = sorted(order[: spec.num_picked])
-            picks[token, : len(found)] = torch.tensor(found, dtype=torch.int32)
-        return picks
-
-    def forward_picked(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        picks: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write the latents into the cache, then attend to those that are picked.
-
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks [T, K] -> [T, H, L]
-        Mutates: cache
-        """
-        return self._attend_latents(spec, q, latent, cache, prepared, picks)
-
-    def _attend_latents(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: BatchLayout,
-        picks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks [T, K] -> [T, H,
-        L]. Mutates: cache"""
-        size = cache.shape[1]
-        for slot, own in zip(prepared.slots.tolist(), latent, strict=True):
+    def forward_latent(self, call: LatentCall) -> torch.Tensor:
+        """Write the latents into the cache, then attend, query by query, to all or to those
+        picked. Mutates: cache"""
+        spec, q, cache, size = call.spec, call.q, call.cache, call.cache.shape[1]
+        for slot, own in zip(call.prepared.slots.tolist(), call.latent, strict=True):
             cache[slot // size, slot % size] = own.to(cache.dtype)
         out = q.new_empty(*q.shape[:2], spec.latent_size)
-        for token, seen in _seen(prepared):
-            if picks is not None:
-                seen = seen[picks[token][picks[token] >= 0].long()]
+        for token, seen in _seen(call.prepared):
+            if call.picks is not None:
+                picks = call.picks[token]
+                seen = seen[picks[picks >= 0].long()]
             latents = cache[seen // size, seen % size].float()
             weights = (q[token].float() @ latents.T * spec.scale).softmax(dim=-1)
             out[token] = (weights @ latents[:, : spec.latent_size]).to(q.dtype)
         return out
+
+    forward_picked = forward_latent
+
+    def pick(self, call: IndexCall) -> torch.Tensor:
+        """Return the positions of the highest scores, query by query, in float64."""
+        spec, q, keys, size = call.spec, call.q, call.keys, call.keys.shape[1]
+        picks = torch.full((len(q), spec.num_picked), -1, dtype=torch.int32)
+        for token, slots in _seen(call.prepared):
+            products = keys[slots // size, slots % size].double() @ q[token].double().T
+            scores = (products.relu() @ call.weights[token].double()).float().tolist()
+            order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+            found = sorted(order[: spec.num_picked])
+            picks[token, : len(found)] = torch.tensor(found, dtype=torch.int32)
+        return picks
 
     def layout_of(self, prepared: Any) -> BatchLayout:
         """Return the layout itself."""
         layout: BatchLayout = prepared
         return layout
 
-    def _attend_all(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        cache: torch.Tensor,
-        layout: BatchLayout,
-        sinks: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _attend_all(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attended values and the log-sum-exps; without k and v it writes nothing.
         Mutates: cache"""
-        keys, values = cache
+        spec, q, k, v = call.spec, call.q, call.k, call.v
+        layout, (keys, values) = call.prepared, call.cache
         if k is not None and v is not None:
             _store(keys, layout.slots, k / spec.k_scale)
             _store(values, layout.slots, v / spec.v_scale)
@@ -218,8 +116,8 @@ class ReferenceAttention(AttentionBackend):
                 visible = _visible(spec, position, seq_len)
                 seen = slots[visible]
                 read = _read(keys, seen) * spec.k_scale, _read(values, seen) * spec.v_scale
-                added = _added(spec, bias, visible - position)
-                out[token], lse[token] = _attend(spec, q[token], *read, sinks, added)
+                added = _added(spec, call.bias, visible - position)
+                out[token], lse[token] = _attend(spec, q[token], *read, call.sinks, added)
         return out, lse
 
 

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
+from msgspec import structs
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
+from dovetail.interfaces.attention import AttentionCall, BatchLayout, IndexCall, LatentCall
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import CacheSpec, ModelSpec
@@ -46,94 +47,49 @@ from dovetail_testing.reference import ReferenceAttention
 T = TypeVar("T")
 
 
+def ruled(call: AttentionCall, **rules: Any) -> AttentionCall:
+    """Return a call with other rules for the layer."""
+    return structs.replace(call, spec=replace(call.spec, **rules))
+
+
 class FutureAttention(ReferenceAttention):
     """Lets a query see what follows it."""
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Attend without the causal mask."""
-        spec = replace(spec, is_causal=False)
-        return super().forward(spec, q, k, v, cache, prepared, sinks)
+        return super().forward(ruled(call, is_causal=False))
 
 
 class WindowlessAttention(ReferenceAttention):
     """Claims windows and ignores them."""
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Attend to everything."""
-        spec = replace(spec, window_tokens=None)
-        return super().forward(spec, q, k, v, cache, prepared, sinks)
+        return super().forward(ruled(call, window_tokens=None))
 
 
 class ChunklessAttention(ReferenceAttention):
     """Claims chunks and sees windows of their length."""
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Attend to as many keys as a chunk has."""
-        spec = replace(spec, chunk_tokens=None, window_tokens=spec.chunk_tokens)
-        return super().forward(spec, q, k, v, cache, prepared, sinks)
+        return super().forward(ruled(call, chunk_tokens=None, window_tokens=call.spec.chunk_tokens))
 
 
 class SlopelessAttention(ReferenceAttention):
     """Claims ALiBi and adds nothing."""
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Attend without slopes."""
-        spec = replace(spec, alibi_slopes=None)
-        return super().forward(spec, q, k, v, cache, prepared, sinks)
+        return super().forward(ruled(call, alibi_slopes=None))
 
 
 class ScalelessAttention(ReferenceAttention):
     """Takes caches of 8-bit floats and ignores their scales."""
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Store what comes as it is."""
-        spec = replace(spec, k_scale=1.0, v_scale=1.0)
-        return super().forward(spec, q, k, v, cache, prepared, sinks)
+        return super().forward(ruled(call, k_scale=1.0, v_scale=1.0))
 
 
 class FreshKeysAttention(ReferenceAttention):
@@ -144,15 +100,7 @@ class FreshKeysAttention(ReferenceAttention):
         self._layout = layout
         return layout
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys where the queries are."""
         layout, slots = self._layout, []
         for row, length in enumerate(layout.seq_lens_host):
@@ -160,39 +108,26 @@ class FreshKeysAttention(ReferenceAttention):
             for position in range(length - count, length):
                 block = int(layout.block_table[row, position // layout.block_tokens])
                 slots.append(block * layout.block_tokens + position % layout.block_tokens)
-        prepared = replace(layout, slots=torch.tensor(slots))
-        return super().forward_lse(spec, q, k, v, cache, prepared)
+        layout = replace(layout, slots=torch.tensor(slots))
+        return super().forward_lse(structs.replace(call, prepared=layout))
 
 
 class RewritingAttention(ReferenceAttention):
     """Writes keys and values of its own where it should read those of another layer."""
 
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward_shared(self, call: AttentionCall) -> torch.Tensor:
         """Write the queries, then attend."""
-        own = q[:, : spec.num_kv_heads]
-        return self.forward(spec, q, own, own, cache, prepared, sinks)
+        own = call.q[:, : call.spec.num_kv_heads]
+        return self.forward(structs.replace(call, k=own, v=own))
 
 
 class FutureLatents(ReferenceAttention):
     """Lets every query of latents see all tokens of its row."""
 
-    def forward_latent(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def forward_latent(self, call: LatentCall) -> torch.Tensor:
         """Attend token by token, as if each were its row's last."""
-        super().forward_latent(spec, q, latent, cache, prepared)
+        super().forward_latent(call)
+        prepared = call.prepared
         starts = prepared.query_start_host
         counts = [end - start for start, end in pairwise(starts)]
         rows = torch.tensor([row for row, count in enumerate(counts) for _ in range(count)])
@@ -205,38 +140,25 @@ class FutureLatents(ReferenceAttention):
             seq_lens_host=[prepared.seq_lens_host[row] for row in rows.tolist()],
             max_query_tokens=1,
         )
-        return super().forward_latent(spec, q, latent, cache, alone)
+        return super().forward_latent(structs.replace(call, prepared=alone))
 
 
 class RoundingLatents(ReferenceAttention):
     """Keeps latents rounded, in a cache that would hold them as they are."""
 
-    def forward_latent(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def forward_latent(self, call: LatentCall) -> torch.Tensor:
         """Round what is kept, by less than shows in what is attended."""
-        latent = latent + latent * 2.0**-20
-        return super().forward_latent(spec, q, latent, cache, prepared)
+        latent = call.latent + call.latent * 2.0**-20
+        return super().forward_latent(structs.replace(call, latent=latent))
 
 
 class LatestPicks(ReferenceAttention):
     """Picks the latest of equal scores."""
 
-    def pick(
-        self,
-        spec: IndexSpec,
-        q: torch.Tensor,
-        weights: torch.Tensor,
-        keys: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def pick(self, call: IndexCall) -> torch.Tensor:
         """Order equal scores from the last position on."""
-        picks = super().pick(spec, q, weights, keys, prepared)
+        picks = super().pick(call)
+        q, weights, keys, prepared = call.q, call.weights, call.keys, call.prepared
         size, table = keys.shape[1], prepared.block_table
         for row, end in enumerate(prepared.seq_lens_host):
             first, last = prepared.query_start_host[row : row + 2]
@@ -247,7 +169,7 @@ class LatestPicks(ReferenceAttention):
                 products = (seen @ q[token].double().T).relu()
                 scores = (products @ weights[token].double()).float().tolist()
                 order = sorted(range(len(scores)), key=lambda at: (-scores[at], -at))
-                found = sorted(order[: spec.num_picked])
+                found = sorted(order[: call.spec.num_picked])
                 picks[token, : len(found)] = torch.tensor(found, dtype=torch.int32)
         return picks
 
@@ -255,70 +177,36 @@ class LatestPicks(ReferenceAttention):
 class EveryLatent(ReferenceAttention):
     """Attends to all latents, whatever is picked."""
 
-    def forward_picked(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        picks: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward_picked(self, call: LatentCall) -> torch.Tensor:
         """Leave the picks out."""
-        return self.forward_latent(spec, q, latent, cache, prepared)
+        return self.forward_latent(structs.replace(call, picks=None))
 
 
 class BaseTwoAttention(ReferenceAttention):
     """Tells log-sum-exps to the base of two."""
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Turn natural logarithms into those of two."""
-        out, lse = super().forward_lse(spec, q, k, v, cache, prepared)
+        out, lse = super().forward_lse(call)
         return out, lse / math.log(2.0)
 
 
 class OneSidedAttention(ReferenceAttention):
     """Knows windows under a causal mask only."""
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Attend to all that follows a query."""
-        window = spec.window_tokens if spec.is_causal else None
-        spec = replace(spec, window_tokens=window)
-        return super().forward(spec, q, k, v, cache, prepared, sinks)
+        window = call.spec.window_tokens if call.spec.is_causal else None
+        return super().forward(ruled(call, window_tokens=window))
 
 
 class MirroredBiasAttention(ReferenceAttention):
     """Takes the distance from key to query for that from query to key."""
 
-    def forward_biased(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        bias: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward_biased(self, call: AttentionCall) -> torch.Tensor:
         """Attend with the biases of the other direction."""
-        return super().forward_biased(spec, q, k, v, cache, prepared, bias.flip(1))
+        assert call.bias is not None
+        return super().forward_biased(structs.replace(call, bias=call.bias.flip(1)))
 
 
 class PaddingAttention(ReferenceAttention):
@@ -329,19 +217,10 @@ class PaddingAttention(ReferenceAttention):
         self._layout = layout
         return layout
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Attend, then let a trace of the unused cells in."""
-        out = super().forward(spec, q, k, v, cache, prepared, sinks)
-        return out + 0 * cache[0, prepared.block_table[:, -1].long()].sum()
+        last = call.prepared.block_table[:, -1].long()
+        return super().forward(call) + 0 * call.cache[0, last].sum()
 
 
 class RightBias(LogitsProcessor):

@@ -30,6 +30,7 @@ def step(counts: list[int], lengths: list[int], slots: torch.Tensor | None = Non
         query_start=starts,
         seq_lens=torch.tensor(lengths, dtype=torch.int32),
         slots=slots,
+        block_tokens=BLOCK_TOKENS,
     )
 
 

@@ -11,7 +11,6 @@ from dovetail_kernels import load_op
 from dovetail_kernels.check import check_case
 from dovetail_kernels.cpu.library import Library, library, missing_reason
 from dovetail_kernels.cpu.program import Pool, record
-from dovetail_kernels.low_rank import native as module
 from dovetail_kernels.low_rank.native import LowRank
 from dovetail_kernels.low_rank.reference import reference
 
@@ -54,7 +53,7 @@ class Weights:
 
 
 def test_cases(source: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "library", lambda: source)
+    monkeypatch.setattr("dovetail_kernels.cpu.library.library", lambda: source)
     op = load_op("low_rank")
     faults = {c.name: check_case(op, c, "native", CPU) for c in op.cases()}
     assert {case: fault for case, fault in faults.items() if fault} == {}

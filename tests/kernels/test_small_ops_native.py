@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -51,8 +50,7 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", OPS)
 def test_cases(source: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    native = importlib.import_module(f"dovetail_kernels.{name}.native")
-    monkeypatch.setattr(native, "library", lambda: source)
+    monkeypatch.setattr("dovetail_kernels.cpu.library.library", lambda: source)
     op = load_op(name)
     faults = {c.name: check_case(op, c, "native", CPU) for c in op.cases()}
     assert {case: fault for case, fault in faults.items() if fault} == {}
@@ -63,7 +61,7 @@ def test_cases(source: Library, monkeypatch: pytest.MonkeyPatch, name: str) -> N
 def test_a_copy_tells_which_matrix_is_not_finite(
     source: Library, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    monkeypatch.setattr("dovetail_kernels.scaled_copy.native.library", lambda: source)
+    monkeypatch.setattr("dovetail_kernels.cpu.library.library", lambda: source)
     floats = (torch.float32, torch.bfloat16, torch.float16)
     values = (float("nan"), float("inf"), float("-inf"), 3.4e38, -3.4e38, 65519.0, 65520.0)
     found = {}

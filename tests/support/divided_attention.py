@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from msgspec import structs
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionBackend, AttentionCall, BatchLayout
 from dovetail.interfaces.communicator import Communicator, Membership
 from dovetail.parallel.context import ContextAttention
 from dovetail.parallel.groups import Group
@@ -97,24 +98,19 @@ class DividedAttention(AttentionBackend):
         """Return what each rank has prepared."""
         return [rank.prepare(layout) for rank in self.ranks]
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Return all heads' values, those of each rank as that rank has them. Mutates: cache"""
+        spec, sinks = call.spec, call.sinks
         own = replace(spec, num_heads=spec.num_heads // self.size)
         parts = [None] * self.size if sinks is None else sinks.chunk(self.size)
-        heads = q.chunk(self.size, dim=1)
+        heads = call.q.chunk(self.size, dim=1)
+        calls = [
+            structs.replace(
+                call, spec=own, q=q, cache=call.cache[r], prepared=call.prepared[r], sinks=parts[r]
+            )
+            for r, q in enumerate(heads)
+        ]
         found = self.each(
-            [
-                partial(rank.forward, own, heads[r], k, v, cache[r], prepared[r], parts[r])
-                for r, rank in enumerate(self.ranks)
-            ]
+            [partial(rank.forward, one) for rank, one in zip(self.ranks, calls, strict=True)]
         )
         return torch.cat(found, dim=1)

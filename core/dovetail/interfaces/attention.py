@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -153,6 +155,55 @@ class BatchLayout:
         return self.max_query_tokens == 1
 
 
+# One of these is made for each layer and step: a struct takes 0.2 us, a frozen dataclass 2 us.
+
+
+class AttentionCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One layer's attention in one step. `prepared` is what the backend's `prepare` returned.
+
+    Shapes: q [T, H, D], k and v [T, K, D] (None for `forward_shared`), cache as `kv_shape`,
+    sinks [H], bias [H, 2 M - 1] float32 (for `forward_biased`)
+    """
+
+    spec: AttentionSpec
+    q: torch.Tensor
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    cache: torch.Tensor
+    prepared: Any
+    sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+class LatentCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One layer's attention to latents in one step. L + R is `spec.size`. Each block of the cache
+    is contiguous; the cache need not be.
+
+    Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks as `pick` returns them
+    (for `forward_picked`)
+    """
+
+    spec: LatentSpec
+    q: torch.Tensor
+    latent: torch.Tensor
+    cache: torch.Tensor
+    prepared: Any
+    picks: torch.Tensor | None = None
+
+
+class IndexCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One indexer's scores in one step; this step's keys are already in the cache.
+
+    Shapes: q [T, H, D], weights [T, H] float32, keys [N, P, D]
+    """
+
+    spec: IndexSpec
+    q: torch.Tensor
+    weights: torch.Tensor
+    keys: torch.Tensor
+    prepared: Any
+
+
 class AttentionBackend(Plugin):
     """One object per runner; stateless between steps. `why_not` takes an AttentionQuery.
 
@@ -162,7 +213,7 @@ class AttentionBackend(Plugin):
     with a `kv_shape` of its own also declares its axes; otherwise its blocks are exchanged whole.
     """
 
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     kv_axes: ClassVar[tuple[str, ...]] = ("kind", "cell", "head")
     cell_tokens: ClassVar[int] = 1
     known_capabilities: ClassVar[Mapping[str, str]] = {
@@ -231,145 +282,75 @@ class AttentionBackend(Plugin):
         """Return a layout prepared for `forward`. Called once per step and KV group."""
 
     @abstractmethod
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Write k and v into the cache, then attend.
 
-        Shapes: q [T, H, D], k and v [T, K, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
-        Mutates: cache (the slots of this step's tokens only)
+        Shapes: -> [T, H, D]. Mutates: cache (the slots of this step's tokens only)
         """
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k and v into the cache, then attend; also return the log-sum-exps of the scores.
 
         A row's queries see the keys in its blocks. As usual they are the last `query_start[r + 1] -
         query_start[r]` of its `seq_lens[r]` positions; but k and v go only to `slots` and need not
-        belong to these positions. Called only on backends that claim lse.
+        belong to these positions. There are no sinks. Called only on backends that claim lse.
 
-        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32 Mutates: cache (the
-        slots of this step's tokens only)
+        Shapes: -> [T, H, D], [T, H] float32
+        Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} does not tell log-sum-exps")
 
-    def forward_biased(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        bias: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward_biased(self, call: AttentionCall) -> torch.Tensor:
         """Like `forward`, with a bias added to each score: for a query at position p and a key at
-        j, scale * q.k + bias[head, M - 1 + j - p], then capped as usual. Called only on backends
-        that claim position_bias.
+        j, scale * q.k + bias[head, M - 1 + j - p], then capped as usual. `bias` is contiguous, M >
+        any |j - p|; there are no sinks. Called only on backends that claim position_bias.
 
-        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] float32, contiguous, M > any
-        |j - p| -> [T, H, D]. Mutates: cache (the slots of this step's tokens only)
+        Shapes: -> [T, H, D]. Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} adds no biases to scores")
 
-    def forward_cross(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def forward_cross(self, call: AttentionCall) -> torch.Tensor:
         """Write k and v into the cache, then let each of a row's queries see all of the row's
         `seq_lens[r]` keys. The keys come from another sequence than the queries. k and v go to
         `slots`, of equal number and often none; a row may have more queries than keys. `spec` is
-        not causal and has no window. Called only on backends that claim cross.
+        not causal and has no window; there are no sinks. Called only on backends that claim cross.
 
-        Shapes: q [T, H, D], k and v [W, K, D], slots [W] -> [T, H, D]
+        Shapes: k and v [W, K, D], slots [W] -> [T, H, D]
         Mutates: cache (the slots of k and v only)
         """
         raise NotImplementedError(f"{type(self).__name__} does not attend to another sequence")
 
-    def forward_latent(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def forward_latent(self, call: LatentCall) -> torch.Tensor:
         """Write the latents into the cache, then attend: softmax(scale q.latent) times the first L
         numbers of the latents. Called only on backends that claim latent.
 
-        Each block of the cache is contiguous; the cache need not be. L + R is `spec.size`.
-
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
-        Mutates: cache (the slots of this step's tokens only)
+        Shapes: -> [T, H, L]. Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} has no attention over latents")
 
-    def pick(
-        self,
-        spec: IndexSpec,
-        q: torch.Tensor,
-        weights: torch.Tensor,
-        keys: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def pick(self, call: IndexCall) -> torch.Tensor:
         """Return the positions that an indexer selects for each query, in ascending order: for a
         query at position p exactly min(p + 1, K) of them, then -1. The selection depends only on
-        the row, not on the batch. This step's keys are already in the cache. Called only on
-        backends that claim indexed.
+        the row, not on the batch. Called only on backends that claim indexed.
 
-        Shapes: q [T, H, D], weights [T, H] float32, keys [N, P, D], K `spec.num_picked` -> [T, K]
-        int32
+        Shapes: K `spec.num_picked` -> [T, K] int32
         """
         raise NotImplementedError(f"{type(self).__name__} picks no tokens")
 
-    def forward_picked(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        picks: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward_picked(self, call: LatentCall) -> torch.Tensor:
         """Like `forward_latent`, but each query attends only to the positions selected for it.
         Called only on backends that claim indexed.
 
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R], picks as returned by `pick`
-        -> [T, H, L]. Mutates: cache (the slots of this step's tokens only)
+        Shapes: -> [T, H, L]. Mutates: cache (the slots of this step's tokens only)
         """
         raise NotImplementedError(f"{type(self).__name__} attends to no picked tokens")
 
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to what another layer has written into its cache, including this step's tokens.
-        Called only on backends that claim shared; the layout of `prepared` may have no slots.
+    def forward_shared(self, call: AttentionCall) -> torch.Tensor:
+        """Attend to what another layer has written into its cache, including this step's tokens;
+        there are no k and v. Called only on backends that claim shared; the layout of `prepared`
+        may have no slots.
 
-        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
+        Shapes: -> [T, H, D]
         """
         raise NotImplementedError(f"{type(self).__name__} reads nothing that another layer wrote")
 

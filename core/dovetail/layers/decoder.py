@@ -31,12 +31,12 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.attention import Attention
 from dovetail.layers.attention.alibi import own_slopes
 from dovetail.layers.attention.rotary import HeadRotary, Rope, Rotary, Unrotated, rope_settings
 from dovetail.layers.context import keep_inner
-from dovetail.layers.decoder_head import class_score, generates
+from dovetail.layers.decoder_head import HEAD, HeadedDecoder, class_score, generates, lm_head
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import (
     ActivatedLinear,
@@ -46,13 +46,11 @@ from dovetail.layers.linear import (
     attention_linears,
 )
 from dovetail.layers.linear.placement import Part
-from dovetail.layers.logits import LogitsHead
 from dovetail.layers.media import SpatialRotary, is_spatial, with_deep_media, with_media
 from dovetail.layers.norm import RMSNorm
 from dovetail.layers.repeated import of_tensors
-from dovetail.layers.stages import Stage, made_if
+from dovetail.layers.stages import Stage
 
-HEAD = "lm_head"
 FULL, SLIDING = "full_attention", "sliding_attention"
 CHUNKED = "chunked_attention"
 """The layer types, as spelled in config.json's `layer_types`."""
@@ -85,7 +83,8 @@ class DecoderConfig:
     instead of a `norm` of each. `norms_turned`: heads are normed after rotation. `qkv_clip` bounds
     the output of qkv_proj. `rope_theta` and `rotary_share` are defaults for config.json; pairs of
     features may be interleaved; `unrotated` has the numbers of layers without positions. Without a
-    gate the MLP is down(act(up)). `parallel_norms`: 0, the MLP reads the residual after attention;
+    gate the MLP is down(act(up)); `inner_size` is its inner size (None: config.json's
+    intermediate_size). `parallel_norms`: 0, the MLP reads the residual after attention;
     else both read the layer's input, through one norm, or two. With `alibi_slopes`, of all ranks'
     heads, no layer is rotated (layers/attention/alibi.py).
 
@@ -104,6 +103,7 @@ class DecoderConfig:
     has_mlp_bias: bool = False
     has_head_bias: bool = False
     is_gated: bool = True
+    inner_size: int | None = None
     qk_norm: bool = False
     head_norm: Callable[..., nn.Module] | None = None
     norms_turned: bool = False
@@ -308,7 +308,7 @@ class DecoderLayer(nn.Module):
         self, context: BuildContext, name: str, config: DecoderConfig, layer: int
     ) -> nn.Module:
         """Return the layer's feed-forward part: a module of (x, residual), both [T, E]."""
-        inner = int(context.model.hf_config["intermediate_size"])
+        inner = config.inner_size or int(context.model.hf_config["intermediate_size"])
         mlp = GatedMLP if config.is_gated else PlainMLP
         return mlp(context, name, inner=inner, act=config.hidden_act, bias=config.has_mlp_bias)
 
@@ -396,7 +396,7 @@ class DecoderModel(nn.Module):
         return self.norm(x)
 
 
-class DecoderForCausalLM(nn.Module, Model):
+class DecoderForCausalLM(HeadedDecoder):
     """A decoder with a head: the base class of these families' model plugins."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
@@ -414,18 +414,13 @@ class DecoderForCausalLM(nn.Module, Model):
         self.is_tied, self.is_gated = config.is_tied, config.is_gated
         self.model = self.model_class(context, "model", config, self.layer_class)
         stage = self.model.stage
-        self.lm_head = made_if(
-            generates(model) and stage.is_last,
-            lambda: LogitsHead(
-                context,
-                HEAD,
-                model.vocab_size,
-                model.hidden_size,
-                bias=config.has_head_bias,
-                tied=self.model.embed_tokens if config.is_tied else None,
-                soft_cap=config.final_logit_softcap,
-                scale=config.logit_scale,
-            ),
+        self.lm_head = lm_head(
+            context,
+            stage,
+            tied=self.model.embed_tokens if config.is_tied else None,
+            bias=config.has_head_bias,
+            soft_cap=config.final_logit_softcap,
+            scale=config.logit_scale,
         )
         self.score = self.build_score(context, stage)
 
@@ -447,12 +442,3 @@ class DecoderForCausalLM(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
         return self.model(token_ids, positions)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
-        return self.lm_head(hidden)
-
-    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Return the class scores. Shapes: pooled [S, E] -> [S, C]"""
-        found: torch.Tensor = self.score(pooled)
-        return found

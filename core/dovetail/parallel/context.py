@@ -24,9 +24,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionCall,
+    AttentionSpec,
+    BatchLayout,
+)
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.parallel.collectives import all_gather, exchange
 from dovetail.parallel.groups import Group, context_group
@@ -138,31 +144,23 @@ class ContextAttention(AttentionBackend):
                     parts.append(_Part(row=row, tokens=tokens, num_keys=self._num_kept(end)))
         return parts
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: DividedStep,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Write this rank's keys and values, attend with all ranks, combine its own heads' outputs.
 
-        Shapes: q [T, H, D], k and v [T, K, D], sinks [H] -> [T, H, D]. Mutates: cache
+        Shapes: as the backend's. Mutates: cache
         """
-        every = all_gather(q, self._group, axis=1)
+        prepared: DividedStep = call.prepared
+        every = all_gather(call.q, self._group, axis=1)
         if prepared.order is not None:
             every = every.index_select(0, prepared.order)
-        out, lse = self._backend.forward_lse(
-            self._whole(spec), every, k, v, cache, prepared.prepared
-        )
+        spec = self._whole(call.spec)
+        own = structs.replace(call, spec=spec, q=every, prepared=prepared.prepared, sinks=None)
+        out, lse = self._backend.forward_lse(own)
         if prepared.places is not None:
             out, lse = (x.index_select(0, prepared.places) for x in (out, lse))
         if prepared.blind is not None:
             out[prepared.blind], lse[prepared.blind] = 0.0, -torch.inf
-        return joined(*self._own_heads(out, lse), sinks)
+        return joined(*self._own_heads(out, lse), call.sinks)
 
     def _whole(self, spec: AttentionSpec) -> AttentionSpec:
         """Return the spec for the heads of all ranks over one rank's keys; cached, so always one

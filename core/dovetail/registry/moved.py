@@ -33,6 +33,10 @@ CHANGES: dict[str, dict[int, str]] = {
         2: "was `guided_decoding_backend`. `compile(constraint)` takes a `Constraint`, and `load` "
         "returns a `LoadedConstraint`.",
     },
+    "attention_backend": {
+        2: "`forward` and all `forward_*` take one argument, an `AttentionCall` or a `LatentCall`, "
+        "and `pick` takes an `IndexCall`, with what were their arguments.",
+    },
     "quantization": {2: "`kept(layer, packs=...)` is gone; core asks for it no longer."},
     "worker": {
         2: "`prepare(guide)` is `prepare(item)`, which may be a constraint, an adapter or a load "

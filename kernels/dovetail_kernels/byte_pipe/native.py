@@ -64,11 +64,8 @@ class Pipes:
     """
 
     def __init__(self, descriptor: int, count: int) -> None:
-        found = native.library()
-        if found is None:
-            raise OSError(native.missing_reason())
         self.count = count
-        self._native = found
+        self._native = native.needed_library()
         self._memory = mmap.mmap(descriptor, _num_bytes(count))
         self._start = ctypes.c_char.from_buffer(self._memory)
 

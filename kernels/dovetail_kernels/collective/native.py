@@ -16,7 +16,7 @@ from types import TracebackType
 import torch
 
 from dovetail_kernels.collective.meeting import Place, RankError, meet
-from dovetail_kernels.cpu.library import Kernel, Library, library, missing_reason
+from dovetail_kernels.cpu.library import Kernel, Library, needed_library
 
 MAX_RANKS = 64
 SLOTS = 4
@@ -115,9 +115,7 @@ class SharedMemoryRanks:
         spin_us: int | None = None,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         if not 0 <= rank < size <= MAX_RANKS:
             raise ValueError(f"rank {rank} of {size}: there can be 1 to {MAX_RANKS} ranks, from 0")
         self.rank, self.size = rank, size

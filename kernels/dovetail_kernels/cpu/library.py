@@ -265,6 +265,14 @@ def library() -> Library | None:
     return _attempt().library
 
 
+def needed_library() -> Library:
+    """Return the library. Raises: OSError if there is none"""
+    found = library()
+    if found is None:
+        raise OSError(missing_reason())
+    return found
+
+
 def missing_reason() -> str | None:
     """Return the reason why there is no native library; None when there is one."""
     return _attempt().reason

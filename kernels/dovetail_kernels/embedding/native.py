@@ -9,9 +9,10 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import call_layer, native_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.gemm.weight import FORMATS
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 CODES = {
@@ -49,9 +50,7 @@ class LookUp:
         factor: float = 1.0,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("embedding", EmbeddingArgs)
         self._args = EmbeddingArgs(first=first, factor=factor, format=CODES[dtype])
         self._reference = ctypes.byref(self._args)
@@ -92,26 +91,7 @@ def _prepare(arguments: Arguments) -> Arguments:
     look_up = LookUp(
         arguments["table"].dtype, first=rest.pop("first", 0), factor=rest.pop("factor", 1.0)
     )
-    return {**rest, "look_up": look_up}
+    return {**rest, "layer": look_up}
 
 
-def _look_up(
-    look_up: LookUp,
-    ids: torch.Tensor | None,
-    table: torch.Tensor,
-    scales: torch.Tensor | None = None,
-    onto: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return rows of the table (see LookUp)."""
-    return look_up(ids, table, scales, onto)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_look_up,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = native_implementation(call_layer, prepare=_prepare)

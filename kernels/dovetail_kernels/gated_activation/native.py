@@ -9,9 +9,9 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.gemm.native import CODES
-from dovetail_kernels.op import Arguments, Implementation
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -33,10 +33,8 @@ class GateArgs(ctypes.Structure):
 class Gate:
     """One activation, for gates of any size."""
 
-    def __init__(self, activation: str, *, source: Library | None = None) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+    def __init__(self, activation: str = "silu", *, source: Library | None = None) -> None:
+        native = source or needed_library()
         self._kernel = native.kernel("gated_activation", GateArgs)
         self._args = GateArgs(activation=CODES[activation])
         self._reference = ctypes.byref(self._args)
@@ -52,22 +50,4 @@ class Gate:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the gate made once for many calls."""
-    return {"x": arguments["x"], "gate": Gate(arguments.get("activation", "silu"))}
-
-
-def _gate(gate: Gate, x: torch.Tensor) -> torch.Tensor:
-    """Return act(gate) * up (see Gate)."""
-    return gate(x)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_gate,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = layer_implementation(Gate, ("activation",))

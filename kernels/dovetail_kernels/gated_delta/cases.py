@@ -13,32 +13,17 @@ from math import prod
 import torch
 
 from dovetail_kernels.op import Arguments, Case
-from dovetail_kernels.random import normal, tolerance
-from dovetail_kernels.states import step_arguments
-
-Rows = tuple[tuple[int, int], ...]
-"""Per row (tokens before the step, tokens in it)."""
-ROWS: dict[str, Rows] = {
-    "decode": ((0, 1), (7, 1), (8, 1), (15, 1), (40, 1)),
-    "prefill": ((0, 37), (0, 1), (0, 8), (0, 16)),
-    "mixed": ((5, 1), (3, 40), (0, 0), (16, 5), (0, 9), (7, 1)),
-}
+from dovetail_kernels.random import normal
+from dovetail_kernels.state_cases import ROWS, HeadSizes, block_cases, dtype_cases, timed_cases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(HeadSizes):
     """A case's sizes: `heads` are H and K. `apart`: extra columns of the wider matrix.
     `by_channel`: each channel of a key decays by itself."""
 
-    rows: Rows
-    heads: tuple[int, int] = (4, 2)
     key_size: int = 24
     value_size: int = 20
-    block_tokens: int = 8
-    row_sizes: tuple[int, ...] = ()
-    apart: int = 3
-    dtype: torch.dtype = torch.float32
-    kept: torch.dtype = torch.float32
     by_channel: bool = False
     beta_scale: float = 1.0
     least_log: float = 0.0
@@ -59,24 +44,15 @@ def cases() -> list[Case]:
     mixed = Setup(rows=ROWS["mixed"])
     rules = [
         _case("alike", replace(mixed, heads=(3, 3))),
-        _case("blocks_of_1", replace(mixed, block_tokens=1)),
-        _case("own_blocks", replace(mixed, row_sizes=(1, 8, 1, 1, 8, 8))),
-        _case("blocks_of_64", replace(mixed, rows=((0, 150), (60, 70)), block_tokens=64)),
-    ]
-    kinds = [
-        _case(f"state_{str(kept).removeprefix('torch.')}", replace(mixed, kept=kept, dtype=dtype))
-        for kept in (torch.bfloat16, torch.float16)
-        for dtype in (torch.float32, kept)
-    ]
-    narrow = [
-        _case("narrow", replace(mixed, dtype=dtype)) for dtype in (torch.bfloat16, torch.float16)
+        *block_cases(_case, mixed),
+        *dtype_cases(_case, mixed),
     ]
     sizes = [
         _case(f"{name}_D{keys}_V{values}", Setup(rows=rows, key_size=keys, value_size=values))
         for name, rows in ROWS.items()
         for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
     ]
-    return rules + kinds + narrow + sizes + _by_channel(mixed) + _long()
+    return rules + sizes + _by_channel(mixed) + _long()
 
 
 def _by_channel(mixed: Setup) -> list[Case]:
@@ -128,49 +104,35 @@ def _long() -> list[Case]:
 
 def perf_cases() -> list[Case]:
     """Return decodes and prefills of a layer of Qwen3-Next-80B-A3B."""
-    rows: dict[str, Rows] = {
-        "decode_1": ((300, 1),),
-        "decode_8": ((300, 1),) * 8,
-        "prefill_512": ((0, 512),),
-        "prefill_2048": ((0, 2048),),
-    }
-    kept = (torch.float32, torch.bfloat16)
-    return [
-        _case(f"{name}_{str(one).removeprefix('torch.')}", replace(REAL, rows=some, kept=one))
-        for name, some in rows.items()
-        for one in kept
-    ]
+    return timed_cases(_case, REAL)
 
 
 def _case(name: str, setup: Setup) -> Case:
-    (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
+    (heads, key_heads), tokens = setup.heads, setup.num_tokens
     numbers = heads * setup.key_size * setup.value_size
-    states = sum((before > 0) + 1 for before, here in setup.rows if here) * numbers
     wide = 2 * heads * setup.value_size + 2 * key_heads * setup.key_size + 2 * heads
-    allowed = max(tolerance(setup.dtype), tolerance(setup.kept))
     return Case(
         name=name,
         dtype=setup.dtype,
         build=_builder(setup),
         mutates=("state",),
-        moved_bytes=states * setup.kept.itemsize + tokens * wide * setup.dtype.itemsize,
+        moved_bytes=setup.moved_bytes(numbers, wide),
         flops=7 * tokens * numbers,
-        rtol=allowed,
-        atol=allowed,
+        rtol=setup.tolerance,
+        atol=setup.tolerance,
     )
 
 
 def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(
-            setup.rows, setup.block_tokens, device, sizes=setup.row_sizes
-        )
-        (heads, key_heads), tokens = setup.heads, sum(here for _, here in setup.rows)
+        step, num_blocks = setup.step(device)
+        (heads, key_heads), tokens = setup.heads, setup.num_tokens
         keys = key_heads * setup.key_size
         decays = (heads, setup.key_size) if setup.by_channel else (heads,)
         sizes = [keys, keys, heads * setup.value_size, prod(decays), heads]
         wide = normal((tokens, sum(sizes) + setup.apart), setup.dtype, device, seed=1)
         q, k, v, decay_in, beta_in = wide[:, : sum(sizes)].split(sizes, dim=1)
+        shape = (heads, setup.key_size, setup.value_size)
         return {
             "q": q.unflatten(1, (key_heads, -1)),
             "k": k.unflatten(1, (key_heads, -1)),
@@ -182,16 +144,8 @@ def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
             "scale": setup.key_size**-0.5,
             "beta_scale": setup.beta_scale,
             "least_log": setup.least_log,
-            "state": _states(setup, num_blocks, device),
+            "state": setup.states(shape, num_blocks, device, seed=4),
             **step,
         }
 
     return build
-
-
-def _states(setup: Setup, num_blocks: int, device: torch.device) -> torch.Tensor:
-    """Return states of random numbers with gaps between blocks."""
-    shape = (setup.heads[0], setup.key_size, setup.value_size)
-    size = shape[0] * shape[1] * shape[2]
-    wide = normal((num_blocks, size + 16), setup.kept, device, seed=4)
-    return wide[:, :size].unflatten(1, shape)

@@ -7,16 +7,12 @@ the kernel runs, so recorded calls (cpu/program.py) see changes made in place.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import recurrent_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
-
-OWN = ("a_log", "dt_bias", "scale", "beta_scale", "least_log")
-"""The arguments that are a layer's."""
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -69,9 +65,7 @@ class GatedDelta:
         *,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kept = a_log, dt_bias
         assert all(t.dtype == torch.float32 and t.is_contiguous() for t in self._kept), "not [H]"
         assert len(a_log) == len(dt_bias), "numbers of each head"
@@ -119,41 +113,6 @@ class GatedDelta:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the struct made once for many calls."""
-    rest = dict(arguments)
-    own = {name: rest.pop(name) for name in OWN if name in rest}
-    layer = GatedDelta(**own)
-    return {**rest, "layer": layer}
-
-
-def _scan(
-    layer: GatedDelta,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay_in: torch.Tensor,
-    beta_in: torch.Tensor,
-    state: torch.Tensor,
-    **step: Any,
-) -> torch.Tensor:
-    """Return out = q S (see GatedDelta)."""
-    return layer(q, k, v, decay_in, beta_in, state, StateRows(**step))
-
-
-def _why_not(arguments: Arguments) -> str | None:
-    """Return why these arguments are not for the native kernel, or None."""
-    state = arguments["state"]
-    return None if state.dtype in CODES else f"it does not take states of {state.dtype}"
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_scan,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
+NATIVE = recurrent_implementation(
+    GatedDelta, ("a_log", "dt_bias", "scale", "beta_scale", "least_log")
 )

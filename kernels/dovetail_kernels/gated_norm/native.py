@@ -9,8 +9,8 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _float = ctypes.c_float
@@ -41,9 +41,7 @@ class GatedNorm:
     def __init__(
         self, group_size: int, *, eps: float, gate_first: bool, source: Library | None = None
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("gated_norm", GatedNormArgs)
         self._args = GatedNormArgs(group_size=group_size, eps=eps, gate_first=gate_first)
         self._reference = ctypes.byref(self._args)
@@ -64,27 +62,4 @@ class GatedNorm:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the norm made once for many calls."""
-    rest = dict(arguments)
-    group_size = rest.pop("group_size")
-    norm = GatedNorm(group_size, eps=rest.pop("eps"), gate_first=rest.pop("gate_first"))
-    return {**rest, "norm": norm}
-
-
-def _normalise(
-    norm: GatedNorm, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    """Return the gated norm (see GatedNorm)."""
-    return norm(x, gate, weight)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_normalise,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = layer_implementation(GatedNorm, ("group_size", "eps", "gate_first"))

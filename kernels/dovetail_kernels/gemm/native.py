@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from dovetail_kernels.cpu.blocks import BLOCKS
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.cpu.row_stride import row_stride
 from dovetail_kernels.gemm.native_vectors import (
     VectorArgs,
@@ -20,7 +21,7 @@ from dovetail_kernels.gemm.native_vectors import (
     vector_args,
 )
 from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits, rounded_inputs
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 KERNELS = {
@@ -141,9 +142,7 @@ class Packed:
         rounds_activations: bool = False,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         outputs, inputs = weight.shape
         self.format, self.is_gated = weight.format, is_gated
         self.in_size, self.out_size = inputs, outputs // 2 if is_gated else outputs
@@ -474,12 +473,4 @@ def _multiply(
     return weight(x, bias, residual, activation)
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_multiply,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = native_implementation(_multiply, prepare=_prepare)

@@ -10,8 +10,8 @@ import ctypes
 import torch
 import torch.nn.functional as F
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
@@ -84,9 +84,7 @@ class HeadProducts:
     def __init__(
         self, weight: torch.Tensor, source: Library | None = None, *, may_be_bytes: bool = False
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         code, self.weight = CODES[weight.dtype], packed(weight)
         for groups, scaled_code in SCALED_CODES.items() if may_be_bytes else ():
             bytes_ = in_bytes(weight, groups)
@@ -119,22 +117,4 @@ class HeadProducts:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the matrices packed."""
-    return {"x": arguments["x"], "products": HeadProducts(arguments["weight"])}
-
-
-def _multiply(x: torch.Tensor, products: HeadProducts) -> torch.Tensor:
-    """Return the products (see HeadProducts)."""
-    return products(x)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_multiply,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = layer_implementation(HeadProducts, ("weight",))

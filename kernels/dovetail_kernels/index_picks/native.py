@@ -6,8 +6,9 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.cpu.library import needed_library
+from dovetail_kernels.op import Arguments
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
@@ -55,9 +56,7 @@ def index_picks(
     Shapes: q [T, H, D], weights [T, H] float32, cache [N, P, D], block_table [R, B], query_start
     [R + 1], seq_lens [R] int32 -> [T, num_picked] int32
     """
-    native = library()
-    if native is None:
-        raise OSError(missing_reason())
+    native = needed_library()
     picks = torch.empty(len(q), num_picked, dtype=torch.int32)
     table = block_table.contiguous()
     args = IndexArgs(
@@ -91,12 +90,4 @@ def _why_not(arguments: Arguments) -> str | None:
     return f"the cache holds one of {names}"
 
 
-NATIVE = Implementation(
-    name="native",
-    function=index_picks,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-)
+NATIVE = native_implementation(index_picks, why_not=_why_not)

@@ -9,8 +9,9 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.op import Arguments
+from dovetail_kernels.paged_attention.step import PagedStep
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {dtype: code for code, dtype in enumerate(FORMATS)}
@@ -59,37 +60,10 @@ def reasons_against(cache_dtype: torch.dtype | None, num_heads: int) -> list[str
     return reasons
 
 
-class Step:
-    """The rows of one step over one block table, ready for its layers.
+class Step(PagedStep):
+    """The rows of one step, ready for its layers."""
 
-    Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [T] int64, or
-    None to write nothing
-    """
-
-    def __init__(
-        self,
-        *,
-        block_table: torch.Tensor,
-        query_start: torch.Tensor,
-        seq_lens: torch.Tensor,
-        slots: torch.Tensor | None,
-        source: Library | None = None,
-    ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
-        # The struct holds addresses, so the tensors must live as long as it does.
-        self._kept = (block_table.contiguous(), query_start, seq_lens, slots)
-        self._kernel = native.kernel("latent_attention", LatentArgs)
-        self._args = LatentArgs(
-            block_table=self._kept[0].data_ptr(),
-            query_start=query_start.data_ptr(),
-            seq_lens=seq_lens.data_ptr(),
-            slots=None if slots is None else slots.data_ptr(),
-            table_stride=block_table.shape[1],
-            rows=len(seq_lens),
-        )
-        self._reference = ctypes.byref(self._args)
+    kernel, args = "latent_attention", LatentArgs
 
     def __call__(
         self,
@@ -118,7 +92,7 @@ class Step:
         if latent is not None:
             args.latent, args.latent_stride = latent.data_ptr(), latent.stride(0)
         args.cache, args.format = cache.data_ptr(), CODES[cache.dtype]
-        args.block_stride, args.block_tokens = cache.stride(0), cache.shape[1]
+        args.block_stride = cache.stride(0)
         args.num_heads, args.latent_size = q.shape[1], latent_size
         args.rope_size, args.scale = q.shape[2] - latent_size, scale
         args.may_round = may_round
@@ -143,7 +117,13 @@ def _attend(
     picks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended latents (see the reference)."""
-    step = Step(block_table=block_table, query_start=query_start, seq_lens=seq_lens, slots=None)
+    step = Step(
+        block_table=block_table,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        slots=None,
+        block_tokens=cache.shape[1],
+    )
     return step(q, None, cache, scale, latent_size, may_round=may_round, picks=picks)
 
 
@@ -151,12 +131,4 @@ def _why_not(arguments: Arguments) -> str | None:
     return "; ".join(reasons_against(arguments["cache"].dtype, arguments["q"].shape[1])) or None
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_attend,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-)
+NATIVE = native_implementation(_attend, why_not=_why_not)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,27 +24,30 @@ PERF_TOKENS = (1, 8, 256)
 
 def cases() -> list[Case]:
     """Return decode, prefill and odd sizes in three dtypes, and every fused end."""
-    return _cases(256, 70)
+    return norm_cases(_case, ENDS, 256, 70)
 
 
 def small_cases() -> list[Case]:
     """Return the same with few rows, each interpreted separately."""
-    return _cases(3, 2)
+    return norm_cases(_case, ENDS, 3, 2)
 
 
-def _cases(prefill: int, many: int) -> list[Case]:
+def norm_cases(
+    case: Callable[[int, int, torch.dtype, str], Case], ends: Iterable[str], prefill: int, many: int
+) -> list[Case]:
+    """Return the cases of a norm of rows: `case` makes one, `ends` are its fused ends."""
     plain = [
-        _case(tokens, size, dtype, "plain")
+        case(tokens, size, dtype, "plain")
         for tokens, size in ((1, 1024), (7, 100), (prefill, 1024))
         for dtype in (torch.float32, torch.bfloat16, torch.float16)
     ]
-    odd = [_case(3, size, torch.float32, "plain") for size in (1, 3, 17, 63, 77, 1023)]
-    ends = [
-        _case(tokens, size, torch.float32, end)
-        for end in ENDS
+    odd = [case(3, size, torch.float32, "plain") for size in (1, 3, 17, 63, 77, 1023)]
+    fused = [
+        case(tokens, size, torch.float32, end)
+        for end in ends
         for tokens, size in ((1, 1024), (many, 333))
     ]
-    return plain + odd + ends
+    return plain + odd + fused
 
 
 def perf_cases() -> list[Case]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.gemm.weight import FORMATS
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 CODES = {
@@ -64,9 +65,7 @@ class LowRank:
         *,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         slots, num_parts, rank, inputs = down.shape
         assert up.shape == (slots, rank, sum(parts)), f"up is {tuple(up.shape)}"
         assert len(parts) == num_parts, f"{len(parts)} sizes for {num_parts} parts"
@@ -117,20 +116,6 @@ def _ends(parts: tuple[int, ...]) -> Any:
     return (_int64 * len(parts))(*ends)
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the struct made once for many calls."""
-    rest = dict(arguments)
-    weights = [rest.pop(name) for name in ("down", "up", "ranks", "parts")]
-    return {**rest, "adapters": LowRank(*weights)}
-
-
-def _apply(
-    adapters: LowRank, x: torch.Tensor, slots: torch.Tensor, base: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return base + up^T (down x) by each row's slot (see LowRank)."""
-    return adapters(x, slots, base)
-
-
 def _why_not(arguments: Arguments) -> str | None:
     """Return why these arguments are not for the native kernel, or None."""
     down, up = arguments["down"], arguments["up"]
@@ -139,13 +124,4 @@ def _why_not(arguments: Arguments) -> str | None:
     return None
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_apply,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
-)
+NATIVE = layer_implementation(LowRank, ("down", "up", "ranks", "parts"), why_not=_why_not)

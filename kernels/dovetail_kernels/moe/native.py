@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import call_layer, native_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.cpu.row_stride import row_stride
 from dovetail_kernels.gemm.native import CODES, GemmArgs, Packed
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -98,9 +99,7 @@ class Moe:
         is_gated: bool = True,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("moe", MoeArgs)
         self._kept = gate_up, down
         self._args = MoeArgs(
@@ -160,22 +159,7 @@ def _prepare(arguments: Arguments) -> Arguments:
     rest = {name: arguments[name] for name in ("x", "weights", "experts")}
     limit = arguments.get("limit", 0.0)
     moe = Moe(gate_up, down, arguments["activation"], limit=limit, is_gated=is_gated)
-    return {"moe": moe, **rest}
+    return {"layer": moe, **rest}
 
 
-def _multiply(
-    moe: Moe, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
-) -> torch.Tensor:
-    """Return the weighted sums (see Moe.__call__)."""
-    return moe(x, weights, experts)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_multiply,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = native_implementation(call_layer, prepare=_prepare)

@@ -9,8 +9,8 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -33,9 +33,7 @@ class OutputGate:
     """Gates of any size."""
 
     def __init__(self, *, source: Library | None = None) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("output_gate", OutputGateArgs)
         self._args = OutputGateArgs()
         self._reference = ctypes.byref(self._args)
@@ -51,22 +49,4 @@ class OutputGate:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the gate made once for many calls."""
-    return {**arguments, "layer": OutputGate()}
-
-
-def _open(layer: OutputGate, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return x sigmoid(gate) (see OutputGate)."""
-    return layer(x, gate)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_open,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = layer_implementation(OutputGate)

@@ -11,9 +11,10 @@ from functools import cache
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.op import Arguments
 from dovetail_kernels.paged_attention.layout import CELL_TOKENS, FORMATS, pack
+from dovetail_kernels.paged_attention.step import PagedStep
 
 MAX_HEAD_SIZE = 512
 """Sums of 16-bit by 8-bit products of this many numbers fit 32 bits."""
@@ -79,39 +80,10 @@ def reasons_against(kv_dtype: torch.dtype | None, head_size: int, block_tokens: 
     return reasons
 
 
-class Step:
-    """The rows of one step over one block table, ready for its layers.
+class Step(PagedStep):
+    """The rows of one step, ready for its layers."""
 
-    Shapes: block_table [R, B], query_start [R + 1], seq_lens [R], all int32; slots [W] int64, or
-    None to write nothing
-    """
-
-    def __init__(
-        self,
-        *,
-        block_table: torch.Tensor,
-        query_start: torch.Tensor,
-        seq_lens: torch.Tensor,
-        slots: torch.Tensor | None,
-        block_tokens: int,
-        source: Library | None = None,
-    ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
-        # The struct holds addresses, so the tensors must live as long as it does.
-        self._kept = (block_table.contiguous(), query_start, seq_lens, slots)
-        self._kernel = native.kernel("paged_attention", AttentionArgs)
-        self._args = AttentionArgs(
-            block_table=self._kept[0].data_ptr(),
-            query_start=query_start.data_ptr(),
-            seq_lens=seq_lens.data_ptr(),
-            slots=None if slots is None else slots.data_ptr(),
-            table_stride=block_table.shape[1],
-            rows=len(seq_lens),
-            block_tokens=block_tokens,
-        )
-        self._reference = ctypes.byref(self._args)
+    kernel, args = "paged_attention", AttentionArgs
 
     def set_rules(
         self,
@@ -242,13 +214,4 @@ def _why_not(arguments: Arguments) -> str | None:
     return "; ".join(reasons_against(cache.dtype, cache.shape[-1], cache.shape[2])) or None
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_attend,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
-)
+NATIVE = native_implementation(_attend, why_not=_why_not, prepare=_prepare)

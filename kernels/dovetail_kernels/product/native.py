@@ -9,9 +9,10 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.gemm.native import CODES
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
@@ -37,9 +38,7 @@ class Product:
     """The product with a gate's activation, for rows of any size."""
 
     def __init__(self, activation: str = "none", *, source: Library | None = None) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("product", ProductArgs)
         self._args = ProductArgs(activation=CODES[activation])
         self._reference = ctypes.byref(self._args)
@@ -64,23 +63,6 @@ class Product:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the struct made once for many calls."""
-    rest = dict(arguments)
-    product = Product(rest.pop("activation", "none"))
-    return {**rest, "product": product}
-
-
-def _multiply(
-    product: Product,
-    x: torch.Tensor,
-    gate: torch.Tensor | None = None,
-    factors: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return x * act(gate) * factors (see Product)."""
-    return product(x, gate, factors)
-
-
 def _why_not(arguments: Arguments) -> str | None:
     """Return why these arguments are not for the native kernel, or None."""
     factors = arguments.get("factors")
@@ -89,13 +71,4 @@ def _why_not(arguments: Arguments) -> str | None:
     return f"it does not take factors of {factors.dtype}"
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_multiply,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
-)
+NATIVE = layer_implementation(Product, ("activation",), why_not=_why_not)

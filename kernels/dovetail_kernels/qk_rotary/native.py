@@ -9,8 +9,9 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import call_layer, native_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
+from dovetail_kernels.op import Arguments
 
 _pointer, _int64, _float, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 
@@ -52,9 +53,7 @@ class QkRotary:
         is_interleaved: bool = False,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("qk_rotary", QkRotaryArgs)
         self._args = QkRotaryArgs(
             num_heads=num_heads,
@@ -101,28 +100,7 @@ def _prepare(arguments: Arguments) -> Arguments:
         offset=rest.pop("offset", 0.0),
         is_interleaved=rest.pop("is_interleaved", False),
     )
-    return {**rest, "turn": turn}
+    return {**rest, "layer": turn}
 
 
-def _turn(
-    turn: QkRotary,
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    q_weight: torch.Tensor | None = None,
-    k_weight: torch.Tensor | None = None,
-) -> None:
-    """Norm and turn the q and k heads (see QkRotary). Mutates: qkv"""
-    turn(qkv, cos, sin, positions, q_weight, k_weight)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_turn,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = native_implementation(call_layer, prepare=_prepare)

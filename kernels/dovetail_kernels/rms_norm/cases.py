@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dovetail_kernels.layer_norm.cases import norm_cases
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
 
@@ -24,27 +25,12 @@ PERF_TOKENS = (1, 8, 256)
 
 def cases() -> list[Case]:
     """Return decode, prefill and odd sizes in three dtypes, and every fused end."""
-    return _cases(256, 70)
+    return norm_cases(_case, ENDS, 256, 70)
 
 
 def small_cases() -> list[Case]:
     """Return the same with few rows, each interpreted separately."""
-    return _cases(3, 2)
-
-
-def _cases(prefill: int, many: int) -> list[Case]:
-    plain = [
-        _case(tokens, size, dtype, "plain")
-        for tokens, size in ((1, 1024), (7, 100), (prefill, 1024))
-        for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    ]
-    odd = [_case(3, size, torch.float32, "plain") for size in (1, 3, 17, 63, 77, 1023)]
-    ends = [
-        _case(tokens, size, torch.float32, end)
-        for end in ENDS
-        for tokens, size in ((1, 1024), (many, 333))
-    ]
-    return plain + odd + ends
+    return norm_cases(_case, ENDS, 3, 2)
 
 
 def perf_cases() -> list[Case]:

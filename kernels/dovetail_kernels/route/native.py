@@ -6,12 +6,11 @@ One Route serves one thread at a time.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import layer_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 SCORINGS = ("softmax", "sigmoid")
@@ -56,9 +55,7 @@ class Route:
         group_score: str = "best",
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self._kernel = native.kernel("route", RouteArgs)
         self._args = RouteArgs(
             is_sigmoid=SCORINGS.index(scoring),
@@ -96,30 +93,8 @@ class Route:
             raise ValueError(f"{args.picked} of {args.num_experts} experts cannot be picked")
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the rule made once for many calls."""
-    tensors = {name: arguments.get(name) for name in ("scores", "weights", "experts", "bias")}
-    rule: dict[str, Any] = {name: a for name, a in arguments.items() if name not in tensors}
-    return {"route": Route(**rule), **tensors}
-
-
-def _route(
-    route: Route,
-    scores: torch.Tensor,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> None:
-    """Fill `weights` and `experts` (see Route). Mutates: weights, experts"""
-    route(scores, weights, experts, bias)
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_route,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
+RULE = (
+    *("scoring", "renormalizes", "least_sum", "factor"),
+    *("num_groups", "num_kept_groups", "group_score"),
 )
+NATIVE = layer_implementation(Route, RULE)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
+from dovetail_kernels.op import Arguments
 from dovetail_kernels.sample.definition import MAX_VOCAB
 
 MAX_TOP = 256
@@ -115,9 +116,7 @@ class NativeSampler:
     one row. The results are overwritten by each call."""
 
     def __init__(self, tables: Tables, source: Library | None = None) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         self.tables = tables
         self._kernel = native.kernel("sample", SampleArgs)
         self._args = SampleArgs()
@@ -189,9 +188,7 @@ def logprobs_of(
     Shapes: logits [S, V] float32 contiguous with finite maxima; tokens [S] int64, num_top [S] int64
     from 0 to the smaller of V and MAX_TOP
     """
-    native = source or library()
-    if native is None:
-        raise OSError(missing_reason())
+    native = source or needed_library()
     assert logits.shape[0] == len(tokens) == len(num_top), "one row of logits for each token"
     made = _room_for_logprobs(len(tokens), int(num_top.max(initial=0)))
     args = LogprobArgs(
@@ -257,12 +254,4 @@ def _sample(
     return torch.from_numpy(sampler.tokens[: len(rows)].copy())
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_sample,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    prepare=_prepare,
-)
+NATIVE = native_implementation(_sample, prepare=_prepare)

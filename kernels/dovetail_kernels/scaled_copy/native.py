@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from dovetail_kernels.cpu.library import library, missing_reason
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.cpu.library import needed_library
 from dovetail_kernels.gemm.weight import FORMATS
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 CODES = {
@@ -47,9 +48,7 @@ class ScaledCopies:
         scales: Sequence[float],
     ) -> None:
         """Store the addresses of matrices, not the matrices. Shapes: C sources [A, B]"""
-        native = library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = needed_library()
         told = [
             (
                 one.data_ptr(),
@@ -128,12 +127,4 @@ def _why_not(arguments: Arguments) -> str | None:
     return f"it does not take {others.pop()}" if others else None
 
 
-NATIVE = Implementation(
-    name="native",
-    function=scaled_copies,
-    devices=("cpu",),
-    dtypes=tuple(CODES),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-)
+NATIVE = native_implementation(scaled_copies, dtypes=tuple(CODES), why_not=_why_not)

@@ -12,24 +12,24 @@ import torch
 
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
-from dovetail_kernels.states import pieces, step_arguments
-
-MIXED = ((0, 1), (0, 37), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (3, 29), (47, 1))
-"""Rows: tokens before the step, tokens in it. Blocks have 16."""
-LONG = ((5, 1), (20, 70), (0, 64), (0, 0), (3, 31))
-"""Rows of several chunks among short ones."""
+from dovetail_kernels.state_cases import (
+    FEW,
+    KINDS,
+    LONG,
+    MIXED,
+    TIMED_TOGETHER,
+    StateSizes,
+    halves,
+    hide_unread,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(StateSizes):
     """A case's sizes. `state` is the dtype of the state; `apart`: rows and blocks have gaps."""
 
-    rows: tuple[tuple[int, int], ...]
     channels: int = 48
     state_size: int = 16
-    block_tokens: int = 16
-    row_sizes: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
     state: torch.dtype = torch.float32
     has_gate: bool = True
     has_bias: bool = True
@@ -38,11 +38,10 @@ class Shape:
     @property
     def label(self) -> str:
         """Return the name of the case."""
-        tokens = sum(here for _, here in self.rows)
         ends = [*["gate"] * self.has_gate, *["bias"] * self.has_bias, *["apart"] * self.apart]
         ends += ["own_blocks"] * bool(self.row_sizes)
         kind = f"_{self.state}".replace("torch.", "state_")
-        sizes = f"R{len(self.rows)}_T{tokens}_D{self.channels}_S{self.state_size}"
+        sizes = f"R{len(self.rows)}_T{self.num_tokens}_D{self.channels}_S{self.state_size}"
         return "_".join([sizes, *ends]) + kind
 
 
@@ -55,8 +54,8 @@ def cases() -> list[Case]:
         replace(base, has_gate=False, has_bias=False, apart=False),
         replace(base, block_tokens=1, rows=((0, 5), (3, 1), (2, 4))),
         replace(base, rows=((0, 5), (3, 1), (2, 40), (15, 4)), row_sizes=(1, 16, 16, 1)),
-        *(replace(base, state=k, state_size=s) for k in _KINDS[1:] for s in (16, 5)),
-        *_halves(base),
+        *(replace(base, state=k, state_size=s) for k in KINDS[1:] for s in (16, 5)),
+        *halves(base),
         replace(base, rows=((0, 700), (60, 300)), block_tokens=64),
         *_long(base),
     ]
@@ -65,14 +64,14 @@ def cases() -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    base = Shape(rows=((0, 1), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (2, 3)), channels=20)
+    base = Shape(rows=FEW, channels=20)
     shapes = [
         base,
         replace(base, state_size=5, has_gate=False, has_bias=False, apart=False),
         replace(base, state=torch.bfloat16),
         replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=100),
         replace(base, rows=((0, 5), (3, 1), (2, 20), (15, 4)), row_sizes=(1, 16, 16, 1)),
-        *_halves(base),
+        *halves(base),
         *_long(base),
     ]
     return [_case(shape) for shape in shapes]
@@ -83,17 +82,9 @@ def perf_cases() -> list[Case]:
     engine's."""
     return [
         _case(Shape(rows=rows, channels=2048, state=kind, block_tokens=512, apart=False))
-        for rows in (((100, 1),) * 8, ((0, 2048),))
+        for rows in TIMED_TOGETHER
         for kind in (torch.float32, torch.bfloat16)
     ]
-
-
-_KINDS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def _halves(base: Shape) -> list[Shape]:
-    """Return shapes of 16-bit activations, which the CPU's kernel leaves to the GPU's."""
-    return [replace(base, dtype=kind) for kind in _KINDS[1:]]
 
 
 def _long(base: Shape) -> list[Shape]:
@@ -110,10 +101,7 @@ def _long(base: Shape) -> list[Shape]:
 
 
 def _case(shape: Shape) -> Case:
-    tokens, numbers = sum(here for _, here in shape.rows), shape.channels * shape.state_size
-    written = sum(-(-(before + here) // shape.block_tokens) for before, here in shape.rows)
-    written -= sum(before // shape.block_tokens for before, here in shape.rows)
-    states = written + sum(1 for before, here in shape.rows if before and here)
+    tokens, numbers = shape.num_tokens, shape.channels * shape.state_size
     streams = (3 + shape.has_gate) * shape.channels + 2 * shape.state_size
     loose = max(tolerance(shape.dtype), 4e-5, 0 if shape.state == torch.float32 else 2e-2)
     return Case(
@@ -123,7 +111,7 @@ def _case(shape: Shape) -> Case:
         mutates=("state",),
         is_finite=False,
         moved_bytes=tokens * streams * shape.dtype.itemsize
-        + numbers * (4 + states * shape.state.itemsize),
+        + numbers * (4 + shape.num_moved_states * shape.state.itemsize),
         flops=25 * tokens * numbers,
         rtol=loose,
         atol=loose,
@@ -132,9 +120,7 @@ def _case(shape: Shape) -> Case:
 
 def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(
-            shape.rows, shape.block_tokens, device, sizes=shape.row_sizes
-        )
+        step, num_blocks = shape.step(device)
         tokens, channels, size = int(step["query_start"][-1]), shape.channels, shape.state_size
 
         def rows(width: int, seed: int) -> torch.Tensor:
@@ -146,8 +132,7 @@ def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
 
         kept = (num_blocks, channels + shape.apart, size)
         state = normal(kept, shape.state, device, seed=4)
-        unread = set(range(num_blocks)) - {piece.source for piece in pieces(**step)}
-        state[sorted(unread)] = torch.inf
+        hide_unread(state, step)
         return {
             "x": rows(channels, 1),
             "dt": rows(channels, 2),

@@ -10,8 +10,8 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import recurrent_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -47,9 +47,7 @@ class SelectiveScan:
         *,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         weights = [w for w in (a, d, dt_bias) if w is not None]
         assert all(w.dtype == torch.float32 and w.is_contiguous() for w in weights), "weights"
         self._kept = weights
@@ -93,51 +91,4 @@ class SelectiveScan:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the struct of the weights made once for many calls."""
-    rest = dict(arguments)
-    weights = [rest.pop(name) for name in ("a", "d", "dt_bias")]
-    return {**rest, "scan": SelectiveScan(*weights)}
-
-
-def _apply(
-    scan: SelectiveScan,
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    z: torch.Tensor | None,
-    state: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    block_tokens: int,
-    row_block_tokens: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return (c . h + d x) silu(z) (see SelectiveScan)."""
-    rows = StateRows(
-        query_start=query_start,
-        seq_lens=seq_lens,
-        block_table=block_table,
-        block_tokens=block_tokens,
-        row_block_tokens=row_block_tokens,
-    )
-    return scan(x, dt, b, c, z, state, rows)
-
-
-def _why_not(arguments: Arguments) -> str | None:
-    """Return why these arguments are not for the native kernel, or None."""
-    dtype = arguments["state"].dtype
-    return None if dtype in CODES else f"it does not take states of {dtype}"
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_apply,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
-)
+NATIVE = recurrent_implementation(SelectiveScan, ("a", "d", "dt_bias"))

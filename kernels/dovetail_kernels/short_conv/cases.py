@@ -12,22 +12,24 @@ import torch
 
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
-from dovetail_kernels.states import pieces, step_arguments
+from dovetail_kernels.state_cases import (
+    FEW,
+    MIXED,
+    TIMED_TOGETHER,
+    StateSizes,
+    halves,
+    hide_unread,
+)
 
-MIXED = ((0, 1), (0, 37), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (3, 29), (2, 3), (47, 1))
-"""Rows: tokens before the step, tokens in it. Blocks have 16."""
+ROWS = (*MIXED[:-1], (2, 3), MIXED[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(StateSizes):
     """A case's sizes. `state` is the dtype of the state, None: that of x."""
 
-    rows: tuple[tuple[int, int], ...]
     channels: int = 96
     width: int = 4
-    block_tokens: int = 16
-    row_sizes: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
     state: torch.dtype | None = None
     activation: str = "silu"
     has_bias: bool = True
@@ -36,16 +38,16 @@ class Shape:
     @property
     def label(self) -> str:
         """Return the name of the case."""
-        tokens = sum(here for _, here in self.rows)
         ends = [self.activation, *["bias"] * self.has_bias, *["apart"] * bool(self.apart)]
         ends += ["own_blocks"] * bool(self.row_sizes)
         kind = "" if self.state is None else f"_{self.state}".replace("torch.", "state_")
-        return f"R{len(self.rows)}_T{tokens}_C{self.channels}_W{self.width}_{'_'.join(ends)}{kind}"
+        sizes = f"R{len(self.rows)}_T{self.num_tokens}_C{self.channels}_W{self.width}"
+        return "_".join([sizes, *ends]) + kind
 
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    base = Shape(rows=MIXED)
+    base = Shape(rows=ROWS)
     shapes = [
         *(replace(base, width=w, channels=c) for w in range(2, 9) for c in (1, 45)),
         *(replace(base, channels=c, apart=c) for c in (17, 128, 300)),
@@ -54,14 +56,14 @@ def cases() -> list[Case]:
         replace(base, rows=((0, 5), (3, 1), (2, 40), (15, 4)), row_sizes=(1, 16, 16, 1)),
         replace(base, block_tokens=2, width=8, rows=((0, 9), (3, 1), (12, 7))),
         *(replace(base, state=kind) for kind in (torch.bfloat16, torch.float16)),
-        *_halves(base),
+        *halves(base),
     ]
     return [_case(shape) for shape in shapes]
 
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    base = Shape(rows=((0, 1), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (2, 3)), channels=20)
+    base = Shape(rows=FEW, channels=20)
     shapes = [
         base,
         replace(base, width=3, activation="none", has_bias=False, apart=20),
@@ -69,7 +71,7 @@ def small_cases() -> list[Case]:
         replace(base, state=torch.bfloat16),
         replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=300),
         replace(base, rows=((0, 5), (3, 1), (2, 20), (15, 4)), row_sizes=(1, 16, 16, 1)),
-        *_halves(base),
+        *halves(base),
     ]
     return [_case(shape) for shape in shapes]
 
@@ -78,23 +80,16 @@ def perf_cases() -> list[Case]:
     """Return the cases that are timed: decode of 8 rows, and a prefill."""
     return [
         _case(Shape(rows=rows, channels=2048, width=width, state=kind))
-        for rows in (((100, 1),) * 8, ((0, 2048),))
+        for rows in TIMED_TOGETHER
         for width in (3, 4)
         for kind in (None, torch.bfloat16)
     ]
 
 
-def _halves(base: Shape) -> list[Shape]:
-    """Return shapes of 16-bit activations, which the CPU's kernel leaves to the GPU's."""
-    return [replace(base, dtype=kind) for kind in (torch.bfloat16, torch.float16)]
-
-
 def _case(shape: Shape) -> Case:
-    tokens, kept = sum(here for _, here in shape.rows), shape.state or shape.dtype
-    written = sum(-(-(before + here) // shape.block_tokens) for before, here in shape.rows)
-    written -= sum(before // shape.block_tokens for before, here in shape.rows)
-    states = written + sum(1 for before, here in shape.rows if before and here)
-    size = states * (shape.width - 1) * kept.itemsize + 2 * tokens * shape.dtype.itemsize
+    tokens, kept = shape.num_tokens, shape.state or shape.dtype
+    states = shape.num_moved_states * (shape.width - 1)
+    size = states * kept.itemsize + 2 * tokens * shape.dtype.itemsize
     return Case(
         name=shape.label,
         dtype=shape.dtype,
@@ -110,15 +105,12 @@ def _case(shape: Shape) -> Case:
 
 def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(
-            shape.rows, shape.block_tokens, device, sizes=shape.row_sizes
-        )
+        step, num_blocks = shape.step(device)
         tokens, past = int(step["query_start"][-1]), shape.width - 1
         wide = normal((tokens, shape.channels + shape.apart), shape.dtype, device, seed=1)
         kept = (num_blocks, shape.channels + bool(shape.apart), past)
         state = normal(kept, shape.state or shape.dtype, device, seed=4)
-        unread = set(range(num_blocks)) - {piece.source for piece in pieces(**step)}
-        state[sorted(unread)] = torch.inf
+        hide_unread(state, step)
         bias = normal((shape.channels,), torch.float32, device, seed=3)
         return {
             "x": wide[:, : shape.channels],

@@ -10,9 +10,10 @@ import ctypes
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
+from dovetail_kernels.cpu.implementation import recurrent_implementation, why_not_states
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.gemm.native import CODES as ACTIVATIONS
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.op import Arguments
 from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
 
 MAX_WIDTH = 8
@@ -43,9 +44,7 @@ class ShortConv:
     """The convolution with one activation, "none" or "silu"."""
 
     def __init__(self, activation: str = "none", *, source: Library | None = None) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         assert activation in ("none", "silu"), f"short_conv has no activation {activation}"
         self._kernel = native.kernel("short_conv", ShortConvArgs)
         self._args = ShortConvArgs(activation=ACTIVATIONS[activation])
@@ -76,36 +75,6 @@ class ShortConv:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the structs made once for many calls."""
-    rest = dict(arguments)
-    conv = ShortConv(rest.pop("activation", "none"))
-    return {**rest, "conv": conv}
-
-
-def _convolve(
-    conv: ShortConv,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    state: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    block_tokens: int,
-    row_block_tokens: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the convolution of the rows' inputs (see ShortConv)."""
-    rows = StateRows(
-        query_start=query_start,
-        seq_lens=seq_lens,
-        block_table=block_table,
-        block_tokens=block_tokens,
-        row_block_tokens=row_block_tokens,
-    )
-    return conv(x, weight, bias, state, rows)
-
-
 def _why_not(arguments: Arguments) -> str | None:
     """Return why these arguments are not for the native kernel, or None."""
     width = arguments["weight"].shape[1]
@@ -113,17 +82,7 @@ def _why_not(arguments: Arguments) -> str | None:
         return f"it takes widths from 2 to {MAX_WIDTH}, not {width}"
     if arguments["weight"].dtype != torch.float32:
         return f"it does not take a weight of {arguments['weight'].dtype}"
-    dtype = arguments["state"].dtype
-    return None if dtype in CODES else f"it does not take states of {dtype}"
+    return why_not_states(arguments)
 
 
-NATIVE = Implementation(
-    name="native",
-    function=_convolve,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
-)
+NATIVE = recurrent_implementation(ShortConv, ("activation",), why_not=_why_not)

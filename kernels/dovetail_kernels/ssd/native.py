@@ -7,12 +7,11 @@ kernel runs, so recorded calls (cpu/program.py) see changes made in place.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
-from dovetail_kernels.cpu.library import Library, library, missing_reason
-from dovetail_kernels.op import Arguments, Implementation
+from dovetail_kernels.cpu.implementation import recurrent_implementation
+from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.states import CODES, StateRows, StateRowsArgs
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -64,9 +63,7 @@ class Ssd:
         *,
         source: Library | None = None,
     ) -> None:
-        native = source or library()
-        if native is None:
-            raise OSError(missing_reason())
+        native = source or needed_library()
         given = [t for t in (a, d, dt_bias) if t is not None]
         assert all(t.dtype == torch.float32 and t.is_contiguous() for t in given), "not float32 [H]"
         assert all(t.shape == a.shape for t in given), "one number a head"
@@ -110,39 +107,4 @@ class Ssd:
         return out
 
 
-def _prepare(arguments: Arguments) -> Arguments:
-    """Return the arguments with the struct made once for many calls."""
-    rest = dict(arguments)
-    layer = Ssd(*(rest.pop(name) for name in ("a", "d", "dt_bias", "dt_limit")))
-    return {**rest, "layer": layer}
-
-
-def _scan(
-    layer: Ssd,
-    x: torch.Tensor,
-    dt: torch.Tensor | None,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    state: torch.Tensor,
-    **step: Any,
-) -> torch.Tensor:
-    """Return out = h c + d x (see Ssd)."""
-    return layer(x, dt, b, c, state, StateRows(**step))
-
-
-def _why_not(arguments: Arguments) -> str | None:
-    """Return why these arguments are not for the native kernel, or None."""
-    state = arguments["state"]
-    return None if state.dtype in CODES else f"it does not take states of {state.dtype}"
-
-
-NATIVE = Implementation(
-    name="native",
-    function=_scan,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-    why_not=_why_not,
-    prepare=_prepare,
-)
+NATIVE = recurrent_implementation(Ssd, ("a", "d", "dt_bias", "dt_limit"))

@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-from dovetail_kernels.cpu.library import Kernel, library, missing_reason
-from dovetail_kernels.op import Implementation
+from dovetail_kernels.cpu.implementation import native_implementation
+from dovetail_kernels.cpu.library import Kernel, needed_library
 
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -29,9 +29,7 @@ class TokenMaskArgs(ctypes.Structure):
 
 @cache
 def _kernel() -> Kernel:
-    native = library()
-    if native is None:
-        raise OSError(missing_reason())
+    native = needed_library()
     return native.kernel("token_mask", TokenMaskArgs)
 
 
@@ -50,11 +48,4 @@ def forbid(logits: torch.Tensor, masks: torch.Tensor, indices: torch.Tensor) -> 
     _kernel()(ctypes.byref(args))
 
 
-NATIVE = Implementation(
-    name="native",
-    function=forbid,
-    devices=("cpu",),
-    dtypes=(torch.float32,),
-    rank=10,
-    unavailable_reason=missing_reason,
-)
+NATIVE = native_implementation(forbid)

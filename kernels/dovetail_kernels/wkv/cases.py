@@ -13,25 +13,24 @@ import torch
 
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
-from dovetail_kernels.states import pieces, step_arguments
-
-MIXED = ((0, 1), (0, 37), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (3, 29), (47, 1))
-"""Rows: tokens before the step, tokens in it. Blocks have 16."""
-LONG = ((5, 1), (20, 70), (0, 64), (0, 0), (3, 31))
-"""Rows of several chunks among short ones."""
-_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+from dovetail_kernels.state_cases import (
+    FEW,
+    KINDS,
+    LONG,
+    MIXED,
+    TIMED_TOGETHER,
+    StateSizes,
+    halves,
+    hide_unread,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(StateSizes):
     """A case's sizes. `state` is the dtype of the state, keys are about as large as `keys`;
     `apart`: rows and blocks have gaps."""
 
-    rows: tuple[tuple[int, int], ...]
     channels: int = 48
-    block_tokens: int = 16
-    row_sizes: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
     state: torch.dtype = torch.float32
     keys: float = 1.0
     apart: bool = True
@@ -39,10 +38,9 @@ class Shape:
     @property
     def label(self) -> str:
         """Return the name of the case."""
-        tokens = sum(here for _, here in self.rows)
         ends = [*["apart"] * self.apart, *["own_blocks"] * bool(self.row_sizes)]
         kind = f"state_{self.state}".replace("torch.", "")
-        sizes = f"R{len(self.rows)}_T{tokens}_C{self.channels}_K{self.keys:g}"
+        sizes = f"R{len(self.rows)}_T{self.num_tokens}_C{self.channels}_K{self.keys:g}"
         return "_".join([sizes, *ends, kind])
 
 
@@ -55,8 +53,8 @@ def cases() -> list[Case]:
         replace(base, apart=False),
         replace(base, block_tokens=1, rows=((0, 5), (3, 1), (2, 4))),
         replace(base, rows=((0, 5), (3, 1), (2, 40), (15, 4)), row_sizes=(1, 16, 16, 1)),
-        *(replace(base, state=kind) for kind in _KINDS[1:]),
-        *_halves(base),
+        *(replace(base, state=kind) for kind in KINDS[1:]),
+        *halves(base),
         replace(base, rows=((0, 700), (60, 300)), block_tokens=64),
         *_long(base),
     ]
@@ -65,14 +63,14 @@ def cases() -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    base = Shape(rows=((0, 1), (5, 1), (15, 2), (16, 1), (31, 18), (40, 0), (2, 3)), channels=20)
+    base = Shape(rows=FEW, channels=20)
     shapes = [
         base,
         replace(base, keys=60.0, apart=False),
         replace(base, state=torch.bfloat16),
         replace(base, rows=((4, 1), (0, 1), (15, 1)), channels=300),
         replace(base, rows=((0, 5), (3, 1), (2, 20), (15, 4)), row_sizes=(1, 16, 16, 1)),
-        *_halves(base),
+        *halves(base),
         *_long(base),
     ]
     return [_case(shape) for shape in shapes]
@@ -83,13 +81,8 @@ def perf_cases() -> list[Case]:
     engine's."""
     return [
         _case(Shape(rows=rows, channels=2048, block_tokens=512, apart=False))
-        for rows in (((100, 1),) * 8, ((0, 2048),))
+        for rows in TIMED_TOGETHER
     ]
-
-
-def _halves(base: Shape) -> list[Shape]:
-    """Return shapes of 16-bit activations, which the CPU's kernel leaves to the GPU's."""
-    return [replace(base, dtype=kind) for kind in _KINDS[1:]]
 
 
 def _long(base: Shape) -> list[Shape]:
@@ -106,10 +99,7 @@ def _long(base: Shape) -> list[Shape]:
 
 
 def _case(shape: Shape) -> Case:
-    tokens = sum(here for _, here in shape.rows)
-    written = sum(-(-(before + here) // shape.block_tokens) for before, here in shape.rows)
-    written -= sum(before // shape.block_tokens for before, here in shape.rows)
-    states = written + sum(1 for before, here in shape.rows if before and here)
+    tokens, states = shape.num_tokens, shape.num_moved_states
     loose = max(tolerance(shape.dtype), 4e-5, 0 if shape.state == torch.float32 else 2e-2)
     return Case(
         name=shape.label,
@@ -127,9 +117,7 @@ def _case(shape: Shape) -> Case:
 
 def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
-        step, num_blocks = step_arguments(
-            shape.rows, shape.block_tokens, device, sizes=shape.row_sizes
-        )
+        step, num_blocks = shape.step(device)
         tokens, channels = int(step["query_start"][-1]), shape.channels
 
         def rows(seed: int) -> torch.Tensor:
@@ -141,8 +129,7 @@ def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
         state[:, 1] = state[:, 1].abs() + 0.5
         state[:, 2] *= shape.keys
         state = state.to(shape.state)
-        unread = set(range(num_blocks)) - {piece.source for piece in pieces(**step)}
-        state[sorted(unread)] = torch.inf
+        hide_unread(state, step)
         return {
             "k": rows(1) * shape.keys,
             "v": rows(2),

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec, BatchLayout
 from dovetail_plugins.attention._paged_write import window_sides, write
 
 WORKSPACE_BYTES = 128 << 20
@@ -90,28 +90,13 @@ class Prepared:
         self.planned: set[AttentionSpec] = set()
 
 
-def forward(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: Prepared,
-    wrappers: Wrappers,
-) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`). Mutates: cache, prepared"""
-    write(spec, k, v, cache, prepared.layout.slots)
-    return attend(spec, q, cache, prepared, wrappers)
+def forward(call: AttentionCall, wrappers: Wrappers) -> torch.Tensor:
+    """Write k and v, if there are any, then attend (see `AttentionBackend.forward`).
 
-
-def attend(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: Prepared,
-    wrappers: Wrappers,
-) -> torch.Tensor:
-    """Attend to the cache (see `AttentionBackend.forward_shared`). Mutates: prepared"""
+    Mutates: cache, prepared
+    """
+    spec, q, cache, prepared = call.spec, call.q, call.cache, call.prepared
+    write(call, prepared.layout.slots)
     kind = replace(spec, k_scale=1.0, v_scale=1.0)
     planned = wrappers.of(kind, prepared.number, q.device)
     if kind not in prepared.planned:

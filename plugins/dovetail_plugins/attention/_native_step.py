@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
+from dovetail.interfaces.attention import (
+    AttentionCall,
+    AttentionSpec,
+    BatchLayout,
+    IndexCall,
+    LatentCall,
+)
 from dovetail_kernels.index_picks.native import index_picks
 from dovetail_kernels.latent_attention.native import Step as LatentStep
 from dovetail_kernels.paged_attention.native import Step
@@ -44,25 +50,15 @@ def prepare(layout: BatchLayout, *, may_round: bool) -> NativeStep:
     )
 
 
-def forward(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    cache: torch.Tensor,
-    prepared: NativeStep,
-    sinks: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`, with bias `forward_biased`,
-    without k and v `forward_shared`).
+def forward(call: AttentionCall, lse: torch.Tensor | None = None) -> torch.Tensor:
+    """Write k and v, if there are any, then attend (see `AttentionBackend.forward`).
 
     Shapes: lse [T, H]
 
     Mutates: cache, prepared, lse
     """
-    assert q.dtype is torch.float32, "why_not let another dtype pass"
+    spec, prepared, sinks = call.spec, call.prepared, call.sinks
+    assert call.q.dtype is torch.float32, "why_not let another dtype pass"
     if spec is not prepared.spec:
         prepared.spec = spec
         prepared.step.set_rules(
@@ -75,7 +71,7 @@ def forward(
             soft_cap=spec.soft_cap,
             is_causal=spec.is_causal,
             may_round=prepared.may_round,
-            rotates=cache.dtype is torch.int8,
+            rotates=call.cache.dtype is torch.int8,
             k_scale=spec.k_scale,
             v_scale=spec.v_scale,
             alibi_slopes=spec.alibi_slopes,
@@ -83,46 +79,23 @@ def forward(
     size = spec.head_size
     if sinks is not None:
         sinks = sinks.float().contiguous()
-    k, v = (None if x is None else _whole(x, size) for x in (k, v))
-    return prepared.step(_whole(q, size), k, v, cache, sinks, lse, bias)
+    k, v = (None if x is None else _whole(x, size) for x in (call.k, call.v))
+    q = _whole(call.q, size)
+    out: torch.Tensor = prepared.step(q, k, v, call.cache, sinks, lse, call.bias)
+    return out
 
 
-def forward_lse(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: NativeStep,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_lse(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run `AttentionBackend.forward_lse`. Mutates: cache, prepared"""
-    lse = torch.empty(q.shape[:2])
-    return forward(spec, q, k, v, cache, prepared, lse=lse), lse
+    lse = torch.empty(call.q.shape[:2])
+    return forward(call, lse), lse
 
 
-def forward_cross(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: NativeStep,
-) -> torch.Tensor:
-    """Run `AttentionBackend.forward_cross`. Mutates: cache, prepared"""
-    return forward(spec, q, k, v, cache, prepared)
-
-
-def forward_latent(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: NativeStep,
-    picks: torch.Tensor | None = None,
-) -> torch.Tensor:
+def forward_latent(call: LatentCall) -> torch.Tensor:
     """Run `AttentionBackend.forward_latent`, or `forward_picked` if there are picks.
     Mutates: cache, prepared"""
-    assert q.dtype is torch.float32, "why_not let another dtype pass"
+    assert call.q.dtype is torch.float32, "why_not let another dtype pass"
+    spec, prepared = call.spec, call.prepared
     if prepared.latents is None:
         layout = prepared.layout
         prepared.latents = LatentStep(
@@ -130,30 +103,26 @@ def forward_latent(
             query_start=layout.query_start,
             seq_lens=layout.seq_lens,
             slots=layout.slots,
+            block_tokens=layout.block_tokens,
         )
-    return prepared.latents(
-        _whole(q, spec.size),
-        _side_by_side(latent),
-        cache,
+    out: torch.Tensor = prepared.latents(
+        _whole(call.q, spec.size),
+        _side_by_side(call.latent),
+        call.cache,
         spec.scale,
         spec.latent_size,
         may_round=prepared.may_round,
-        picks=picks,
+        picks=call.picks,
     )
+    return out
 
 
-def pick(
-    spec: IndexSpec,
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    keys: torch.Tensor,
-    prepared: NativeStep,
-) -> torch.Tensor:
+def pick(call: IndexCall) -> torch.Tensor:
     """Run `AttentionBackend.pick`."""
-    layout = prepared.layout
+    layout, spec = call.prepared.layout, call.spec
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
-    q = _whole(q, spec.head_size)
-    return index_picks(q, _side_by_side(weights), keys, *rows, spec.num_picked)
+    q = _whole(call.q, spec.head_size)
+    return index_picks(q, _side_by_side(call.weights), call.keys, *rows, spec.num_picked)
 
 
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:

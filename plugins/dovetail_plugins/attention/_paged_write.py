@@ -11,20 +11,16 @@ from typing import Any
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail_kernels import load_op
 
 
-def write(
-    spec: AttentionSpec,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    """Store k and v, in a cache of 8-bit floats divided by the spec's scales. Mutates: cache"""
-    run = _writer(k.device.type, k.dtype)
-    run(k, v, cache, slots, k_scale=spec.k_scale, v_scale=spec.v_scale)
+def write(call: AttentionCall, slots: torch.Tensor) -> None:
+    """Store a call's k and v, if it has any, in a cache of 8-bit floats divided by the spec's
+    scales. Mutates: the call's cache"""
+    if call.k is not None:
+        run, spec = _writer(call.k.device.type, call.k.dtype), call.spec
+        run(call.k, call.v, call.cache, slots, k_scale=spec.k_scale, v_scale=spec.v_scale)
 
 
 def window_sides(spec: AttentionSpec) -> tuple[int, int]:

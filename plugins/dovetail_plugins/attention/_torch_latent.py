@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec, IndexSpec, LatentSpec
+from dovetail.interfaces.attention import AttentionSpec, IndexCall, LatentCall, LatentSpec
 from dovetail.layers.attention.latent_rows import write_latents
 from dovetail_kernels.index_picks.reference import reference as index_picks
 from dovetail_plugins.attention._torch_paged import GATHER_BYTES, MAX_SCORES, Prepared
 
 
-def forward(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: Prepared,
-) -> torch.Tensor:
+def forward_latent(call: LatentCall) -> torch.Tensor:
     """Run `AttentionBackend.forward_latent`. Mutates: cache"""
-    layout = prepared.layout
-    write_latents(latent, cache, layout.slots)
+    spec, q, cache = call.spec, call.q, call.cache
+    prepared: Prepared = call.prepared
+    write_latents(call.latent, cache, prepared.layout.slots)
     out = q.new_empty(*q.shape[:2], spec.latent_size)
     most = max(1, GATHER_BYTES // (spec.size * cache.element_size()))
     plain = AttentionSpec(
@@ -50,30 +45,19 @@ def forward(
     return out
 
 
-def pick(
-    spec: IndexSpec,
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    keys: torch.Tensor,
-    prepared: Prepared,
-) -> torch.Tensor:
+def pick(call: IndexCall) -> torch.Tensor:
     """Run `AttentionBackend.pick`."""
-    layout = prepared.layout
+    layout = call.prepared.layout
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
-    return index_picks(q, weights, keys, *rows, spec.num_picked)
+    return index_picks(call.q, call.weights, call.keys, *rows, call.spec.num_picked)
 
 
-def forward_picked(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: Prepared,
-    picks: torch.Tensor,
-) -> torch.Tensor:
+def forward_picked(call: LatentCall) -> torch.Tensor:
     """Run `AttentionBackend.forward_picked`. Mutates: cache"""
-    layout, size = prepared.layout, cache.shape[1]
-    write_latents(latent, cache, layout.slots)
+    spec, q, cache, picks = call.spec, call.q, call.cache, call.picks
+    assert picks is not None
+    layout, size = call.prepared.layout, cache.shape[1]
+    write_latents(call.latent, cache, layout.slots)
     counts = layout.query_start.diff()
     rows = torch.arange(layout.num_rows, device=q.device).repeat_interleave(counts)
     out = q.new_empty(*q.shape[:2], spec.latent_size)

@@ -11,8 +11,9 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec, BatchLayout
 from dovetail_plugins.attention._alibi import added_to_scores
 
 GATHER_BYTES = 8 << 20
@@ -91,56 +92,28 @@ class Prepared:
 
 
 def forward(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    cache: torch.Tensor,
-    prepared: Prepared,
-    sinks: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    *,
-    is_cross: bool = False,
+    call: AttentionCall, lse: torch.Tensor | None = None, *, is_cross: bool = False
 ) -> torch.Tensor:
-    """Write k and v, then attend (see `AttentionBackend.forward`, with lse `forward_lse`, with bias
-    `forward_biased`, without k and v `forward_shared`). `is_cross`: they are not the queries' own.
+    """Write k and v, if there are any, then attend (see `AttentionBackend.forward`, with lse
+    `forward_lse`, with bias `forward_biased`). `is_cross`: they are not the queries' own.
 
-    Shapes: lse [T, H], bias [H, 2 M - 1]. Mutates: cache, lse
+    Shapes: lse [T, H]. Mutates: cache, lse
     """
+    spec, k, v = call.spec, call.k, call.v
     if (spec.k_scale, spec.v_scale) == (1.0, 1.0):
-        return _forward(spec, q, k, v, cache, prepared, sinks, lse, bias, is_cross=is_cross)
+        return _forward(call, lse, is_cross=is_cross)
     # Scores over stored keys take the keys' scale; sums of stored values take the values'.
     inner = replace(spec, scale=spec.scale * spec.k_scale, k_scale=1.0, v_scale=1.0)
     if k is not None and v is not None:
         k, v = _quotients(k, spec.k_scale), _quotients(v, spec.v_scale)
-    found = _forward(inner, q, k, v, cache, prepared, sinks, lse, bias, is_cross=is_cross)
+    found = _forward(structs.replace(call, spec=inner, k=k, v=v), lse, is_cross=is_cross)
     return found.mul_(spec.v_scale)
 
 
-def forward_lse(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: Prepared,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_lse(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run `AttentionBackend.forward_lse`. Mutates: cache"""
-    lse = torch.empty(q.shape[:2], device=q.device)
-    return forward(spec, q, k, v, cache, prepared, lse=lse), lse
-
-
-def forward_cross(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    prepared: Prepared,
-) -> torch.Tensor:
-    """Run `AttentionBackend.forward_cross`. Mutates: cache"""
-    return forward(spec, q, k, v, cache, prepared, is_cross=True)
+    lse = torch.empty(call.q.shape[:2], device=call.q.device)
+    return forward(call, lse), lse
 
 
 def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -148,20 +121,11 @@ def _quotients(x: torch.Tensor, scale: float) -> torch.Tensor:
     return x.float() / torch.full((), scale, device=x.device)
 
 
-def _forward(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    cache: torch.Tensor,
-    prepared: Prepared,
-    sinks: torch.Tensor | None,
-    lse: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    *,
-    is_cross: bool,
-) -> torch.Tensor:
+def _forward(call: AttentionCall, lse: torch.Tensor | None, *, is_cross: bool) -> torch.Tensor:
     """Run `forward` for a cache without scales. Mutates: cache, lse"""
+    spec, q, k, v, cache = call.spec, call.q, call.k, call.v, call.cache
+    sinks, bias = call.sinks, call.bias
+    prepared: Prepared = call.prepared
     if k is not None and v is not None:
         write(cache, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (cache[0, 0, 0].numel() * cache.element_size()))

@@ -11,7 +11,13 @@ from itertools import pairwise
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec, BatchLayout, IndexSpec, LatentSpec
+from dovetail.interfaces.attention import (
+    AttentionCall,
+    AttentionSpec,
+    BatchLayout,
+    IndexCall,
+    LatentCall,
+)
 from dovetail.layers.attention.latent_rows import write_latents
 from dovetail_kernels.cache_write.triton import run as write
 from dovetail_kernels.index_picks.triton import index_picks
@@ -43,24 +49,16 @@ def prepare(layout: BatchLayout) -> TritonStep:
     return TritonStep(layout=layout, extent=extent)
 
 
-def forward(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    v: torch.Tensor | None,
-    stored: torch.Tensor,
-    prepared: TritonStep,
-    sinks: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Write k and v, if there are any, then attend (see `AttentionBackend.forward` and
-    `forward_shared`). Shapes: lse [T, H]
+def forward(call: AttentionCall, lse: torch.Tensor | None = None) -> torch.Tensor:
+    """Write k and v, if there are any, then attend (see `AttentionBackend.forward`).
+    Shapes: lse [T, H]
 
-    Mutates: stored, lse
+    Mutates: cache, lse
     """
+    spec, q, k, v, stored = call.spec, call.q, call.k, call.v, call.cache
     if stored.dtype == torch.float8_e4m3fn:
         _check_e4m3(stored.device)
-    layout = prepared.layout
+    layout, extent = call.prepared.layout, call.prepared.extent
     numbers, scales = parts_of(stored, spec.head_size)
     if k is not None and v is not None and len(k):
         k = k if scales is None else rotated_keys(k)
@@ -68,79 +66,52 @@ def forward(
     q = _whole(q if scales is None else rotated_queries(q))
     rows = (layout.block_table, layout.query_start, layout.seq_lens)
     slopes = None if spec.alibi_slopes is None else slopes_on(q.device, spec.alibi_slopes)
-    return attend(q, numbers, *rows, _rules(spec), prepared.extent, sinks, scales, lse, slopes)
+    return attend(q, numbers, *rows, _rules(spec), extent, call.sinks, scales, lse, slopes)
 
 
-def forward_lse(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    stored: torch.Tensor,
-    prepared: TritonStep,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `AttentionBackend.forward_lse`. Mutates: stored"""
-    lse = torch.empty(q.shape[:2], device=q.device)
-    return forward(spec, q, k, v, stored, prepared, lse=lse), lse
+def forward_lse(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run `AttentionBackend.forward_lse`. Mutates: cache"""
+    lse = torch.empty(call.q.shape[:2], device=call.q.device)
+    return forward(call, lse), lse
 
 
-def forward_cross(
-    spec: AttentionSpec,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    stored: torch.Tensor,
-    prepared: TritonStep,
-) -> torch.Tensor:
-    """Run `AttentionBackend.forward_cross`. Mutates: stored"""
-    return forward(spec, q, k, v, stored, prepared)
-
-
-def forward_latent(
-    spec: LatentSpec,
-    q: torch.Tensor,
-    latent: torch.Tensor,
-    stored: torch.Tensor,
-    prepared: TritonStep,
-    picks: torch.Tensor | None = None,
-) -> torch.Tensor:
+def forward_latent(call: LatentCall) -> torch.Tensor:
     """Run `AttentionBackend.forward_latent`, or `forward_picked` if there are picks.
-    Mutates: stored"""
-    layout, extent = prepared.layout, prepared.extent
-    write_latents(latent, stored, layout.slots)
+    Mutates: cache"""
+    spec, layout, extent = call.spec, call.prepared.layout, call.prepared.extent
+    write_latents(call.latent, call.cache, layout.slots)
     return attend_latents(
-        q if q.stride()[1:] == (spec.size, 1) else q.contiguous(),
-        stored,
+        _packed(call.q, spec.size),
+        call.cache,
         layout.block_table,
         layout.query_start,
         layout.seq_lens,
         spec.scale,
         spec.latent_size,
-        picks=picks,
+        picks=call.picks,
         has_decodes=extent.has_decodes,
         has_prefills=extent.max_query_tokens > 1,
     )
 
 
-def pick(
-    spec: IndexSpec,
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    keys: torch.Tensor,
-    prepared: TritonStep,
-) -> torch.Tensor:
+def pick(call: IndexCall) -> torch.Tensor:
     """Run `AttentionBackend.pick`."""
-    layout = prepared.layout
+    spec, layout = call.spec, call.prepared.layout
     return index_picks(
-        q if q.stride()[1:] == (spec.head_size, 1) else q.contiguous(),
-        weights,
-        keys,
+        _packed(call.q, spec.head_size),
+        call.weights,
+        call.keys,
         layout.block_table,
         layout.query_start,
         layout.seq_lens,
         spec.num_picked,
         max_tokens=layout.max_seq_tokens,
     )
+
+
+def _packed(q: torch.Tensor, size: int) -> torch.Tensor:
+    """Return q with heads at a stride of `size`; unchanged if only the tokens are strided."""
+    return q if q.stride()[1:] == (size, 1) else q.contiguous()
 
 
 def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module, util
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionBackend, AttentionCall, BatchLayout
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
@@ -91,45 +91,18 @@ class FlashAttn(AttentionBackend):
         ends = layout.seq_lens.cumsum(0, dtype=torch.int32)
         return layout, torch.nn.functional.pad(ends, (1, 0))
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write k and v into the cache, then attend.
+    def forward(self, call: AttentionCall) -> torch.Tensor:
+        """Write k and v into the cache, if there are any, then attend. Mutates: cache"""
+        assert call.sinks is None, "not among the capabilities"
+        self._paged.write(call, call.prepared[0].slots)
+        return self._attend(call)
 
-        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
-        Mutates: cache
-        """
-        assert sinks is None, "not among the capabilities"
-        self._paged.write(spec, k, v, cache, prepared[0].slots)
-        return self._attend(spec, q, cache, prepared)
+    forward_shared = forward
 
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to another layer's cache.
-
-        Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
-        """
-        assert sinks is None, "not among the capabilities"
-        return self._attend(spec, q, cache, prepared)
-
-    def _attend(
-        self, spec: AttentionSpec, q: torch.Tensor, cache: torch.Tensor, prepared: Any
-    ) -> torch.Tensor:
-        """Attend to the cache. Shapes: q [T, H, D], cache [2, N, P, K, D] -> as q"""
-        layout, key_start = prepared
+    def _attend(self, call: AttentionCall) -> torch.Tensor:
+        """Attend to the cache. Shapes: -> as q"""
+        spec, q, cache = call.spec, call.q, call.cache
+        layout, key_start = call.prepared
         rules: dict[str, Any] = {
             "softmax_scale": spec.scale,
             "causal": spec.is_causal,

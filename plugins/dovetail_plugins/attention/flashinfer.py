@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionBackend, AttentionCall, BatchLayout
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
@@ -71,35 +71,9 @@ class FlashInfer(AttentionBackend):
         """Return the step's blocks in the package's format; nothing is planned yet."""
         return self._wrappers.prepared(layout)
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write k and v into the cache, then attend.
+    def forward(self, call: AttentionCall) -> torch.Tensor:
+        """Write k and v into the cache, if there are any, then attend. Mutates: cache, prepared"""
+        assert call.sinks is None, "not among the capabilities"
+        return self._step.forward(call, self._wrappers)
 
-        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
-        Mutates: cache, prepared
-        """
-        assert sinks is None, "not among the capabilities"
-        return self._step.forward(spec, q, k, v, cache, prepared, self._wrappers)
-
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to another layer's cache.
-
-        Shapes: q [T, H, D], cache [2, N, P, K, D], sinks None -> [T, H, D]
-        """
-        assert sinks is None, "not among the capabilities"
-        return self._step.attend(spec, q, cache, prepared, self._wrappers)
+    forward_shared = forward

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.attention import (
     AttentionBackend,
-    AttentionSpec,
+    AttentionCall,
     BatchLayout,
-    IndexSpec,
-    LatentSpec,
+    IndexCall,
+    LatentCall,
 )
 from dovetail.interfaces.plugin import Info
 
@@ -102,126 +102,32 @@ class NativeCpu(AttentionBackend):
         """Return the step's rows as the kernel's argument struct."""
         return self._native.prepare(layout, may_round=self.options.round_products)
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write k and v into the cache, then attend.
+    def forward(self, call: AttentionCall) -> torch.Tensor:
+        """Write k and v into the cache, if there are any, then attend (see
+        `AttentionBackend`). Mutates: cache"""
+        return self._native.forward(call)
 
-        Shapes: q [T, H, D], k and v [T, K, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
-        Mutates: cache
-        """
-        return self._native.forward(spec, q, k, v, cache, prepared, sinks)
+    forward_biased = forward_cross = forward_shared = forward
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
-        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
-        """
-        return self._native.forward_lse(spec, q, k, v, cache, prepared)
-
-    def forward_biased(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        bias: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write k and v, then attend with biases by relative position added to the scores.
-
-        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
-        """
-        return self._native.forward(spec, q, k, v, cache, prepared, bias=bias)
-
-    def forward_cross(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Write another sequence's keys and values, then attend to all of it.
-
-        Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
-        """
-        return self._native.forward_cross(spec, q, k, v, cache, prepared)
-
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to another layer's cache.
-
-        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
-        """
-        return self._native.forward(spec, q, None, None, cache, prepared, sinks)
-
-    def forward_latent(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Write the latents, then attend to the latents of each row.
-
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache
         """
-        return self._native.forward_latent(spec, q, latent, cache, prepared)
+        return self._native.forward_lse(call)
 
-    def pick(
-        self,
-        spec: IndexSpec,
-        q: torch.Tensor,
-        weights: torch.Tensor,
-        keys: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Return the positions that an indexer picks for each query.
+    def forward_latent(self, call: LatentCall) -> torch.Tensor:
+        """Write the latents, then attend to the latents of each row, or to those picked.
 
-        Shapes: q [T, H, D], weights [T, H], keys [N, P, D] -> [T, K] int32
+        Mutates: cache
         """
-        return self._native.pick(spec, q, weights, keys, prepared)
+        return self._native.forward_latent(call)
 
-    def forward_picked(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        picks: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write the latents, then attend to those that are picked.
+    forward_picked = forward_latent
 
-        Shapes: as `forward_latent`, picks [T, K] -> [T, H, L]. Mutates: cache
-        """
-        return self._native.forward_latent(spec, q, latent, cache, prepared, picks)
+    def pick(self, call: IndexCall) -> torch.Tensor:
+        """Return the positions that an indexer picks for each query."""
+        return self._native.pick(call)
 
     def layout_of(self, prepared: Any) -> BatchLayout:
         """Return the layout of a prepared step."""

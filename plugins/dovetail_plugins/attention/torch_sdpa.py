@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.attention import (
     AttentionBackend,
-    AttentionSpec,
+    AttentionCall,
     BatchLayout,
-    IndexSpec,
-    LatentSpec,
+    IndexCall,
+    LatentCall,
 )
 from dovetail.interfaces.plugin import Info
 
@@ -71,126 +71,34 @@ class TorchSdpa(AttentionBackend):
         """Return the step's rows split into decodes and prefills."""
         return self._paged.Prepared(layout)
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write k and v into the cache, then attend.
+    def forward(self, call: AttentionCall) -> torch.Tensor:
+        """Write k and v into the cache, if there are any, then attend. Mutates: cache"""
+        return self._paged.forward(call)
 
-        Shapes: q [T, H, D], k and v [T, K, D], cache [2, N, P, K, D], sinks [H] -> [T, H, D]
-        Mutates: cache
-        """
-        return self._paged.forward(spec, q, k, v, cache, prepared, sinks)
+    forward_biased = forward_shared = forward
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k and v, then attend to the cache; also return the log-sum-exps of the scores.
 
-        Shapes: q [T, H, D], k and v [T, K, D] -> [T, H, D], [T, H] float32. Mutates: cache
-        """
-        return self._paged.forward_lse(spec, q, k, v, cache, prepared)
-
-    def forward_biased(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        bias: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write k and v, then attend with biases by relative position added to the scores.
-
-        Shapes: q [T, H, D], k and v [T, K, D], bias [H, 2 M - 1] -> [T, H, D]. Mutates: cache
-        """
-        return self._paged.forward(spec, q, k, v, cache, prepared, bias=bias)
-
-    def forward_cross(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Write another sequence's keys and values, then attend to all of it.
-
-        Shapes: q [T, H, D], k and v [W, K, D] -> [T, H, D]. Mutates: cache
-        """
-        return self._paged.forward_cross(spec, q, k, v, cache, prepared)
-
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend to another layer's cache.
-
-        Shapes: q [T, H, D], cache as `kv_shape`, sinks [H] -> [T, H, D]
-        """
-        return self._paged.forward(spec, q, None, None, cache, prepared, sinks)
-
-    def forward_latent(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Write the latents, then attend to the latents of each row.
-
-        Shapes: q [T, H, L + R], latent [T, L + R], cache [N, P, L + R] -> [T, H, L]
         Mutates: cache
         """
-        return self._latent.forward(spec, q, latent, cache, prepared)
+        return self._paged.forward_lse(call)
 
-    def pick(
-        self,
-        spec: IndexSpec,
-        q: torch.Tensor,
-        weights: torch.Tensor,
-        keys: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
-        """Return the positions that an indexer picks for each query.
+    def forward_cross(self, call: AttentionCall) -> torch.Tensor:
+        """Write another sequence's keys and values, then attend to all of it. Mutates: cache"""
+        return self._paged.forward(call, is_cross=True)
 
-        Shapes: q [T, H, D], weights [T, H], keys [N, P, D] -> [T, K] int32
-        """
-        return self._latent.pick(spec, q, weights, keys, prepared)
+    def forward_latent(self, call: LatentCall) -> torch.Tensor:
+        """Write the latents, then attend to the latents of each row. Mutates: cache"""
+        return self._latent.forward_latent(call)
 
-    def forward_picked(
-        self,
-        spec: LatentSpec,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        picks: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write the latents, then attend to those that are picked.
+    def forward_picked(self, call: LatentCall) -> torch.Tensor:
+        """Write the latents, then attend to those that are picked. Mutates: cache"""
+        return self._latent.forward_picked(call)
 
-        Shapes: as `forward_latent`, picks [T, K] -> [T, H, L]. Mutates: cache
-        """
-        return self._latent.forward_picked(spec, q, latent, cache, prepared, picks)
+    def pick(self, call: IndexCall) -> torch.Tensor:
+        """Return the positions that an indexer picks for each query."""
+        return self._latent.pick(call)
 
     def layout_of(self, prepared: Any) -> BatchLayout:
         """Return the layout of a prepared step."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.attention import Attention
 from dovetail.layers.attention.rotary import HeadRotary, Rope
 from dovetail.layers.context import keep_inner
-from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderLayer
+from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderForCausalLM, DecoderLayer
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
 from dovetail.layers.norm import BareRMSNorm, RMSNorm
@@ -128,17 +129,6 @@ def sharing_config(model: ModelSpec, layer_types: tuple[str, ...]) -> DecoderCon
     )
 
 
-def text_names(usual: WeightMap, sources: tuple[int, ...], senses: tuple[str, ...]) -> WeightMap:
-    """Return the names of a text model, without unread keys and values and without `senses`, the
-    media parts of a multimodal checkpoint."""
-    return replace(
-        usual,
-        prefixes=(("model.language_model.", "model."), *usual.prefixes),
-        renames=NAMES,
-        ignored=(*usual.ignored, *senses, *_unused_names(sources)),
-    )
-
-
 def _unused_names(sources: tuple[int, ...]) -> tuple[str, ...]:
     """Return parts of names of keys and values that checkpoints have for layers without any."""
     shared = [layer for layer, source in enumerate(sources) if layer != source]
@@ -170,6 +160,7 @@ class SharingModel(Gemma3Model):
         sources: Sequence[int],
     ) -> None:
         super().__init__(context, name, config, layer_class)
+        self.sources = tuple(sources)
         self._num_keeping = len(set(sources))
         has_inputs = bool(context.model.hf_config["hidden_size_per_layer_input"])
         self.layer_inputs = LayerInputs(context, config) if has_inputs else None
@@ -238,3 +229,22 @@ class SharingModel(Gemma3Model):
 
     def _ended(self, x: torch.Tensor) -> torch.Tensor:
         return self.norm(self.joined(x)) if self.stage.is_last else self.handed_on(x)
+
+
+class SharingForCausalLM(DecoderForCausalLM):
+    """A SharingModel with a head. Of checkpoints that see and hear the text part is run; the names
+    of the others begin with `senses`."""
+
+    capabilities = frozenset({"tensor_parallel", "pipeline_parallel", "leaves_out_tokens"})
+    model: SharingModel
+    senses: ClassVar[tuple[str, ...]]
+
+    def weight_map(self) -> WeightMap:
+        """Return the names, without unread keys and values."""
+        usual = super().weight_map()
+        return replace(
+            usual,
+            prefixes=(("model.language_model.", "model."), *usual.prefixes),
+            renames=NAMES,
+            ignored=(*usual.ignored, *self.senses, *_unused_names(self.model.sources)),
+        )

@@ -20,7 +20,8 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.alibi import alibi_slopes
-from dovetail.layers.decoder import HEAD, DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
+from dovetail.layers.decoder_head import HEAD
 from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
 

@@ -22,7 +22,6 @@ from dovetail.layers.decoder import (
     DecoderForCausalLM,
     DecoderLayer,
     DecoderModel,
-    PlainMLP,
     usual_config,
 )
 from dovetail.layers.norm import LayerNorm
@@ -37,19 +36,12 @@ PREFIXES = prefixes(
 
 
 class BloomLayer(DecoderLayer):
-    """A layer whose inner size is four times the hidden one; its residual may be normed."""
+    """A layer whose residual may be normed."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
         facts = context.model.hf_config
         self.adds_to_normed = bool(facts.get("apply_residual_connection_post_layernorm"))
-
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> PlainMLP:
-        """Return the MLP."""
-        inner = 4 * context.model.hidden_size
-        return PlainMLP(context, name, inner=inner, act=config.hidden_act, bias=config.has_mlp_bias)
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
@@ -94,6 +86,7 @@ class BloomForCausalLM(DecoderForCausalLM):
             has_out_bias=True,
             has_mlp_bias=True,
             is_gated=False,
+            inner_size=4 * model.hidden_size,
             alibi_slopes=alibi_slopes(model.num_heads),
         )
 

@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
-    DecoderLayer,
-    PlainMLP,
     usual_config,
 )
 from dovetail.layers.norm import LayerNorm
@@ -33,24 +31,10 @@ PREFIXES = prefixes(
 TWO_NORMS = leaves([("ln_attn", "input_layernorm"), ("ln_mlp", "post_attention_layernorm")])
 
 
-class FalconLayer(DecoderLayer):
-    """A layer whose inner size has another name."""
-
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> PlainMLP:
-        """Return the MLP."""
-        inner = context.model.hf_config.get("ffn_hidden_size") or 4 * context.model.hidden_size
-        return PlainMLP(
-            context, name, inner=int(inner), act=config.hidden_act, bias=config.has_mlp_bias
-        )
-
-
 class FalconForCausalLM(DecoderForCausalLM):
     """Falcon with a head."""
 
     info = Info(summary="Falcon", source="https://arxiv.org/abs/2311.16867")
-    layer_class = FalconLayer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -67,6 +51,7 @@ class FalconForCausalLM(DecoderForCausalLM):
             has_out_bias=has_bias,
             has_mlp_bias=has_bias,
             is_gated=False,
+            inner_size=int(facts.get("ffn_hidden_size") or 4 * model.hidden_size),
             parallel_norms=_parallel_norms(facts),
             alibi_slopes=slopes if facts.get("alibi") else None,
         )

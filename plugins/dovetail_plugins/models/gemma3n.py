@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.activation import activation
 from dovetail.layers.attention.rotary import Rope
-from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, GatedMLP
+from dovetail.layers.decoder import DecoderConfig, DecoderLayer, GatedMLP
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import MergedColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from dovetail.layers.stages import made_if
@@ -38,16 +38,14 @@ from dovetail_plugins.models._layer_inputs import LayerInput
 from dovetail_plugins.models._shared_kv import (
     Heads,
     SharingAttention,
+    SharingForCausalLM,
     SharingLayer,
     SharingModel,
     sharing_config,
-    text_names,
 )
 
 LEAST_SQUARE = 1e-5
 """Minimum mean square of a state when it is rescaled to another's magnitude."""
-SENSES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
-"""Name prefixes of the media parts of a multimodal checkpoint."""
 
 
 class Coefficients(nn.Module):
@@ -252,26 +250,18 @@ class Gemma3nModel(SharingModel):
         return torch.stack([first, *made]).mean(dim=0)
 
 
-class Gemma3nForCausalLM(DecoderForCausalLM):
+class Gemma3nForCausalLM(SharingForCausalLM):
     """Gemma 3n's text model with a head. Of checkpoints that see and hear the text part is run."""
 
     info = Info(summary="Gemma 3n, text only", source="https://ai.google.dev/gemma/docs/gemma-3n")
-    capabilities = frozenset({"tensor_parallel", "pipeline_parallel", "leaves_out_tokens"})
     model_class = Gemma3nModel
     layer_class = Gemma3nLayer
-
-    def __init__(self, options: object, context: BuildContext) -> None:
-        super().__init__(options, context)
-        self._sources = cache(context.model.hf_config).sources
+    senses = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
         """Return Gemma 3n's config: norms store plain weights, queries are not scaled."""
         return sharing_config(model, layer_types(model.hf_config))
-
-    def weight_map(self) -> WeightMap:
-        """Return the names, without unread keys and values."""
-        return text_names(super().weight_map(), self._sources, SENSES)
 
 
 def _sized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

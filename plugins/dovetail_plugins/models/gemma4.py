@@ -18,10 +18,10 @@ from torch import nn
 from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
-from dovetail.layers.decoder import FULL, DecoderConfig, DecoderForCausalLM, DecoderLayer, GatedMLP
+from dovetail.layers.decoder import FULL, DecoderConfig, DecoderLayer, GatedMLP
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import ReplicatedLinear
 from dovetail.layers.moe.experts import Experts
@@ -36,14 +36,11 @@ from dovetail_plugins.models._layer_inputs import LayerInput
 from dovetail_plugins.models._shared_kv import (
     Heads,
     SharingAttention,
+    SharingForCausalLM,
     SharingLayer,
     SharingModel,
     sharing_config,
-    text_names,
 )
-
-SENSES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
-"""Name prefixes of the media parts of a multimodal checkpoint."""
 
 
 def _vector(context: BuildContext, size: int) -> nn.Parameter:
@@ -172,17 +169,19 @@ class Gemma4Model(SharingModel):
         return nn.ModuleDict({kind: Rotary(one, context.device) for kind, one in settings.items()})
 
 
-class Gemma4ForCausalLM(DecoderForCausalLM):
+class Gemma4ForCausalLM(SharingForCausalLM):
     """Gemma 4's text model with a head. Of checkpoints that see and hear the text part is run."""
 
     info = Info(summary="Gemma 4, text only", source="https://ai.google.dev/gemma/docs/core")
-    capabilities = frozenset({"tensor_parallel", "pipeline_parallel", "leaves_out_tokens"})
     model_class = Gemma4Model
     layer_class = Gemma4Layer
-
-    def __init__(self, options: object, context: BuildContext) -> None:
-        super().__init__(options, context)
-        self._sources = cache(context.model.hf_config).sources
+    senses = (
+        "vision_tower.",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
+        "vision_embedder.",
+    )
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -197,7 +196,3 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
                 where="config.json: use_bidirectional_attention",
             )
         return sharing_config(model, layer_types(config))
-
-    def weight_map(self) -> WeightMap:
-        """Return the names, without unread keys and values."""
-        return text_names(super().weight_map(), self._sources, SENSES)

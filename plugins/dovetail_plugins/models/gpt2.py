@@ -13,15 +13,14 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention import Attention
-from dovetail.layers.decoder_head import class_score, generates
+from dovetail.layers.decoder_head import HEAD, HeadedDecoder, class_score, generates, lm_head
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import ActivatedLinear, QKVParallelLinear, RowParallelLinear
-from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.stages import Stage, made_if
+from dovetail.layers.stages import Stage
 
 
 class GPT2Attention(nn.Module):
@@ -115,12 +114,12 @@ class GPT2Model(nn.Module):
             )
         size = model.hidden_size
         num_positions = int(config.get("n_positions") or model.max_position_tokens)
-        is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
+        self.is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
         self.stage = stage = Stage(context)
-        head = "lm_head" if is_tied else None
+        head = HEAD if self.is_tied else None
         self.wte = stage.table(
             lambda: VocabParallelEmbedding(context, model.vocab_size, size, head=head),
-            is_tied=is_tied,
+            is_tied=self.is_tied,
         )
         self.wpe = stage.first(lambda: PositionEmbedding(context, num_positions, size))
         self.h = stage.layers(lambda i: layer_class(context, f"{name}.h.{i}", i))
@@ -138,7 +137,7 @@ class GPT2Model(nn.Module):
         return self.ln_f(x)
 
 
-class GPT2LMHeadModel(nn.Module, Model):
+class GPT2LMHeadModel(HeadedDecoder):
     """GPT-2 with its tied head."""
 
     info = Info(summary="GPT-2", source="https://github.com/openai/gpt-2")
@@ -147,21 +146,10 @@ class GPT2LMHeadModel(nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        model = context.model
-        tied = bool(model.hf_config.get("tie_word_embeddings", True))
-        self.is_tied = generates(model) and tied
         self.transformer = GPT2Model(context, "transformer", self.layer_class)
-        stage = self.transformer.stage
-        self.lm_head = made_if(
-            generates(model) and stage.is_last,
-            lambda: LogitsHead(
-                context,
-                "lm_head",
-                model.vocab_size,
-                model.hidden_size,
-                tied=self.transformer.wte if self.is_tied else None,
-            ),
-        )
+        stage, self.is_tied = self.transformer.stage, self.transformer.is_tied
+        tied = self.transformer.wte if self.is_tied else None
+        self.lm_head = lm_head(context, stage, tied=tied)
         self.score = class_score(context, stage)
 
     def weight_map(self) -> WeightMap:
@@ -180,12 +168,3 @@ class GPT2LMHeadModel(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
         return self.transformer(token_ids, positions)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
-        return self.lm_head(hidden)
-
-    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
-        found: torch.Tensor = self.score(pooled)
-        return found

@@ -11,13 +11,11 @@ from dataclasses import replace
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
-    DecoderLayer,
-    PlainMLP,
     usual_config,
 )
 from dovetail.layers.linear import FOUR_BLOCKS
@@ -41,22 +39,10 @@ MASKS = (".attn.bias", ".attn.masked_bias", ".attn.causal_mask", ".attn.embed_po
 BLOCKS = 4
 
 
-class GPTJLayer(DecoderLayer):
-    """A layer whose inner size has another name."""
-
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> PlainMLP:
-        """Return the MLP."""
-        inner = context.model.hf_config.get("n_inner") or 4 * context.model.hidden_size
-        return PlainMLP(context, name, inner=int(inner), act=config.hidden_act, bias=True)
-
-
 class GPTJForCausalLM(DecoderForCausalLM):
     """GPT-J with a head."""
 
     info = Info(summary="GPT-J", source="https://github.com/kingoflolz/mesh-transformer-jax")
-    layer_class = GPTJLayer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -70,6 +56,8 @@ class GPTJForCausalLM(DecoderForCausalLM):
             hidden_act=str(facts["activation_function"]),
             has_head_bias=True,
             is_gated=False,
+            inner_size=int(facts.get("n_inner") or 4 * model.hidden_size),
+            has_mlp_bias=True,
             rotary_share=rotated / model.head_size,
             is_interleaved=True,
             parallel_norms=1,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, DecoderLayer, usual_config
+from dovetail.layers.decoder import DecoderConfig, DecoderLayer
 from dovetail_plugins.layers.moe import MoE
 from dovetail_plugins.models._moe import SPARSE_BLOCK, SharedMoE, num_experts, softmax_rule
+from dovetail_plugins.models.granite import GraniteForCausalLM
 
 RENAMES = (
     (f"{SPARSE_BLOCK}input_linear.weight", ".mlp.experts.gate_up_proj"),
@@ -45,7 +45,7 @@ class GraniteMoeLayer(DecoderLayer):
         )
 
 
-class GraniteMoeForCausalLM(DecoderForCausalLM):
+class GraniteMoeForCausalLM(GraniteForCausalLM):
     """Granite with experts and a head."""
 
     info = Info(
@@ -53,18 +53,6 @@ class GraniteMoeForCausalLM(DecoderForCausalLM):
         source="https://huggingface.co/ibm-granite/granite-3.0-3b-a800m-base",
     )
     layer_class = GraniteMoeLayer
-
-    @classmethod
-    def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
-        """Return the config with its multipliers."""
-        config = model.hf_config
-        return usual_config(
-            model,
-            embedding_scale=float(config["embedding_multiplier"]),
-            query_scale=float(config["attention_multiplier"]),
-            branch_scale=float(config["residual_multiplier"]),
-            logit_scale=1.0 / float(config["logits_scaling"]),
-        )
 
     def weight_map(self) -> WeightMap:
         """Return the names."""

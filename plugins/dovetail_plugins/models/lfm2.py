@@ -24,7 +24,6 @@ from dovetail.layers.decoder import (
     DecoderForCausalLM,
     DecoderLayer,
     DecoderModel,
-    GatedMLP,
     usual_config,
 )
 from dovetail.layers.linear import MergedColumnParallelLinear, RowParallelLinear, even_part
@@ -71,13 +70,6 @@ class Lfm2Layer(HybridLayer):
         """Return the layer's convolution."""
         return Lfm2ShortConv(context, name)
 
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> nn.Module:
-        """Return the layer's MLP."""
-        inner = inner_size(context.model.hf_config)
-        return GatedMLP(context, name, inner=inner, act=config.hidden_act)
-
 
 class Lfm2ForCausalLM(DecoderForCausalLM):
     """LFM2 with its tied head."""
@@ -93,6 +85,8 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
         return usual_config(
             model,
             layer_types=layer_types(config),
+            inner_size=inner_size(config),
+            has_mlp_bias=False,
             norm_eps=float(config.get("norm_eps", 1e-5)),
             qk_norm=True,
             has_qkv_bias=False,

@@ -24,7 +24,6 @@ from dovetail.layers.decoder import (
     DecoderAttention,
     DecoderConfig,
     DecoderModel,
-    GatedMLP,
 )
 from dovetail.layers.linear import ColumnParallelLinear
 from dovetail_plugins.layers.attention.output_gate import open_heads
@@ -78,13 +77,6 @@ class Lfm3Layer(Lfm2Layer):
         """Return the layer's attention."""
         return Lfm3Attention(context, name, config, layer)
 
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> nn.Module:
-        """Return the layer's MLP, as large as config.json says."""
-        inner = int(context.model.hf_config["intermediate_size"])
-        return GatedMLP(context, name, inner=inner, act=config.hidden_act)
-
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         if not self.is_sandwich:
@@ -132,6 +124,7 @@ class Lfm3ForCausalLM(Lfm2ForCausalLM):
             window_tokens=config.get("sliding_window") or None,
             has_qkv_bias=bool(config["attention_bias"]),
             has_out_bias=bool(config["attention_bias"]),
+            inner_size=None,
         )
 
     def weight_map(self) -> WeightMap:

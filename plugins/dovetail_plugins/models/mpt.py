@@ -12,14 +12,12 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext, WeightMap
+from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail.layers.decoder import (
     DecoderConfig,
     DecoderForCausalLM,
-    DecoderLayer,
-    PlainMLP,
     usual_config,
 )
 from dovetail.layers.norm import LayerNorm
@@ -49,22 +47,10 @@ ONLY: dict[str, tuple[Any, ...]] = {
 """Supported settings of a config.json: transformers supports no others either."""
 
 
-class MptLayer(DecoderLayer):
-    """A layer whose inner size is a multiple of the hidden one."""
-
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> PlainMLP:
-        """Return the MLP."""
-        inner = int(context.model.hf_config["expansion_ratio"] * context.model.hidden_size)
-        return PlainMLP(context, name, inner=inner, act=config.hidden_act)
-
-
 class MptForCausalLM(DecoderForCausalLM):
     """MPT with its tied head."""
 
     info = Info(summary="MPT (ALiBi)", source="https://www.databricks.com/blog/mpt-7b")
-    layer_class = MptLayer
 
     @classmethod
     def decoder_config(cls, model: ModelSpec) -> DecoderConfig:
@@ -79,6 +65,8 @@ class MptForCausalLM(DecoderForCausalLM):
             norm_eps=float(facts["layer_norm_epsilon"]),
             hidden_act="gelu",
             is_gated=False,
+            inner_size=int(facts["expansion_ratio"] * model.hidden_size),
+            has_mlp_bias=False,
             qkv_clip=attention.get("clip_qkv") or None,
             query_scale=attention.get("softmax_scale"),
             alibi_slopes=alibi_slopes(model.num_heads, last_exponent=exponent),

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.attention import AttentionSpec
-from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention import Attention
-from dovetail.layers.decoder_head import class_score, generates
+from dovetail.layers.decoder_head import HEAD, HeadedDecoder, class_score, generates, lm_head
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from dovetail.layers.linear import (
     ActivatedLinear,
@@ -22,9 +22,8 @@ from dovetail.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from dovetail.layers.logits import LogitsHead
 from dovetail.layers.norm import LayerNorm
-from dovetail.layers.stages import Stage, made_if
+from dovetail.layers.stages import Stage
 
 POSITION_OFFSET = 2
 EPS = 1e-5
@@ -107,15 +106,15 @@ class OPTModel(nn.Module):
         model, config = context.model, context.model.hf_config
         size = model.hidden_size
         self.config = config
-        narrow = int(config.get("word_embed_proj_dim") or size)
-        is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
+        self.narrow_size = narrow = int(config.get("word_embed_proj_dim") or size)
+        self.is_tied = generates(model) and bool(config.get("tie_word_embeddings", True))
         self.stage = stage = Stage(context)
-        head = "lm_head" if is_tied else None
+        head = HEAD if self.is_tied else None
         self.embed_tokens = stage.table(
             lambda: VocabParallelEmbedding(
                 context, model.vocab_size, narrow, head=head, factor=self.embedding_scale
             ),
-            is_tied=is_tied,
+            is_tied=self.is_tied,
         )
         self.embed_positions = stage.first(lambda: self.build_positions(context, size))
         is_projected = narrow != size
@@ -165,7 +164,7 @@ class OPTModel(nn.Module):
         return x if self.project_out is None else self.project_out(x)
 
 
-class OPTForCausalLM(nn.Module, Model):
+class OPTForCausalLM(HeadedDecoder):
     """OPT with its tied head."""
 
     info = Info(summary="OPT", source="https://arxiv.org/abs/2205.01068")
@@ -174,23 +173,11 @@ class OPTForCausalLM(nn.Module, Model):
 
     def __init__(self, options: Any, context: BuildContext) -> None:
         super().__init__()
-        model = context.model
-        narrow = int(model.hf_config.get("word_embed_proj_dim") or model.hidden_size)
-        tied = bool(model.hf_config.get("tie_word_embeddings", True))
-        self.is_tied = generates(model) and tied
         self.model = self.model_class(context, "model.decoder")
-        stage = self.model.stage
-        self.lm_head = made_if(
-            generates(model) and stage.is_last,
-            lambda: LogitsHead(
-                context,
-                "lm_head",
-                model.vocab_size,
-                narrow,
-                tied=self.model.embed_tokens if self.is_tied else None,
-            ),
-        )
-        self.score = class_score(context, stage, in_size=narrow)
+        stage, self.is_tied = self.model.stage, self.model.is_tied
+        tied, size = self.model.embed_tokens if self.is_tied else None, self.model.narrow_size
+        self.lm_head = lm_head(context, stage, tied=tied, in_size=size)
+        self.score = class_score(context, stage, in_size=size)
 
     def weight_map(self) -> WeightMap:
         """Return the names: older checkpoints start with "decoder.", newer "model.decoder."."""
@@ -204,12 +191,3 @@ class OPTForCausalLM(nn.Module, Model):
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states. Shapes: token_ids, positions [T] -> [T, E]"""
         return self.model(token_ids, positions)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of selected tokens. Shapes: hidden [S, E] -> [S, V]"""
-        return self.lm_head(hidden)
-
-    def classes(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the classes. Shapes: pooled [S, E] -> [S, C]"""
-        found: torch.Tensor = self.score(pooled)
-        return found

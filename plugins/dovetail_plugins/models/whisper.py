@@ -22,7 +22,7 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from dovetail.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
+from dovetail.layers.linear import Linear, MergedColumnParallelLinear, QKVParallelLinear
 from dovetail.layers.norm import LayerNorm
 from dovetail_plugins.layers.attention.dense import use_items
 from dovetail_plugins.layers.cross_decoder import (
@@ -40,8 +40,8 @@ SPECTROGRAM = "input_features"
 KERNEL = 3
 
 
-class KeylessQKV(QKVParallelLinear):
-    """Queries, keys and values, the keys without a bias."""
+class KeylessBias(Linear):
+    """Matrices in one, of which that of keys has no bias."""
 
     def _build_bias(self) -> nn.Parameter:
         bias = super()._build_bias()
@@ -53,17 +53,12 @@ class KeylessQKV(QKVParallelLinear):
         return super().pieces(leaf) - ({"k"} if leaf == "bias" else set())
 
 
-class KeylessKV(MergedColumnParallelLinear):
-    """Keys and values, the keys without a bias."""
+class KeylessQKV(KeylessBias, QKVParallelLinear):
+    """Queries, keys and values."""
 
-    def _build_bias(self) -> nn.Parameter:
-        bias = super()._build_bias()
-        bias.data.zero_()
-        return bias
 
-    def pieces(self, leaf: str) -> set[str]:
-        """Return the pieces that a checkpoint has: no bias of keys."""
-        return super().pieces(leaf) - ({"k"} if leaf == "bias" else set())
+class KeylessKV(KeylessBias, MergedColumnParallelLinear):
+    """Keys and values."""
 
 
 class Convolution(nn.Module):

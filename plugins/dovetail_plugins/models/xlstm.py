@@ -25,7 +25,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, GatedMLP, usual_config
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.linear import Linear, RowParallelLinear, even_part
 from dovetail.layers.norm import LayerNorm
 from dovetail.layers.repeated import of_tensors
@@ -143,13 +143,6 @@ class XlstmLayer(HybridLayer):
         """Return the layer's memory."""
         return MatrixMemory(context, name)
 
-    def build_mlp(
-        self, context: BuildContext, name: str, config: DecoderConfig, layer: int
-    ) -> nn.Module:
-        """Return the layer's MLP."""
-        inner = inner_size(context.model.hf_config)
-        return GatedMLP(context, name, inner=inner, act=config.hidden_act)
-
 
 class XlstmForCausalLM(DecoderForCausalLM):
     """xLSTM with its head."""
@@ -171,6 +164,8 @@ class XlstmForCausalLM(DecoderForCausalLM):
         return usual_config(
             model,
             layer_types=(LINEAR,) * model.num_layers,
+            inner_size=inner_size(config),
+            has_mlp_bias=False,
             norm_eps=float(config["norm_eps"]),
             final_logit_softcap=float(config["output_logit_soft_cap"]),
         )

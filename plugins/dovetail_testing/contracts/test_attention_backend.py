@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from dovetail.interfaces.attention import AttentionBackend
 from dovetail_testing import contract
@@ -152,14 +153,8 @@ class TestAttentionBackend:
             slots=step.layout.slots.flip(0),
             seq_lens_host=step.layout.seq_lens_host[::-1],
         )
-        again = backend.forward(
-            step.spec,
-            step.arguments["q"].flip(0),
-            step.k.flip(0),
-            step.v.flip(0),
-            step.cache,
-            backend.prepare(flipped),
-        )
+        mirrored = {"q": step.arguments["q"].flip(0), "k": step.k.flip(0), "v": step.v.flip(0)}
+        again = backend.forward(structs.replace(step.call(flipped), **mirrored))
         torch.testing.assert_close(again.flip(0), found, rtol=1e-5, atol=1e-5)
 
     @requires("graphs")
@@ -170,10 +165,7 @@ class TestAttentionBackend:
         layout = step.layout
         most = layout.block_table.shape[1] * layout.block_tokens
         loose = replace(layout, seq_lens_host=[most] * layout.num_rows, max_seq_tokens=most)
-        prepared = backend.prepare(loose)
-        again = backend.forward(
-            step.spec, step.arguments["q"], step.k, step.v, step.cache, prepared
-        )
+        again = backend.forward(step.call(loose))
         torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-5)
 
     def test_prefill_then_decode_equals_one_pass(self, plugin: Any, backend: Any) -> None:
@@ -185,14 +177,8 @@ class TestAttentionBackend:
         for position in range(len(whole)):
             layout = single_token(step.layout, position)
             part = slice(position, position + 1)
-            out = backend.forward(
-                step.spec,
-                step.arguments["q"][part],
-                step.k[part],
-                step.v[part],
-                step.cache,
-                backend.prepare(layout),
-            )
+            own = {"q": step.arguments["q"][part], "k": step.k[part], "v": step.v[part]}
+            out = backend.forward(structs.replace(step.call(layout), **own))
             torch.testing.assert_close(out[0], whole[position], rtol=1e-4, atol=1e-4)
 
     def test_shape_has_the_block_in_front(self, backend: Any) -> None:

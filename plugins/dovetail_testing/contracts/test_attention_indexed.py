@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.interfaces.attention import IndexSpec
+from dovetail.interfaces.attention import IndexCall, IndexSpec
 from dovetail_testing.contract import requires, without
 from dovetail_testing.contracts.test_attention_latents import (
     MAX_DIFFERENCE,
@@ -43,12 +43,16 @@ class TestIndexed:
                 rows.scene.lengths[row] += count
             q = eighths(total, INDEX.num_heads, INDEX.head_size, random=rows.random)
             weights = eighths(total, INDEX.num_heads, random=rows.random)
-            prepared = rows.backend.prepare(on_device(layout, rows.device))
-            there = rows.device
-            found = rows.backend.pick(
-                INDEX, q.to(there), weights.to(there), keys.to(there), prepared
+            prepared, there = rows.backend.prepare(on_device(layout, rows.device)), rows.device
+            given = IndexCall(
+                spec=INDEX,
+                q=q.to(there),
+                weights=weights.to(there),
+                keys=keys.to(there),
+                prepared=prepared,
             )
-            wanted = ReferenceAttention().pick(INDEX, q, weights, keys, layout)
+            meant = IndexCall(spec=INDEX, q=q, weights=weights, keys=keys, prepared=layout)
+            found, wanted = rows.backend.pick(given), ReferenceAttention().pick(meant)
             assert found.dtype is torch.int32
             assert torch.equal(found.cpu(), wanted)
 
@@ -64,12 +68,9 @@ class TestIndexed:
             q = torch.randn(total, SPEC.num_heads, SPEC.size, generator=rows.random)
             latent = torch.randn(total, SPEC.size, generator=rows.random)
             picks = self._some(layout, rows.random)
-            prepared = rows.backend.prepare(on_device(layout, rows.device))
-            there = rows.device
-            found = rows.backend.forward_picked(
-                SPEC, q.to(there), latent.to(there), rows.cache, prepared, picks.to(there)
-            )
-            wanted = ReferenceAttention().forward_picked(SPEC, q, latent, rows.plain, layout, picks)
+            given, meant = rows.calls(q, latent, layout, picks)
+            found = rows.backend.forward_picked(given)
+            wanted = ReferenceAttention().forward_picked(meant)
             torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=MAX_DIFFERENCE)
         torch.testing.assert_close(rows.cache.cpu(), rows.plain, rtol=0, atol=0, equal_nan=True)
 
@@ -92,4 +93,8 @@ class TestIndexed:
         one = torch.zeros(1, 3, 16, device=rows.device)
         prepared = rows.backend.prepare(layout)
         with pytest.raises(NotImplementedError, match=plugin.__name__):
-            rows.backend.pick(INDEX, one, one[..., 0], rows.cache, prepared)
+            rows.backend.pick(
+                IndexCall(
+                    spec=INDEX, q=one, weights=one[..., 0], keys=rows.cache, prepared=prepared
+                )
+            )

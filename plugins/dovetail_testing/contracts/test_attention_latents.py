@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout, LatentSpec
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchLayout,
+    LatentCall,
+    LatentSpec,
+)
 from dovetail_testing.attention_scenario import Scene, UsageCounter
 from dovetail_testing.contract import default_options, device_of, requires, without
 from dovetail_testing.reference import ReferenceAttention
@@ -44,11 +50,30 @@ class Latents:
         layout = self.scene.layout(counts, "cpu")
         for row, count in counts:
             self.scene.lengths[row] += count
-        prepared = self.backend.prepare(on_device(layout, self.device))
-        given = (q.to(self.device), latent.to(self.device))
-        found = self.backend.forward_latent(SPEC, *given, self.cache, prepared)
-        wanted = ReferenceAttention().forward_latent(SPEC, q, latent, self.plain, layout)
-        return found.cpu(), wanted
+        given, meant = self.calls(q, latent, layout)
+        found = self.backend.forward_latent(given)
+        return found.cpu(), ReferenceAttention().forward_latent(meant)
+
+    def calls(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        layout: BatchLayout,
+        picks: torch.Tensor | None = None,
+    ) -> tuple[LatentCall, LatentCall]:
+        """Return the calls of the backend and of the reference."""
+        meant = LatentCall(
+            spec=SPEC, q=q, latent=latent, cache=self.plain, prepared=layout, picks=picks
+        )
+        given = LatentCall(
+            spec=SPEC,
+            q=q.to(self.device),
+            latent=latent.to(self.device),
+            cache=self.cache,
+            prepared=self.backend.prepare(on_device(layout, self.device)),
+            picks=None if picks is None else picks.to(self.device),
+        )
+        return given, meant
 
 
 def on_device(layout: BatchLayout, device: str) -> BatchLayout:

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.interfaces.attention import (
     AttentionBackend,
+    AttentionCall,
     AttentionQuery,
     AttentionSpec,
     BatchLayout,
@@ -255,9 +256,11 @@ class TestAttentionLayouts:
                 max_seq_tokens=max(lens),
             )
             own_k, own_v = (x[: len(written)].to(device) for x in (k, v))
-            got = backend.forward_cross(
-                spec, q.to(device), own_k, own_v, cache, backend.prepare(layout)
-            )
+            call = AttentionCall(
+                spec=spec, q=q.to(device), k=own_k, v=own_v, cache=cache,
+                prepared=backend.prepare(layout),
+            )  # fmt: skip
+            got = backend.forward_cross(call)
             rows = (torch.split(x, list(n)) for x, n in ((q, counts), (k, lens), (v, lens)))
             wanted = []
             for queries, keys, values in zip(*rows, strict=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from dovetail import registry
 from dovetail.errors import DovetailError
@@ -226,11 +227,11 @@ def test_flashinfer_plans_once_for_each_kind_of_layer(doubles: Any) -> None:
     wrapper = BatchPrefillWithPagedKVCacheWrapper
     wrapper.made = wrapper.plans = 0
     for _ in range(2):
-        prepared = step.backend.prepare(step.layout)
+        call = step.call(step.layout)
         for window in (None, 9, None, 9):
             spec = replace(step.spec, window_tokens=window)
-            step.backend.forward(spec, step.arguments["q"], step.k, step.v, step.cache, prepared)
-        del prepared  # as a step's are once it is over
+            step.backend.forward(structs.replace(call, spec=spec))
+        del call  # as a step's are once it is over
     assert (wrapper.made, wrapper.plans) == (1, 4)  # the plain kind's was made to fill the cache
 
 
@@ -243,11 +244,10 @@ def test_flashinfer_keeps_groups_of_one_kind_apart(doubles: Any) -> None:
         for rows in ("mixed", "prefill")
     ]
     wanted = [step.run() for step in steps]
-    groups = [backend.prepare(step.layout) for step in steps]
+    calls = [step.call(step.layout) for step in steps]
     for _ in range(2):
-        for step, prepared, expected in zip(steps, groups, wanted, strict=True):
-            q, cache = step.arguments["q"], step.cache
-            found = backend.forward(step.spec, q, step.k, step.v, cache, prepared)
+        for call, expected in zip(calls, wanted, strict=True):
+            found = backend.forward(call)
             torch.testing.assert_close(found, expected)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import CrossLayer
 from dovetail.interfaces.model import BuildContext
@@ -52,15 +52,15 @@ class CrossCache(Keeper):
         cache = context.caches[self.name]
         assert isinstance(cache, torch.Tensor)
         heads = (spec.num_heads, spec.head_size)
-        out = context.backend.forward_cross(
-            spec,
-            q.unflatten(-1, heads),
-            k.unflatten(-1, heads),
-            v.unflatten(-1, heads),
-            cache,
-            context.prepared[self.name],
+        call = AttentionCall(
+            spec=spec,
+            q=q.unflatten(-1, heads),
+            k=k.unflatten(-1, heads),
+            v=v.unflatten(-1, heads),
+            cache=cache,
+            prepared=context.prepared[self.name],
         )
-        return out.flatten(-2)
+        return context.backend.forward_cross(call).flatten(-2)
 
 
 class CrossAttention(nn.Module):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dovetail.interfaces.attention import LatentSpec
+from dovetail.interfaces.attention import LatentCall, LatentSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import LatentLayer
 from dovetail.interfaces.model import BuildContext
@@ -308,10 +308,16 @@ class LatentAttention(Keeper):
         backend = forward_context().backend
         assert self.kv_b_proj.absorbing is not None, "the weights are not loaded"
         keys, values = self.kv_b_proj.absorbing
-        given = (self.spec, keys(q), latent, self._cache(), prepared)
-        if picks is None:
-            return values(backend.forward_latent(*given))
-        return values(backend.forward_picked(*given, picks))
+        call = LatentCall(
+            spec=self.spec,
+            q=keys(q),
+            latent=latent,
+            cache=self._cache(),
+            prepared=prepared,
+            picks=picks,
+        )
+        attend = backend.forward_latent if picks is None else backend.forward_picked
+        return values(attend(call))
 
     def _attend_long(
         self,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec import structs
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionSpec, BatchLayout
+from dovetail.interfaces.attention import AttentionBackend, AttentionCall, BatchLayout
 from dovetail.layers.dtypes import dtype_of
 
 
@@ -32,77 +33,31 @@ class AttentionInDtype(AttentionBackend):
         """Return the backend's prepared layout."""
         return self._backend.prepare(layout)
 
-    def _cast(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
+    def _cast(self, call: AttentionCall) -> AttentionCall:
+        """Return the call in the backend's dtype; sinks and biases keep theirs."""
+        q, k, v = (None if x is None else x.to(self._dtype) for x in (call.q, call.k, call.v))
+        return structs.replace(call, q=q, k=k, v=v)
 
-    def forward(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, call: AttentionCall) -> torch.Tensor:
         """Write k and v into the cache, then attend. Shapes: as the backend's. Mutates: cache"""
-        given = self._cast(q, k, v)
-        return self._backend.forward(spec, *given, cache, prepared, sinks).to(q.dtype)
+        return self._backend.forward(self._cast(call)).to(call.q.dtype)
 
-    def forward_lse(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_lse(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         """Do the same as `forward`, and return the log-sum-exps of scores. Mutates: cache"""
-        given = self._cast(q, k, v)
-        out, lse = self._backend.forward_lse(spec, *given, cache, prepared)
-        return out.to(q.dtype), lse
+        out, lse = self._backend.forward_lse(self._cast(call))
+        return out.to(call.q.dtype), lse
 
-    def forward_biased(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        bias: torch.Tensor,
-    ) -> torch.Tensor:
+    def forward_biased(self, call: AttentionCall) -> torch.Tensor:
         """Do the same as `forward` with biases on scores, which stay float32. Mutates: cache"""
-        given = self._cast(q, k, v)
-        return self._backend.forward_biased(spec, *given, cache, prepared, bias).to(q.dtype)
+        return self._backend.forward_biased(self._cast(call)).to(call.q.dtype)
 
-    def forward_cross(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-    ) -> torch.Tensor:
+    def forward_cross(self, call: AttentionCall) -> torch.Tensor:
         """Attend to all of another sequence. Shapes: as the backend's. Mutates: cache"""
-        given = self._cast(q, k, v)
-        return self._backend.forward_cross(spec, *given, cache, prepared).to(q.dtype)
+        return self._backend.forward_cross(self._cast(call)).to(call.q.dtype)
 
-    def forward_shared(
-        self,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        cache: torch.Tensor,
-        prepared: Any,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward_shared(self, call: AttentionCall) -> torch.Tensor:
         """Attend to the cache that another layer has written. Shapes: as the backend's"""
-        own = q.to(self._dtype)
-        return self._backend.forward_shared(spec, own, cache, prepared, sinks).to(q.dtype)
+        return self._backend.forward_shared(self._cast(call)).to(call.q.dtype)
 
 
 def in_dtype(backend: AttentionBackend, dtype: str, model_dtype: str) -> AttentionBackend:

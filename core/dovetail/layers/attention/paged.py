@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import KVLayer
 from dovetail.layers.context import forward_context
@@ -92,18 +92,18 @@ class Attention(Keeper):
         spec, context = self.spec, forward_context()
         cache = context.caches[self.name]
         assert isinstance(cache, torch.Tensor)
-        given = (
-            spec,
-            q.unflatten(-1, (spec.num_heads, spec.head_size)),
-            k.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
-            v.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
-            cache,
-            context.prepared[self.name],
+        call = AttentionCall(
+            spec=spec,
+            q=q.unflatten(-1, (spec.num_heads, spec.head_size)),
+            k=k.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
+            v=v.unflatten(-1, (spec.num_kv_heads, spec.head_size)),
+            cache=cache,
+            prepared=context.prepared[self.name],
+            sinks=sinks,
+            bias=bias,
         )
-        if bias is not None:
-            out = context.backend.forward_biased(*given, bias)
-        else:
-            out = context.backend.forward(*given, sinks)
+        backend = context.backend
+        out = backend.forward(call) if bias is None else backend.forward_biased(call)
         return out.flatten(-2)
 
 

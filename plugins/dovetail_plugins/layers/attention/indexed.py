@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from dovetail.interfaces.attention import IndexSpec
+from dovetail.interfaces.attention import IndexCall, IndexSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import LatentLayer
 from dovetail.interfaces.model import BuildContext
@@ -79,10 +79,14 @@ class IndexedAttention(LatentAttention):
         # Halves of a step are separate; within one, later layers share a layer's picks.
         place = (PICKS, context.first_token)
         if index_q is not None and weights is not None:
-            heads = index_q.unflatten(-1, (self.index.num_heads, -1))
-            context.once[place] = context.backend.pick(
-                self.index, heads, weights, self._index_keys(), prepared
+            call = IndexCall(
+                spec=self.index,
+                q=index_q.unflatten(-1, (self.index.num_heads, -1)),
+                weights=weights,
+                keys=self._index_keys(),
+                prepared=prepared,
             )
+            context.once[place] = context.backend.pick(call)
         return self._attended(q, latent, context.once[place])
 
     def _rows(self, context: ForwardContext, picks: torch.Tensor | None) -> LatentRows | None:

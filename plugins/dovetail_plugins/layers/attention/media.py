@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.layers.attention import Attention
 from dovetail.layers.context import forward_context, step_media
 from dovetail.parallel.context import joined
@@ -39,7 +39,8 @@ class MediaAttention(Attention):
         k = k.unflatten(-1, (spec.num_kv_heads, spec.head_size))
         v = v.unflatten(-1, (spec.num_kv_heads, spec.head_size))
         prepared = context.prepared[self.name]
-        out, sums = context.backend.forward_lse(spec, q, k, v, cache, prepared)
+        call = AttentionCall(spec=spec, q=q, k=k, v=v, cache=cache, prepared=prepared)
+        out, sums = context.backend.forward_lse(call)
         out = out.clone()
         for start, count in media.spans:
             if count == 1:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces.attention import AttentionSpec
+from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.layers.attention import Attention, attention_layers
 from dovetail.layers.context import DrawnTokens, forward_context
 from dovetail.layers.opaque import Opaque, is_traced
@@ -56,9 +56,14 @@ class SharedAttention(nn.Module):
         cache = context.caches[self.shares]
         assert isinstance(cache, torch.Tensor)
         prepared = context.prepared if context.drawn is None else context.drawn.prepared
-        heads = q.unflatten(-1, (spec.num_heads, spec.head_size))
-        out = context.backend.forward_shared(spec, heads, cache, prepared[self.shares], sinks)
-        return out.flatten(-2)
+        call = AttentionCall(
+            spec=spec,
+            q=q.unflatten(-1, (spec.num_heads, spec.head_size)),
+            cache=cache,
+            prepared=prepared[self.shares],
+            sinks=sinks,
+        )
+        return context.backend.forward_shared(call).flatten(-2)
 
 
 def find_sources(model: nn.Module) -> None:
