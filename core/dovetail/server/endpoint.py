@@ -75,6 +75,7 @@ from dovetail.server.generate.logprobs import (
     check_named_logprobs,
     prompt_logprobs,
 )
+from dovetail.server.generate.request_log import logged
 from dovetail.server.generate.server_state import LONG_WORK, Parsers, ServerState
 from dovetail.server.generate.streaming import (
     EventStream,
