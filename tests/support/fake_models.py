@@ -17,12 +17,12 @@ from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.families import build_apis
 from dovetail_plugins.gateway.app import build_gateway
-from dovetail_plugins.gateway.connections import Connections
 from dovetail_plugins.gateway.entries import Entry
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.model import Model
 from dovetail_plugins.gateway.need import Need
 from dovetail_plugins.gateway.server import ModelFailed
+from dovetail_plugins.http_client.connections import ConnectionPool
 
 SIZE = 100
 """What each model needs, in bytes."""
@@ -42,7 +42,7 @@ class FakeServer:
         self.calls: list[tuple[str, str]] = []
         self.heads: list[str] = []
         self.num_left = 0
-        self.connections = Connections(self.path)
+        self.connections = ConnectionPool(self.path)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -28,7 +28,7 @@ class FakeServer:
         self.num_failures += 1
 
     @contextlib.asynccontextmanager
-    async def answer(
+    async def stream(
         self, method: str, target: bytes, headers: Sequence[Any], body: bytes
     ) -> AsyncIterator[Any]:
         self.got.append((dict(headers), _value_of(body)))
@@ -40,7 +40,10 @@ class FakeServer:
         async def pieces() -> AsyncIterator[bytes]:
             yield content
 
-        yield Namespace(status=200, headers=[(b"x-request-id", b"x")], pieces=pieces)
+        async def read() -> bytes:
+            return content
+
+        yield Namespace(status=200, headers=[(b"x-request-id", b"x")], pieces=pieces, read=read)
 
     async def is_healthy(self) -> bool:
         return True

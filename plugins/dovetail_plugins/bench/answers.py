@@ -18,6 +18,7 @@ from typing import Any
 
 from dovetail.json_values import json_value
 from dovetail_plugins.bench.client import Trace
+from dovetail_plugins.http_client.events import EventReader
 
 MAX_ERROR_CHARS = 300
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -176,21 +177,11 @@ def _arrivals(times_s: Sequence[float], totals: Sequence[int]) -> list[tuple[flo
 
 
 def sse_data(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
-    """Yield (time, data) of every event, with the time of the piece that completed it.
-
-    An event without a final blank line is dropped, as the standard requires.
-    """
-    rest = b""
-    data: list[bytes] = []
+    """Yield (time, data) of every event, with the time of the piece that completed it."""
+    reader = EventReader()
     for at_s, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield at_s, b"\n".join(data).decode("utf-8", "replace")
-                data = []
+        for data in reader.feed(piece):
+            yield at_s, data.decode("utf-8", "replace")
 
 
 def message_of(body: bytes) -> str:

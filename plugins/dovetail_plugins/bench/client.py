@@ -2,7 +2,7 @@
 
 Answers are not parsed while the load runs, which would take time from a server on the same machine.
 The time of a request starts when its first byte is written to the socket. Connecting (and TLS)
-comes before that and is recorded separately. httptools does the framing.
+comes before that and is recorded separately.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
-import httptools
-
 from dovetail.errors import ConfigError
+from dovetail_plugins.http_client.connections import connect, request_bytes
+from dovetail_plugins.http_client.response import ResponseError, StreamedResponse
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,10 +55,11 @@ class Target:
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Return the bytes of a request."""
-        lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in self.headers.items())]
+        headers = [*self.headers.items(), ("Connection", "close")]
         if body:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
+            headers.append(("Content-Type", "application/json"))
+        encoded = [(name.encode(), value.encode()) for name, value in headers]
+        return request_bytes(method, path.encode(), encoded, body)
 
 
 def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float) -> Target:
@@ -90,22 +90,22 @@ def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float
 
 async def send(target: Target, request: bytes) -> Trace:
     """Return the trace of one request. Every failure is in its `error`."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    exchange = _Exchange(request, done)
-    trace = exchange.trace
+    trace = Trace()
     began_s = trace.start_s = time.perf_counter()
     try:
         async with asyncio.timeout(target.timeout_s):
-            transport, _ = await loop.create_connection(
-                lambda: exchange, target.host, target.port, ssl=target.tls
-            )
+            connection = await connect((target.host, target.port), target.tls)
             try:
-                await done
+                response = _TimedResponse(connection.transport, trace)
+                trace.start_s = time.perf_counter()
+                connection.send(request, response)
+                await response.read()  # nothing: the trace has it
             finally:
-                transport.abort()
+                connection.close()
     except TimeoutError:
         trace.error = f"no whole answer within {target.timeout_s:g} s"
+    except ResponseError as error:
+        trace.error = str(error)
     except OSError as error:
         trace.error = f"{type(error).__name__}: {error}"
     trace.end_s = trace.end_s or time.perf_counter()
@@ -113,64 +113,34 @@ async def send(target: Target, request: bytes) -> Trace:
     return trace
 
 
-class _Exchange(asyncio.Protocol):
-    """Writes the request when connected, records the answer, and sets `done` at the end."""
+class _TimedResponse(StreamedResponse):
+    """Records each piece with its arrival time."""
 
-    def __init__(self, request: bytes, done: asyncio.Future[None]) -> None:
-        self.trace = Trace()
-        self._request = request
-        self._done = done
-        self._parser = httptools.HttpResponseParser(self)
+    def __init__(self, transport: asyncio.Transport, trace: Trace) -> None:
+        super().__init__(transport)
+        self._trace = trace
         self._now_s = 0.0
-        self._has_length = False
-        self._is_in_body = False
 
-    def connection_made(self, transport: Any) -> None:
-        """Send the request and start its time."""
-        self.trace.start_s = time.perf_counter()
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Record the received data with its arrival time."""
+    def feed(self, data: bytes) -> None:
+        """Add bytes from the connection. Mutates: self"""
         self._now_s = time.perf_counter()
-        if self._done.done():
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._end(f"the answer is not HTTP: {error}")
+        super().feed(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the answer: successfully only if its body has no other end mark."""
+    def end(self, error: Exception | None) -> None:
+        """Record that the connection ended. Mutates: self"""
         self._now_s = time.perf_counter()
-        if self._is_in_body and not self._has_length and exc is None:
-            self._end(None)
-        else:
-            self._end("the connection broke before the answer was complete")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Record whether the body has an explicit end."""
-        if name.lower() in (b"content-length", b"transfer-encoding"):
-            self._has_length = True
+        super().end(error)
 
     def on_headers_complete(self) -> None:
-        """Record the status."""
-        self.trace.status = self._parser.get_status_code()
-        self._is_in_body = self.trace.status >= 200
+        """Record the status. Mutates: self, its trace"""
+        super().on_headers_complete()
+        self._trace.status = self.status
 
     def on_body(self, body: bytes) -> None:
-        """Record a piece of the body."""
-        self.trace.pieces.append((self._now_s, body))
+        """Record a piece of the body; reading never pauses. Mutates: its trace"""
+        self._trace.pieces.append((self._now_s, body))
 
-    def on_message_complete(self) -> None:
-        """End the answer, unless it is an interim one (1xx), which another follows."""
-        if self.trace.status >= 200:
-            self._end(None)
-        self._has_length = False
-
-    def _end(self, error: str | None) -> None:
-        if self._done.done():
-            return
-        self.trace.end_s = self._now_s
-        self.trace.error = error
-        self._done.set_result(None)
+    def complete(self, *, is_last: bool) -> None:
+        """Record the end of the body. Mutates: self, its trace"""
+        super().complete(is_last=is_last)
+        self._trace.end_s = self._now_s

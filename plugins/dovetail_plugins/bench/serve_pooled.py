@@ -11,14 +11,22 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.interfaces.bench_dataset import BenchPrompt
 from dovetail.json_values import json_value
-from dovetail_plugins.bench import metrics, serve
+from dovetail_plugins.bench import metrics
 from dovetail_plugins.bench.answers import Answer, failed_answer, message_of
 from dovetail_plugins.bench.client import Trace, send
 from dovetail_plugins.bench.dialect import kind_of_path
+from dovetail_plugins.bench.load_run import (
+    draw,
+    find_model,
+    first_failed,
+    run_loop,
+    send_all,
+    target_from,
+)
 from dovetail_plugins.bench.report import (
     number,
     result_of,
@@ -28,11 +36,9 @@ from dovetail_plugins.bench.report import (
     write_result,
 )
 from dovetail_plugins.bench.serve_report import Checked
+from dovetail_plugins.bench.settings import ServeFlags
 from dovetail_plugins.bench.stats import peak_overlap, summary
 from dovetail_plugins.plot import draw_distributions
-
-if TYPE_CHECKING:
-    from dovetail_plugins.bench.serve import Flags
 
 _PAIRED = {"score": ("text_1", "text_2"), "rerank": ("query", "documents")}
 """Endpoints that compare one text with others -> the two field names."""
@@ -77,15 +83,14 @@ class Measured:
     answers: Sequence[Answer]
 
 
-def run_pooled(flags: Flags, checked: Checked) -> int:
+def run_pooled(flags: ServeFlags, checked: Checked) -> int:
     """Measure, print and save the result; return the exit status.
 
     Raises: ConfigError, ServerError
     """
-    measured = serve.run_loop(measure(flags))
+    measured = run_loop(measure(flags))
     results = figures(measured.answers, flags.target.batch_size, checked)
-    groups = (flags.dataset, flags.target, flags.load, flags.metrics, flags.report)
-    result = result_of("serve", flags.report, settings_of(*groups), results)
+    result = result_of("serve", flags.report, settings_of(*flags.groups), results)
     result["server"] = {"url": measured.url, "model": measured.model}
     if flags.report.save_detailed:
         result["requests"] = metrics.details(measured.answers)
@@ -101,10 +106,10 @@ def run_pooled(flags: Flags, checked: Checked) -> int:
     return 1 if failed or not results["completed"] else 0
 
 
-async def measure(flags: Flags) -> Measured:
+async def measure(flags: ServeFlags) -> Measured:
     """Return the answers of the whole load. Raises: ConfigError, ServerError"""
-    target = serve.target_from(flags.target)
-    model, root = await serve.find_model(target, flags.target)
+    target = target_from(flags.target)
+    model, root = await find_model(target, flags.target)
     dialect = PooledDialect(
         model=model, kind=kind_of_path(target.path), extra=flags.target.extra_body
     )
@@ -114,15 +119,15 @@ async def measure(flags: Flags) -> Measured:
         num_prompts=per * flags.dataset.num_prompts,
         num_warmups=per * flags.dataset.num_warmups,
     )
-    prompts = serve.draw(dataset, flags.target, root, needs_text=dialect.needs_text, num_extra=per)
+    prompts = draw(dataset, flags.target, root, needs_text=dialect.needs_text, num_extra=per)
     bodies = [
         target.request("POST", target.path, dialect.body(prompts[at : at + per]))
         for at in range(0, len(prompts), per)
     ]
     first = read_pooled(await send(target, bodies.pop()))
     if first.error is not None:
-        raise serve.first_failed(target, first.error)
-    traces = await serve.send_all(target, bodies, flags)
+        raise first_failed(target, first.error)
+    traces = await send_all(target, bodies, flags)
     return Measured(url=target.url, model=model, answers=[read_pooled(one) for one in traces])
 
 

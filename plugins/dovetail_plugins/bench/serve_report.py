@@ -17,7 +17,7 @@ from dovetail_plugins.bench.report import (
     table,
     write_result,
 )
-from dovetail_plugins.bench.settings import MetricFlags, ReportFlags
+from dovetail_plugins.bench.settings import MetricFlags, ReportFlags, ServeFlags
 from dovetail_plugins.bench.stats import parsed_percentiles
 from dovetail_plugins.plot import draw_distributions
 
@@ -43,7 +43,7 @@ class Checked:
         )
 
 
-def keep(flags: Any, checked: Checked, measured: Any) -> dict[str, Any]:
+def keep(flags: ServeFlags, checked: Checked, measured: Any) -> dict[str, Any]:
     """Return the whole result, written and plotted as the flags say. Raises: ConfigError"""
     answers = [read_answer(trace) for trace in measured.traces]
     results = metrics.figures(
@@ -52,8 +52,7 @@ def keep(flags: Any, checked: Checked, measured: Any) -> dict[str, Any]:
         percentiles=checked.percentiles,
         limits_ms=checked.limits_ms,
     )
-    groups = (flags.dataset, flags.target, flags.load, flags.metrics, flags.report)
-    result = result_of("serve", flags.report, settings_of(*groups), results)
+    result = result_of("serve", flags.report, settings_of(*flags.groups), results)
     result["server"] = {
         "url": measured.url,
         "model": measured.dialect.model,

@@ -254,6 +254,22 @@ class StartedFlags:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    "All flags of `dovetail bench serve`."
+
+    dataset: DatasetFlags
+    target: TargetFlags
+    load: LoadFlags
+    metrics: MetricFlags
+    report: ReportFlags
+
+    @property
+    def groups(self) -> tuple[object, ...]:
+        """Return the groups in the order of SERVE_GROUPS."""
+        return (self.dataset, self.target, self.load, self.metrics, self.report)
+
+
 SERVE_GROUPS: tuple[type[object], ...] = (
     DatasetFlags,
     TargetFlags,

@@ -1,7 +1,6 @@
 """A small client of the OpenAI HTTP API: one request at a time, with streamed answers.
 
-Uses only the standard library. Format of a stream: server-sent events (WHATWG HTML, section 9.2),
-each `data:` line one JSON object, the last one `[DONE]`.
+A stream is server-sent events, each one JSON object, the last one `[DONE]`.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.json_values import json_value
+from dovetail_plugins.http_client.events import EventReader
 
 DEFAULT_URL = "http://localhost:8000/v1"
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 600.0
-
+BROKEN = (OSError, http.client.HTTPException)
+"""What sending a request and reading its response may raise."""
 
 _FIXES = {
     401: "give the key with --api-key or OPENAI_API_KEY.",
@@ -61,35 +62,25 @@ class Client:
                 if "error" in chunk:
                     raise ServerError(_message(chunk), where=self._url)
                 yield chunk
-        except (OSError, http.client.HTTPException) as error:
+        except BROKEN as error:
             raise ServerError(f"the answer broke off: {error}.", where=self._url) from error
         finally:
             response.close()
 
     def _send(self, method: str, path: str, body: Any) -> http.client.HTTPResponse:
-        connection = self._connection()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            connection.connect()
-            connection.sock.settimeout(ANSWER_TIMEOUT_S)
-            connection.request(method, self._path + path, data, headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+            response = send_request(self._parts, method, self._path + path, data, headers)
+        except BROKEN as error:
             raise ServerError(
                 f"no answer: {_told(error)}.", where=self._url, fix=_fix_of(error)
             ) from error
         if response.status >= 400:
             raise self._refused(response)
         return response
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = str(self._parts.hostname), self._parts.port
-        if self._parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S)
-        return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
 
     def _refused(self, response: http.client.HTTPResponse) -> ServerError:
         fix = _FIXES.get(response.status)
@@ -98,6 +89,30 @@ class Client:
         except ServerError:
             reason = response.reason
         return ServerError(f"status {response.status}: {reason}", where=self._url, fix=fix)
+
+
+def send_request(
+    server: SplitResult,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    connect_limit_s: float = CONNECT_TIMEOUT_S,
+    read_limit_s: float = ANSWER_TIMEOUT_S,
+) -> http.client.HTTPResponse:
+    """Return the response once its headers have arrived; close it after use. Raises: BROKEN"""
+    is_tls = server.scheme == "https"
+    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+    connection = kind(str(server.hostname), server.port, timeout=connect_limit_s)
+    try:
+        connection.connect()
+        connection.sock.settimeout(read_limit_s)
+        connection.request(method, path, body, {"Connection": "close", **(headers or {})})
+        return connection.getresponse()
+    except BROKEN:
+        connection.close()
+        raise
 
 
 def add_server_arguments(parser: argparse._ActionsContainer) -> None:
@@ -129,19 +144,17 @@ def fields_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
     return {"model": model} | {name: value for name, value in sampling.items() if value is not None}
 
 
-def read_events(lines: Any) -> Iterator[dict[str, Any]]:
+def read_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of an event stream until [DONE]. Raises: ServerError."""
-    for raw in lines:
-        line = raw.decode("utf-8").strip()
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
+    reader = EventReader()
+    for data in (data for line in lines for data in reader.feed(line)):
+        if data == b"[DONE]":
             return
         try:
             yield json_value(data)
         except ValueError as error:
-            raise ServerError(f"the server sent no JSON: {data[:80]!r}.") from error
+            shown = data.decode("utf-8", "replace")[:80]
+            raise ServerError(f"the server sent no JSON: {shown!r}.") from error
 
 
 def _parts(url: str) -> SplitResult:
@@ -170,7 +183,7 @@ def _fix_of(error: Exception) -> str:
 def _json(response: http.client.HTTPResponse) -> dict[str, Any]:
     try:
         content = json_value(response.read())
-    except (ValueError, OSError, http.client.HTTPException) as error:
+    except (ValueError, *BROKEN) as error:
         raise ServerError("the answer is not JSON.", fix="check --url; it ends in /v1.") from error
     finally:
         response.close()

@@ -7,7 +7,6 @@ reach it. Only its address and its log file are known here.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import shutil
 import signal
 import sys
@@ -15,9 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from dovetail.errors import DovetailError
 from dovetail.processes.process import Child, spawn
+from dovetail_plugins.commands._client import BROKEN, send_request
 
 READY_PERIOD_S = 0.1
 END_LIMIT_S = 15.0
@@ -30,7 +31,6 @@ class BackgroundServer:
 
     def __init__(self, fields: dict[str, Any], host: str, port: int) -> None:
         self.url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-        self._place = (host, port)
         handle, name = tempfile.mkstemp(prefix="dovetail-run-", suffix=".log")
         self.log = Path(name)
         try:
@@ -53,14 +53,12 @@ class BackgroundServer:
         return status or 1
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(*self._place, timeout=1)
         try:
-            connection.request("GET", "/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
+            limits = {"connect_limit_s": 1.0, "read_limit_s": 1.0}
+            with send_request(urlsplit(self.url), "GET", "/ready", **limits) as response:
+                return response.status == 200
+        except BROKEN:
             return False
-        finally:
-            connection.close()
 
     def _show_error(self) -> None:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()

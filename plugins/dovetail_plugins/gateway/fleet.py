@@ -241,7 +241,7 @@ class Fleet:
     async def _read_card(self, model: Model) -> None:
         """Store the model card from the model's server. Mutates: model"""
         assert model.server is not None
-        cards = (await model.server.connections.ask("GET", "/v1/models")).json().get("data", [])
+        cards = (await model.server.connections.request("GET", "/v1/models")).json().get("data", [])
         model.card = {key: value for key, value in cards[0].items() if key != "id"} if cards else {}
 
     # The methods below decide which model leaves memory.
@@ -389,7 +389,7 @@ def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
 
 async def _told(server: Server, path: str) -> None:
     """Call a path of a model's server. Raises: ModelFailed, ConnectionError"""
-    answer = await server.connections.ask("POST", path)
+    answer = await server.connections.request("POST", path)
     if answer.status != 200:
         raise ModelFailed(f"POST {path} was answered {answer.status}: {answer.text[:200]}")
 

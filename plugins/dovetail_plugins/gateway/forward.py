@@ -17,11 +17,11 @@ from starlette.types import Message, Receive, Scope, Send
 from dovetail.errors import EngineDead, Overloaded
 from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
-from dovetail_plugins.gateway.connections import Answer, Header
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.model import Model, State
 from dovetail_plugins.gateway.routing import named_model
 from dovetail_plugins.gateway.server import Server
+from dovetail_plugins.http_client.response import Header, StreamedResponse
 
 logger = logging.getLogger("dovetail_plugins.gateway")
 EVENT_STREAM = b"text/event-stream"
@@ -117,11 +117,11 @@ async def _gone(receive: Receive) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _answer_of(server: Server, scope: Scope, body: bytes) -> AsyncIterator[Answer]:
+async def _answer_of(server: Server, scope: Scope, body: bytes) -> AsyncIterator[StreamedResponse]:
     """Yield the server's answer once its headers have arrived; leaving early aborts the request."""
     path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
     target = path + b"?" + query if query else path
-    asked = server.connections.answer(scope["method"], target, _headers_on(scope), body)
+    asked = server.connections.stream(scope["method"], target, _headers_on(scope), body)
     async with contextlib.AsyncExitStack() as stack:
         try:
             answer = await stack.enter_async_context(asked)
@@ -141,7 +141,7 @@ def _headers_on(scope: Scope) -> list[Header]:
     return headers
 
 
-async def _pass_back(answer: Answer, scope: Scope, send: Send, model: Model) -> None:
+async def _pass_back(answer: StreamedResponse, scope: Scope, send: Send, model: Model) -> None:
     """Send the answer to the client piece by piece."""
     dropped = OF_THE_CONNECTION | _RETURNED_ANEW
     headers = [(name, value) for name, value in answer.headers if name not in dropped]

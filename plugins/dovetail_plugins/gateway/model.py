@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail_plugins.gateway.connections import Whole
 from dovetail_plugins.gateway.entries import Entry
 from dovetail_plugins.gateway.need import Need
 from dovetail_plugins.gateway.server import Server
+from dovetail_plugins.http_client.response import Response
 
 STEADY_S = 60.0
 """After living this long, a model's earlier deaths no longer count."""
@@ -67,13 +67,13 @@ class Model:
         """Return whether no request runs on it or waits for it."""
         return self.num_running == 0 and self.num_waiting == 0
 
-    async def ask(self, path: str) -> Whole | None:
+    async def ask(self, path: str) -> Response | None:
         """Return its server's answer to a GET; None if it is not loaded or does not answer."""
         if self.server is None or self.state is not State.LOADED:
             return None
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(ASK_LIMIT_S):
-                return await self.server.connections.ask("GET", path)
+                return await self.server.connections.request("GET", path)
         return None
 
     def to_come(self) -> tuple[Need, int]:

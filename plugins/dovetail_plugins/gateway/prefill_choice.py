@@ -19,8 +19,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_event_publisher import EventFeed
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
 from dovetail.json_values import json_value
-from dovetail_plugins.gateway.connections import Header
 from dovetail_plugins.gateway.upstream import ASK_LIMIT_S, Upstream, least_busy
+from dovetail_plugins.http_client.response import Header
 
 FLAG = "--kv-events-config"
 CACHE_TOKENS = 1 << 22
@@ -67,9 +67,9 @@ class PrefillChoice:
         try:
             async with (
                 asyncio.timeout(ASK_LIMIT_S),
-                server.answer("POST", b"/tokenize", headers, asked) as answer,
+                server.stream("POST", b"/tokenize", headers, asked) as answer,
             ):
-                whole = b"".join([piece async for piece in answer.pieces()])
+                whole = await answer.read()
             tokens = json_value(whole)["tokens"] if answer.status == 200 else ()
             return tuple(tokens) if _are_ids(tokens) else ()
         except (ConnectionError, TimeoutError, ValueError, LookupError, TypeError):

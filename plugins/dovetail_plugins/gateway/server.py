@@ -19,8 +19,8 @@ import psutil
 from dovetail.config.config import DEMO_ORIGIN
 from dovetail.errors import DovetailError
 from dovetail.processes.process import Child, spawn
-from dovetail_plugins.gateway.connections import Connections
 from dovetail_plugins.gateway.entries import KEPT, Entry
+from dovetail_plugins.http_client.connections import ConnectionPool
 
 logger = logging.getLogger("dovetail_plugins.gateway")
 MODULE = "dovetail_plugins.commands._server_child"
@@ -37,7 +37,7 @@ class Server(Protocol):
     """The interface of a model's server."""
 
     @property
-    def connections(self) -> Connections:
+    def connections(self) -> ConnectionPool:
         """Return the connections to it."""
 
     @property
@@ -72,7 +72,7 @@ class ModelServer:
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        self.connections = Connections(path)
+        self.connections = ConnectionPool(path)
 
     @property
     def status(self) -> int | None:
@@ -90,7 +90,7 @@ class ModelServer:
         """Return once it accepts requests. Raises: ModelFailed if it ends before"""
         while (status := self.status) is None:
             with contextlib.suppress(ConnectionError):  # it does not listen yet
-                if (await self.connections.ask("GET", "/ready")).status == 200:
+                if (await self.connections.request("GET", "/ready")).status == 200:
                     return
             await asyncio.sleep(READY_PERIOD_S)
         raise ModelFailed(

@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 from dovetail.json_values import InvalidJson, json_value
 from dovetail.server.http.errors import problem
 from dovetail.server.http.middleware import REQUEST_ID
-from dovetail_plugins.gateway.connections import Answer, Header
 from dovetail_plugins.gateway.forward import EVENT_STREAM, OF_THE_CONNECTION
 from dovetail_plugins.gateway.prefill_choice import PrefillChoice
 from dovetail_plugins.gateway.upstream import Upstream, least_busy
+from dovetail_plugins.http_client.response import Header, StreamedResponse
 
 logger = logging.getLogger("dovetail.route")
 
@@ -115,8 +115,8 @@ class TwoHalves:
             tried.append(server)
             self._choice.began(server, len(prompt_ids))
             try:
-                async with server.answer("POST", _target(scope), headers, body) as answer:
-                    whole = b"".join([piece async for piece in answer.pieces()])
+                async with server.stream("POST", _target(scope), headers, body) as answer:
+                    whole = await answer.read()
             except ConnectionError as error:
                 server.failed()
                 logger.warning("%s: the prefill server cannot be reached: %s", server.url, error)
@@ -146,7 +146,7 @@ class TwoHalves:
             has_begun = False
             try:
                 target = _target(scope)
-                async with server.answer(scope["method"], target, headers, body) as answer:
+                async with server.stream(scope["method"], target, headers, body) as answer:
                     has_begun = True
                     await _pass_back(answer, send, first)
                 return
@@ -211,7 +211,7 @@ async def _send_whole(send: Send, status: int, headers: Sequence[Header], body: 
     await send({"type": "http.response.body", "body": body})
 
 
-async def _pass_back(answer: Answer, send: Send, first: Upstream | None) -> None:
+async def _pass_back(answer: StreamedResponse, send: Send, first: Upstream | None) -> None:
     """Send an answer to the client piece by piece. Raises: ConnectionError"""
     headers = [(name, value) for name, value in answer.headers if name not in RETURNED_ANEW]
     if first is not None:

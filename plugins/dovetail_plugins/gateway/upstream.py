@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gateway.connections import Answer, Connections, Header
+from dovetail_plugins.http_client.connections import ConnectionPool
+from dovetail_plugins.http_client.response import Header, StreamedResponse
 
 LEFT_ALONE_S = 2.0
 """How long an unreachable server is skipped."""
@@ -26,7 +27,7 @@ class Upstream:
     url: str
     host: str
     path: str
-    connections: Connections
+    connections: ConnectionPool
     num_open: int = 0
     num_failures: int = 0
     back_s: float = field(default=0.0)
@@ -47,17 +48,19 @@ class Upstream:
         self.back_s = time.monotonic() + LEFT_ALONE_S
 
     @contextlib.asynccontextmanager
-    async def answer(
+    async def stream(
         self, method: str, target: bytes, headers: Sequence[Header], body: bytes
-    ) -> AsyncIterator[Answer]:
-        """Yield its answer once the headers have arrived; leaving early aborts the request. Raises:
-        ConnectionError"""
+    ) -> AsyncIterator[StreamedResponse]:
+        """Yield its response once the headers have arrived; leaving early aborts the request.
+
+        Raises: ConnectionError
+        """
         headers = [*headers, (b"host", self.host.encode())]
         self.num_open += 1
         try:
             path = self.path.encode() + target
-            async with self.connections.answer(method, path, headers, body) as answer:
-                yield answer
+            async with self.connections.stream(method, path, headers, body) as response:
+                yield response
         finally:
             self.num_open -= 1
 
@@ -65,10 +68,9 @@ class Upstream:
         """Return whether its /health reports 200."""
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
-                async with self.answer("GET", b"/health", (), b"") as answer:
-                    async for _ in answer.pieces():
-                        continue
-                    return answer.status == 200
+                async with self.stream("GET", b"/health", (), b"") as response:
+                    await response.read()
+                    return response.status == 200
         except (ConnectionError, TimeoutError):
             return False
 
@@ -96,7 +98,7 @@ def upstream_of(url: str, flag: str) -> Upstream:
         url=url.rstrip("/"),
         host=parts.netloc,
         path=parts.path.rstrip("/"),
-        connections=Connections((parts.hostname, port), tls),
+        connections=ConnectionPool((parts.hostname, port), tls),
     )
 
 

@@ -13,15 +13,17 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.bench import serve
+from dovetail_plugins.bench import serve_streamed
 from dovetail_plugins.bench.answers import Answer, read_answer
 from dovetail_plugins.bench.client import Target, send, target_of
 from dovetail_plugins.bench.load import run_load
+from dovetail_plugins.bench.load_run import ServerError
 from dovetail_plugins.bench.settings import (
     DatasetFlags,
     LoadFlags,
     MetricFlags,
     ReportFlags,
+    ServeFlags,
     TargetFlags,
 )
 from support.scripted_server import Handler, Scripted, Writer, serving
@@ -95,10 +97,10 @@ def test_times_are_those_of_the_socket() -> None:
 @pytest.mark.parametrize(
     ("sent", "text"),
     [
-        (CHUNKED + chunk(event("a", 1)), "connection broke"),
-        (CHUNKED + chunk(event("a", 1))[:-9], "connection broke"),
-        (b"", "connection broke"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + event("a"), "connection broke"),
+        (CHUNKED + chunk(event("a", 1)), "connection ended"),
+        (CHUNKED + chunk(event("a", 1))[:-9], "connection ended"),
+        (b"", "connection ended"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + event("a"), "connection ended"),
         (b"SMTP ready\r\n\r\n", "not HTTP"),
         (
             CHUNKED + chunk(event("a", 1)) + chunk(b'data: {"error": {"message": "NaN"}}\n\n')
@@ -188,8 +190,8 @@ class Numbers(BenchDataset):
         return [BenchPrompt(prompt=str(i) if query.needs_text else i, output_tokens=3) for i in ids]
 
 
-def flags(url: str, **target: Any) -> serve.Flags:
-    return serve.Flags(
+def flags(url: str, **target: Any) -> ServeFlags:
+    return ServeFlags(
         dataset=DatasetFlags(num_prompts=5, num_warmups=2, dataset_name=DATASET),
         target=TargetFlags(base_url=url, **target),
         load=LoadFlags(max_concurrency=2),
@@ -205,10 +207,10 @@ async def good(body: dict[str, Any], writer: Writer) -> None:
     writer.write(CHUNKED + chunk(WHOLE) + b"0\r\n\r\n")
 
 
-def measured(script: Scripted, **target: Any) -> serve.Measured:
-    async def work() -> serve.Measured:
+def measured(script: Scripted, **target: Any) -> serve_streamed.Measured:
+    async def work() -> serve_streamed.Measured:
         async with serving(script):
-            return await serve.measure(flags(script.url, **target))
+            return await serve_streamed.measure(flags(script.url, **target))
 
     return asyncio.run(work())
 
@@ -264,6 +266,6 @@ def test_a_first_request_that_fails_ends_the_run() -> None:
         writer.write(b'HTTP/1.1 500 No\r\nContent-Length: 28\r\n\r\n{"error": {"message": "no"}}')
 
     script = Scripted(bad)
-    with pytest.raises(serve.ServerError, match="status 500: no"):
+    with pytest.raises(ServerError, match="status 500: no"):
         measured(script)
     assert len(script.bodies) == 1

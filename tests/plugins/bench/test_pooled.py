@@ -11,8 +11,8 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.bench import serve
 from dovetail_plugins.bench.dialect import endpoint_of, kind_of_path, models_path
+from dovetail_plugins.bench.load_run import ServerError
 from dovetail_plugins.bench.serve_pooled import Measured, PooledDialect, figures, measure, rows
 from dovetail_plugins.bench.serve_report import Checked
 from dovetail_plugins.bench.settings import (
@@ -20,6 +20,7 @@ from dovetail_plugins.bench.settings import (
     LoadFlags,
     MetricFlags,
     ReportFlags,
+    ServeFlags,
     TargetFlags,
 )
 from support.scripted_server import Scripted, Writer, serving
@@ -40,8 +41,8 @@ class Words(BenchDataset):
         ]
 
 
-def flags(url: str, **target: Any) -> serve.Flags:
-    return serve.Flags(
+def flags(url: str, **target: Any) -> ServeFlags:
+    return ServeFlags(
         dataset=DatasetFlags(num_prompts=3, num_warmups=1, dataset_name=f"{__file__}:Words"),
         target=TargetFlags(base_url=url, vocab_size=99, **target),
         load=LoadFlags(max_concurrency=1),
@@ -104,7 +105,7 @@ def test_scores() -> None:
 
 
 def test_a_server_that_refuses_is_quoted() -> None:
-    with pytest.raises(serve.ServerError, match="status 400: no such field"):
+    with pytest.raises(ServerError, match="status 400: no such field"):
         measured(Scripted(answer), endpoint="/classify", extra_body={"fails": True})
 
 

@@ -37,7 +37,7 @@ from dovetail.server.generate.events import CountedSession, SessionPlan
 from dovetail.server.generate.intervals import in_intervals
 from dovetail.server.generate.logprobs import TokenNames
 from dovetail.server.generate.model_text import ModelText
-from dovetail.server.generate.request_log import with_request_log
+from dovetail.server.generate.request_log import LoggedRequest, with_request_log
 from dovetail.server.generate.streaming import (
     EventStream,
     Framing,
@@ -104,9 +104,16 @@ class Generation:
         steps = event_steps(outputs, plan, self.dialect)
         if server.frontend.stream_interval > 1:
             steps = in_intervals(steps, server.frontend.stream_interval)
-        return (
-            with_request_log(server, self, steps) if server.frontend.enable_log_requests else steps
+        if not server.frontend.enable_log_requests:
+            return steps
+        logged = LoggedRequest(
+            request_id=self.request_id,
+            prompt_ids=self.prompt_ids,
+            params=self.params,
+            adapter=self.meta.adapter,
+            tokenizer=self.meta.names.tokenizer,
         )
+        return with_request_log(server.frontend, logged, steps)
 
     def _outputs(self, server: App, *, is_whole: bool) -> AsyncGenerator[RequestOutput, None]:
         plan = self.plan

@@ -4,77 +4,91 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.observability.logging import shortened
 from dovetail.registry.blame import described
-from dovetail.server.generate.application import App
 from dovetail.server.generate.streaming import Step
-
-if TYPE_CHECKING:
-    from dovetail.server.generate.generation import Generation
 
 logger = logging.getLogger("dovetail.server")
 PARAM_CHARS = 200
 """Maximum characters of one sampling parameter in the log: a schema may be a page long."""
 
 
-async def with_request_log(
-    server: App, generation: Generation, steps: AsyncGenerator[Step, None]
-) -> AsyncGenerator[Step, None]:
-    """Yield the steps, and log a line when the request arrives and one when it ends."""
-    _log_arrival(server, generation)
+@dataclass(slots=True)
+class RequestEnd:
+    """How a request ended, for its last log line: the texts before and after the seconds."""
+
+    cause: str = "the client left"
+    tokens: str = ""
+    delay: str = ""
+
+
+@contextmanager
+def logged(request_id: str, arrival: str) -> Iterator[RequestEnd]:
+    """Log that a request arrives, and how it ended, which the block fills in."""
+    logger.info("request %s: %s", request_id, arrival)
+    end = RequestEnd()
     start_s = time.monotonic()
-    first_s: float | None = None
-    causes: dict[int, str] = {}
-    texts: dict[int, list[str]] = {}
-    num_tokens = 0
-    end = "the client left"
     try:
-        async for step in steps:
-            first_s = first_s or time.monotonic()
-            num_tokens = step.num_generated_tokens
-            if step.finish_reason is not None:
-                causes[step.index] = step.finish_reason
-            if server.frontend.enable_log_deltas and step.text:
-                _log_delta(server, generation, step)
-            if server.frontend.enable_log_outputs:
-                texts.setdefault(step.index, []).append(step.text)
-            yield step
-        end = ", ".join(causes[index] for index in sorted(causes))
+        yield end
     except Exception as error:
-        end = described(error)
+        end.cause = described(error)
         raise
     finally:
-        await steps.aclose()
-        for index in sorted(texts):
-            _log_answer(server, generation, index, "".join(texts[index]))
-        seconds = time.monotonic() - start_s
-        wait_s = (first_s or time.monotonic()) - start_s
-        logger.info(
-            "request %s ended: %s; %d prompt and %d generated tokens, %.2f s, first token %.2f s",
-            generation.request_id, end, len(generation.prompt_ids), num_tokens, seconds, wait_s,
-        )  # fmt: skip
+        took = f"{end.tokens}, {time.monotonic() - start_s:.2f} s{end.delay}"
+        logger.info("request %s ended: %s; %s", request_id, end.cause, took)
 
 
-def _log_arrival(server: App, generation: Generation) -> None:
-    """Log the numbers of a request, and its text at level debug only."""
-    ids = generation.prompt_ids
-    logger.info(
-        "request %s: %d prompt tokens%s%s",
-        generation.request_id,
-        len(ids),
-        f", adapter {generation.meta.adapter}" if generation.meta.adapter else "",
-        _set_fields(generation.params),
-    )
-    if logger.isEnabledFor(logging.DEBUG):
-        text = _beginning(generation.meta.names.tokenizer, ids, server.frontend.max_log_len)
-        logger.debug("request %s: prompt %r", generation.request_id, text)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRequest:
+    """What is logged of a request that arrives. `adapter` is "" for none."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    adapter: str
+    tokenizer: Tokenizer
+
+
+async def with_request_log(
+    flags: FrontendConfig, request: LoggedRequest, steps: AsyncGenerator[Step, None]
+) -> AsyncGenerator[Step, None]:
+    """Yield the steps, and log a line when the request arrives and one when it ends."""
+    adapter = f", adapter {request.adapter}" if request.adapter else ""
+    num_prompt = len(request.prompt_ids)
+    arrival = f"{num_prompt} prompt tokens{adapter}{_set_fields(request.params)}"
+    start_s, wait_s = time.monotonic(), 0.0
+    num_tokens = 0
+    causes: dict[int, str] = {}
+    texts: dict[int, list[str]] = {}
+    with logged(request.request_id, arrival) as end:
+        _log_prompt(request, flags.max_log_len)
+        try:
+            async for step in steps:
+                wait_s = wait_s or time.monotonic() - start_s
+                num_tokens = step.num_generated_tokens
+                if step.finish_reason is not None:
+                    causes[step.index] = step.finish_reason
+                if flags.enable_log_deltas and step.text:
+                    _log_text(request, f"{step.index} piece", step.text, flags.max_log_len)
+                if flags.enable_log_outputs:
+                    texts.setdefault(step.index, []).append(step.text)
+                yield step
+            end.cause = ", ".join(causes[index] for index in sorted(causes))
+        finally:
+            await steps.aclose()
+            for index in sorted(texts):
+                _log_text(request, str(index), "".join(texts[index]), flags.max_log_len)
+            end.tokens = f"{num_prompt} prompt and {num_tokens} generated tokens"
+            end.delay = f", first token {wait_s or time.monotonic() - start_s:.2f} s"
 
 
 def _set_fields(params: SamplingParams) -> str:
@@ -84,22 +98,18 @@ def _set_fields(params: SamplingParams) -> str:
     return "".join(shown)
 
 
-def _beginning(tokenizer: Tokenizer, ids: Sequence[int], limit: int | None) -> str:
-    """Return the prompt's text, cut after `limit` characters."""
-    if limit is None:
-        return tokenizer.decode(ids, skip_special_tokens=False)
-    # Decode no more than is shown; the line above has the number of tokens.
-    text = tokenizer.decode(ids[: limit + 1], skip_special_tokens=False)
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def _log_prompt(request: LoggedRequest, limit: int | None) -> None:
+    """Log the prompt's text, cut after `limit` characters, at level debug only."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    # Decode no more than is shown; the line before has the number of tokens.
+    ids = request.prompt_ids if limit is None else request.prompt_ids[: limit + 1]
+    text = request.tokenizer.decode(ids, skip_special_tokens=False)
+    if limit is not None and len(text) > limit:
+        text = f"{text[:limit]}..."
+    logger.debug("request %s: prompt %r", request.request_id, text)
 
 
-def _log_delta(server: App, generation: Generation, step: Step) -> None:
-    """Log a piece of an answer as it is generated."""
-    shown = shortened(step.text, server.frontend.max_log_len)
-    logger.info("request %s: answer %d piece %r", generation.request_id, step.index, shown)
-
-
-def _log_answer(server: App, generation: Generation, index: int, text: str) -> None:
-    """Log one whole answer as the model wrote it, even if it was streamed."""
-    shown = shortened(text, server.frontend.max_log_len)
-    logger.info("request %s: answer %d %r", generation.request_id, index, shown)
+def _log_text(request: LoggedRequest, which: str, text: str, limit: int | None) -> None:
+    """Log a piece of an answer, or a whole one as the model wrote it, even if it was streamed."""
+    logger.info("request %s: answer %s %r", request.request_id, which, shortened(text, limit))

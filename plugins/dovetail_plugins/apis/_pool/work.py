@@ -7,6 +7,7 @@ get their turn. If one fails or the client leaves, all are aborted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from dovetail.engine.client.results.outputs import RequestOutput, numbers
 from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
-from dovetail.server.endpoint import App, PromptTokensDetails, in_words_of
+from dovetail.observability.logging import shortened
+from dovetail.server.endpoint import App, PromptTokensDetails, in_words_of, logged
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
-from dovetail_plugins.apis._pool.request_log import logged
 
+logger = logging.getLogger("dovetail.server")
 MAX_INPUTS = 8192
 """The maximum number of prompts in a request."""
 
@@ -50,6 +52,12 @@ class Job:
     truncate: int | None = None
     keeps_start: bool = True
     adds_special_tokens: bool = True
+
+    @property
+    def arrival(self) -> str:
+        """Return what the log says when the request arrives."""
+        adapter = f", adapter {self.adapter}" if self.adapter else ""
+        return f"{len(self.prompts)} prompts to {self.params_of(0).task}{adapter}"
 
     def params_of(self, which: int) -> PoolingParams:
         """Return the params of a prompt."""
@@ -148,9 +156,24 @@ async def answered(server: App, job: Job, told: Callable[[RequestOutput], Told])
     window = min(len(job.prompts), server.engine.spec.total_rows)
     with server.admission.admit(window):
         run = _Run(server, job, told)
-        with logged(server, job, run.answers):
+        if not server.frontend.enable_log_requests:
             await run.all(window)
+            return run.answers
+        with logged(job.request_id, job.arrival) as end:
+            _log_first_prompt(job, server.frontend.max_log_len)
+            try:
+                await run.all(window)
+                end.cause = "stop"
+            finally:
+                end.tokens = f"{run.answers.num_tokens} tokens"
         return run.answers
+
+
+def _log_first_prompt(job: Job, limit: int | None) -> None:
+    """Log the first of a request's texts, at level debug only."""
+    if logger.isEnabledFor(logging.DEBUG):
+        shown = shortened(str(job.prompts[0]), limit)
+        logger.debug("request %s: first prompt %r", job.request_id, shown)
 
 
 class _Run:

@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httptools
-
 from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
 from dovetail.registry.unsupported_names import why_unsupported
 from dovetail.server.endpoint import is_deep
 from dovetail.version import __version__
+from dovetail_plugins.http_client.connections import ConnectionPool
+from dovetail_plugins.http_client.response import StreamedResponse
 
 FLAG = "--tool-server"
 PATH = "/mcp"
@@ -35,7 +35,7 @@ MAX_RESULT_BYTES = 1 << 16
 """The maximum size of a result passed to the model."""
 MAX_PAGES = 16
 MAX_NAME_CHARS = 256
-_SESSION = "Mcp-Session-Id"
+_SESSION = "mcp-session-id"
 
 logger = logging.getLogger("dovetail.server")
 
@@ -74,7 +74,12 @@ class McpServer:
         self.label = address
         self.name = ""
         self.tools: Sequence[McpTool] = ()
-        self._host, self._port = _parsed(address)
+        self._pool = ConnectionPool(
+            _parsed(address),
+            host=address.encode(),
+            is_reused=False,
+            max_bytes=MAX_REPLY_BYTES,
+        )
         self._call_limit_s = call_limit_s
         self._ids = itertools.count(1)
         self._head: dict[str, str] = {}
@@ -144,98 +149,37 @@ class McpServer:
         """Return the message that answers `number`; empty if `number` is None. Raises: McpFault"""
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
         fields = {
-            "Host": self.label,
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            "Content-Length": str(len(body)),
-            "Connection": "close",
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+            "connection": "close",
             **self._head,
         }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        head = f"POST {PATH} HTTP/1.1\r\n{lines}\r\n".encode()
+        headers = [(key.encode(), value.encode()) for key, value in fields.items()]
         try:
-            answer = await self._exchange(head + body, number)
-        except (OSError, httptools.HttpParserError) as error:
-            raise McpFault(f"it cannot be reached: {error or type(error).__name__}.") from error
-        if not 200 <= answer.status < 300:
-            raise McpFault(f"it answers {answer.status or 'nothing'}.", answer.status or 502)
-        session = answer.fields.get(_SESSION.lower())
-        if session is not None and re.fullmatch(r"[\x21-\x7e]{1,1024}", session):
-            self._head[_SESSION] = session
-        if number is None:
-            return {}
-        found = answer.message()
+            async with self._pool.stream("POST", PATH.encode(), headers, body) as response:
+                found = await self._answer(response, number)
+        except ConnectionError as error:
+            raise McpFault(f"no answer: {error}.") from error
         if found is None:
             raise McpFault(f"it gives no answer to {message['method']}.")
         return found
 
-    async def _exchange(self, data: bytes, number: int | None) -> _Answer:
-        reader, writer = await asyncio.open_connection(self._host, self._port)
-        try:
-            writer.write(data)
-            await writer.drain()
-            answer = _Answer(number)
-            while not answer.is_done and (read := await reader.read(1 << 16)):
-                answer.feed(read)
-            return answer
-        finally:
-            writer.close()
-
-
-class _Answer:
-    """An HTTP response while it arrives; done when it ends or contains the wanted message."""
-
-    def __init__(self, number: int | None) -> None:
-        self.is_done = False
-        self.fields: dict[str, str] = {}
-        self.status = 0
-        self._number = number
-        self._found: dict[str, Any] | None = None
-        self._body = b""
-        self._num_bytes = 0
-        self._parser = httptools.HttpResponseParser(self)
-
-    def feed(self, data: bytes) -> None:
-        """Add bytes. Raises: McpFault, HttpParserError. Mutates: self"""
-        self._num_bytes += len(data)
-        if self._num_bytes > MAX_REPLY_BYTES:
-            raise McpFault(f"its answer is longer than {MAX_REPLY_BYTES} bytes.")
-        self._parser.feed_data(data)
-        if self._is_stream and self._read_events():
-            self.is_done = True
-
-    def message(self) -> dict[str, Any] | None:
-        """Return the wanted message."""
-        return self._found if self._is_stream else _message(self._body, self._number)
-
-    @property
-    def _is_stream(self) -> bool:
-        return self.fields.get("content-type", "").startswith("text/event-stream")
-
-    def _read_events(self) -> bool:
-        """Return whether the wanted message has arrived. Mutates: self"""
-        *events, self._body = re.split(rb"\r?\n\r?\n", self._body)
-        for event in events:
-            lines = [line for line in event.splitlines() if line.startswith(b"data:")]
-            found = _message(b"\n".join(line[5:] for line in lines), self._number)
-            self._found = self._found or found
-        return self._found is not None
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Record a header; called by httptools. Mutates: self"""
-        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        """Record the status; called by httptools. Mutates: self"""
-        self.status = self._parser.get_status_code()
-
-    def on_body(self, body: bytes) -> None:
-        """Record a piece of the body; called by httptools. Mutates: self"""
-        self._body += body
-
-    def on_message_complete(self) -> None:
-        """Record the end; called by httptools. Mutates: self"""
-        self.is_done = True
+    async def _answer(self, response: StreamedResponse, number: int | None) -> Any:
+        """Return the message that answers `number`, None if there is none. Raises: McpFault,
+        ConnectionError. Mutates: self (the session)"""
+        if not 200 <= response.status < 300:
+            raise McpFault(f"it answers {response.status}.", response.status)
+        session = response.header(_SESSION.encode()).decode("latin-1")
+        if re.fullmatch(r"[\x21-\x7e]{1,1024}", session):
+            self._head[_SESSION] = session
+        if number is None:
+            return {}
+        if not response.header(b"content-type").startswith(b"text/event-stream"):
+            return _message(await response.read(), number)
+        async for data in response.events():
+            if (found := _message(data, number)) is not None:
+                return found
+        return None
 
 
 @contextlib.asynccontextmanager
