@@ -102,7 +102,7 @@ class SimSettings:
             memory_bytes=None,
             memory_share=0.0,
             uses_prefix_cache=self.uses_prefix_cache,
-            hash_algorithm=f"{prefix_hash.__name__}:BLAKE2B",
+            hash_algorithm=prefix_hash.DEFAULT,
         )
 
     def layout(self) -> KVLayout:

@@ -31,11 +31,6 @@ class BlockPool:
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.on_forget: Forgotten | None = None
 
-    @property
-    def num_usable(self) -> int:
-        """Return how many blocks can be owned (all but the null block)."""
-        return self.num_blocks - 1
-
     def find(self, group: int, prefix_hash: bytes) -> int:
         """Return the block with this prefix in this group, or the null block."""
         return self._index[group].get(prefix_hash, NULL_BLOCK)
