@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-_HASHES = "dovetail_plugins.kv_cache.prefix_hash"
+_SHA256 = "dovetail_plugins.kv_cache.prefix_hash:SHA256"
+_HASHES = "dovetail_plugins.hash_algorithms"
 _ROPE_RULES = "dovetail.layers.attention.rotary"
 
 # Number types of weights and activations: the choices of --dtype.
@@ -64,13 +65,13 @@ BLOCK_SIZE_256 = Value(summary="256 tokens: required by flash-attn 2", value=256
 # `value` is the "module:attribute" of a BlockHash (`dovetail.interfaces.data.block_hash`). All of
 # them are keyed with a secret of the running engine, at full length, so names taken over from other
 # servers are no weaker here.
-HASH_SHA256 = Value(summary="keyed SHA-256", value=f"{_HASHES}:SHA256")
+HASH_SHA256 = Value(summary="keyed SHA-256", value=_SHA256)
 HASH_BLAKE2B = Value(
     summary="keyed BLAKE2b: faster where the CPU has no SHA-256 instructions",
     value=f"{_HASHES}:BLAKE2B",
 )
 HASH_SHA256_CBOR = Value(summary="keyed SHA-256 over CBOR text", value=f"{_HASHES}:SHA256_CBOR")
-HASH_BUILTIN = Value(summary="an older name for sha256", value=f"{_HASHES}:SHA256")
+HASH_BUILTIN = Value(summary="an older name for sha256", value=_SHA256)
 HASH_SHA256_CBOR_64BIT = Value(
     summary="an older name for sha256_cbor", value=f"{_HASHES}:SHA256_CBOR"
 )

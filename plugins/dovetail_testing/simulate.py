@@ -29,6 +29,7 @@ from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_plugins.kv_policies.paged import Paged
 from dovetail_testing.paged_runner import PagedRunner, drawn_token
+from dovetail_testing.watched_policy import WatchedPolicy
 
 VOCAB_SIZE = 50
 END_TOKEN = 0
@@ -101,7 +102,7 @@ class SimSettings:
             memory_bytes=None,
             memory_share=0.0,
             uses_prefix_cache=self.uses_prefix_cache,
-            hash_algorithm=f"{prefix_hash.__name__}:BLAKE2B",
+            hash_algorithm=prefix_hash.DEFAULT,
         )
 
     def layout(self) -> KVLayout:
@@ -155,11 +156,11 @@ class Simulation:
         made = kv_policy or Paged(Paged.Options())
         self.cache = made.accounting(settings.layout(), settings.cache(), b"simulation")
         spec = settings.schedule()
-        self.scheduler = scheduler(options or scheduler.Options(), spec, self.cache, policy)
-        self._policy = policy
+        self._live: dict[str, Request] = {}
+        self._policy = WatchedPolicy(policy, self.cache, self._live.__getitem__, self._now_s)
+        self.scheduler = scheduler(options or scheduler.Options(), spec, self.cache, self._policy)
         self._random = Random(settings.seed)
         self._pinning = Random(settings.seed)
-        self._live: dict[str, Request] = {}
         self._served_at: dict[str, int] = {}
         self._arrival_index: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
@@ -209,6 +210,9 @@ class Simulation:
         except AssertionError as error:
             self._promise(False, str(error))
 
+    def _now_s(self) -> float:
+        return self.report.num_steps * 0.01
+
     def _promise(self, is_kept: bool, text: str) -> None:
         if not is_kept:
             where = f"seed {self.settings.seed}, step {self.report.num_steps}"
@@ -239,7 +243,7 @@ class Simulation:
             seed=random.getrandbits(32),
             max_model_tokens=self.settings.max_model_tokens,
             priority=random.randrange(3),
-            arrival_s=self.report.num_steps * 0.01,
+            arrival_s=self._now_s(),
             cache_salt=random.choice(("", "", "a")),
             adapter=random.choice(("", "", "a")),
         )
@@ -258,14 +262,15 @@ class Simulation:
 
     def _add(self, request: Request) -> None:
         counts = self.scheduler.counts()
+        self._live[request.request_id] = request
         try:
             self.scheduler.add(request)
         except RequestError:
+            del self._live[request.request_id]
             self.report.num_refused += 1
             self._promise(self.scheduler.counts() == counts, "a refused request left a trace")
             return
         request_id = request.request_id
-        self._live[request_id] = request
         self._served_at[request_id] = self.report.num_steps
         self._arrival_index[request_id] = self.report.num_arrived
         self._preemptions[request_id] = 0
@@ -283,7 +288,10 @@ class Simulation:
         """Let the scheduler plan and the runner run; return whether there was anything to run."""
         was_idle = not self._pending_steps
         offered = {name: request.draft_ids for name, request in self._live.items()}
+        ran = [request for request in self._live.values() if request.row != NO_ROW]
+        self._policy.begin_plan()
         plan = self.scheduler.plan()
+        self._check_keys(plan, ran)
         if plan.rows:
             self._pending_steps.append((plan, self._runner.run(plan)))
             num_plans = len(self._pending_steps)
@@ -365,6 +373,7 @@ class Simulation:
             del self._roots[request.request_id], self._served_at[request.request_id]
             del self._preemptions[request.request_id], self._arrival_index[request.request_id]
             self._computed.pop(request.request_id, None)
+            self._policy.forget(request.request_id)
 
     # ---- what must hold
 
@@ -388,9 +397,18 @@ class Simulation:
             ]
             self._promise(not waiting or latest < min(waiting), "a waiting request was overtaken")
         if yielded and running:
-            smallest = min(self._order(request) for request in yielded)
+            smallest = min(self._order(request, was_running=True) for request in yielded)
             largest = max(self._order(request) for request in running)
             self._promise(smallest > largest, "a request yielded to one with a larger key")
+
+    def _check_keys(self, plan: StepPlan, ran: Sequence[Request]) -> None:
+        """Keys that move are of this plan, for whoever ran before it and whoever starts in it."""
+        self._promise(self._policy.fault is None, f"the policy failed: {self._policy.fault}")
+        if "priority" in type(self.scheduler).capabilities:
+            started = [self._live[new.request_id] for new in plan.new_rows]
+            for request in (*ran, *started):
+                is_new = self._policy.was_asked(request)
+                self._promise(is_new, f"the policy is not asked again about {request.request_id}")
 
     def _parts(self, plan: StepPlan) -> list[Request]:
         """Return the requests whose prompts the plan computes only in part."""
@@ -424,8 +442,11 @@ class Simulation:
                 yielded.append(request)
         return yielded
 
-    def _order(self, request: Request) -> tuple[tuple[float, ...], int]:
-        return tuple(self._policy.key(request)), self._arrival_index[request.request_id]
+    def _order(
+        self, request: Request, *, was_running: bool = False
+    ) -> tuple[tuple[float, ...], int]:
+        key = self._policy.order(request, was_running=was_running)
+        return key, self._arrival_index[request.request_id]
 
     def _check_state(self) -> None:
         """Check counts and block accounting."""

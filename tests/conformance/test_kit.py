@@ -37,6 +37,7 @@ ACCEPTANCES = HERE / "wrong_acceptances.py"
 ADAPTERS = HERE / "wrong_adapters.py"
 CONNECTORS = HERE / "wrong_connectors.py"
 EVICTIONS = HERE / "wrong_evictions.py"
+POLICIES = HERE / "wrong_policies.py"
 
 POLICY = "scheduling_policy"
 WRONG: list[tuple[str, str, str]] = [
@@ -54,6 +55,14 @@ WRONG: list[tuple[str, str, str]] = [
     (POLICY, f"{PLAIN}:RaggedKeys", "keys_compare"),
     (POLICY, f"{PLAIN}:DriftingKeys", "key_stays_while_waiting"),
     (POLICY, f"{PLAIN}:PersonalKeys", "two_objects_agree"),
+    (POLICY, f"{POLICIES}:UndeclaredKeys", "a_key_that_moves_is_declared"),
+    (POLICY, f"{POLICIES}:UndeclaredAge", "a_key_that_moves_is_declared"),
+    (POLICY, f"{POLICIES}:RaggedLater", "keys_compare"),
+    (POLICY, f"{POLICIES}:InfiniteLater", "keys_are_finite_numbers"),
+    (POLICY, f"{POLICIES}:CountingKeys", "key_stays_while_waiting"),
+    (POLICY, f"{POLICIES}:CrashingLater", "a_scheduler_works_under_it[False]"),
+    ("scheduler", f"{POLICIES}:BlindScheduler", "asks_again_about_keys_that_move"),
+    ("scheduler", f"{POLICIES}:SettledScheduler", "asks_again_about_keys_that_move"),
     ("api", f"{APIS}:SlashedApi", "routes_are_distinct_paths"),
     ("api", f"{APIS}:GreedyApi", "takes_no_route_of_dovetail"),
     ("api", f"{APIS}:SilentApi", "endpoints_are_documented"),
@@ -263,6 +272,7 @@ WRONG: list[tuple[str, str, str]] = [
 RIGHT = [
     (POLICY, f"{PLAIN}:RightPolicy"),
     (POLICY, f"{PLAIN}:KnownFailure"),
+    (POLICY, f"{POLICIES}:RightMoving"),
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),

@@ -34,6 +34,7 @@ from dovetail.interfaces.executor import PendingStep
 from dovetail.interfaces.plugin import Value
 from dovetail.server.generate.tools.parsers import choose_parsers
 from dovetail.server.launch.engine_start import max_queued
+from dovetail_plugins import hash_algorithms
 from dovetail_plugins.executors.uni import UniExecutor
 from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_plugins.workers import cpu
@@ -135,14 +136,14 @@ def test_enable_prefix_caching(folder: Path, enable_prefix_caching: bool, num_ca
 
 def test_prefix_caching_hash_algo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for name in ("SHA256", "BLAKE2B"):
-        made = getattr(prefix_hash, name)
+    for module, name in ((prefix_hash, "SHA256"), (hash_algorithms, "BLAKE2B")):
+        made = getattr(module, name)
 
         def noted(key: bytes, data: bytes, name: str = name, digest: Any = made.digest) -> Any:
             used.append(name.lower())
             return digest(key, data)
 
-        monkeypatch.setattr(prefix_hash, name, dataclasses.replace(made, digest=noted))
+        monkeypatch.setattr(module, name, dataclasses.replace(made, digest=noted))
     for algorithm in ("sha256", "blake2b"):
         used.clear()
         with open_llm(folder, prefix_caching_hash_algo=algorithm) as llm:

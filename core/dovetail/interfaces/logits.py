@@ -30,6 +30,14 @@ class RowTokens:
     output_ids: Sequence[int]
 
 
+PIPELINE = (
+    *("allow", "ban", "bias", "penalties", "before_temperature", "temperature", "filter", "min_p"),
+    *("before_top_k", "top_k", "before_top_p", "top_p", "before_draw", "draw"),
+)
+"""The order of sampling: the sampler's own steps, and between them the stages of processors."""
+OWN_STEPS = ("penalties", "temperature", "min_p", "top_k", "top_p", "draw")
+STAGES = tuple(name for name in PIPELINE if name not in OWN_STEPS)
+
 ANY_FIELD = "*"
 """Claimed by a processor that does not declare which fields of `vllm_xargs` it reads."""
 
@@ -53,10 +61,11 @@ class ProcessorContext:
 class LogitsProcessor(Plugin):
     """One object per runner. A row's state lives from add_row to remove_row.
 
-    `stage` fixes the order: "allow" (allowed ids), "ban" (bad words), "bias" (anything that adds to
-    logits), then penalties and, for rows that are not greedy, temperature, then "filter" (may
-    remove tokens, but never the most likely one). `set_up` may set it. `field` names the one field
-    of SamplingParams that the processor implements exactly as documented, if there is one. A
+    `stage`, one of STAGES, is its place in PIPELINE; `set_up` may set it. "allow" is for allowed
+    ids, "ban" for bad words, "bias" for anything that adds to logits. From the temperature on, only
+    rows that are not greedy take part; a "filter" may remove tokens, but never the most likely one,
+    and a later stage any, but not all that are left. `field` names the one field of SamplingParams
+    that the processor implements exactly as documented, if there is one. A
     sampler that knows the field may then do it instead ("min_p"). `claims` maps each request field
     that it reads to one sentence about the field. Clients send such a field in the body or in
     `vllm_xargs`, programs in SamplingParams.extra_args; either way the processor finds it in

@@ -165,7 +165,7 @@ class Scheduler(Plugin):
         "preemption": "frees a running request's blocks and recomputes it later",
         "async_steps": "can plan a step before the previous result is known",
         "pipeline": "keeps the stages of a pipeline busy with plans of different requests",
-        "priority": "honours the scheduling policy's order",
+        "priority": "honours the scheduling policy's order, and asks again for keys that move",
         "drafts": "plans a request's draft_ids for verification",
         "worker_drafts": "asks the worker for the drafts that a request wants, with room for them; "
         "while they are under way the request is in no further plan",

@@ -5,12 +5,13 @@ Gives the same tokens as the native kernels on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import torch
 
 from dovetail.interfaces.acceptance import Acceptance
+from dovetail.interfaces.logits import OWN_STEPS, PIPELINE
 from dovetail.sampling import rows as bits
 from dovetail.sampling.acceptance import settle
 from dovetail.sampling.rows import RowParams
@@ -20,12 +21,14 @@ from dovetail_kernels.sample.draw import draw
 from dovetail_kernels.sample.filters import filter_top
 from dovetail_kernels.sample.penalties import Penalties
 
-Shape = Callable[[torch.Tensor, list[int]], None]
-"""Runs the filter processors over logits whose row i is the step's row indices[i]."""
+Shape = Callable[[str, torch.Tensor, Sequence[int]], None]
+"""Runs the processors of a stage over logits whose row i is the step's row indices[i]."""
+SHAPING = PIPELINE[PIPELINE.index("temperature") + 1 : PIPELINE.index("draw")]
+FILTERS = frozenset(SHAPING).intersection(OWN_STEPS)
 
 
 class PlainDraws:
-    """Draws with torch operations. `shape` is called for steps that have rows with processors."""
+    """Draws with torch operations, one step of the pipeline after the other."""
 
     def __init__(
         self, params: RowParams, penalties: Penalties, acceptance: Acceptance | None = None
@@ -44,6 +47,8 @@ class PlainDraws:
         """
         if step.union & bits.PENALISED:
             self._penalties.apply(work, step.row_list)
+        if "before_temperature" in step.stages:
+            shape("before_temperature", work, range(len(step.row_list)))
         token_ids, tops = self._draw_all(work, step, shape, keeps_processed)
         is_changed = bool(step.union & (bits.PROCESSED | bits.PENALISED))
         for i, top in enumerate(tops):
@@ -64,7 +69,8 @@ class PlainDraws:
             at = torch.from_numpy(random).to(logits.device)
             part = logits[at]
             best, inverse = self._scale(part, step.rows[indices[random]])
-            self._filter(part, step.rows[indices[random]], step)
+            if step.union & bits.FILTERED:
+                self._filter(part, step.rows[indices[random]], FILTERS)
             logits[at] = part.add_(best * inverse)
         return logits
 
@@ -101,18 +107,38 @@ class PlainDraws:
         """
         rows, tables = step.rows[indices], self._params.tables
         best, inverse = self._scale(logits, rows)
-        shaped_best = None
-        if step.union & bits.SHAPED:
-            shape(logits, indices.tolist())
-            shaped_best = _repair(logits, indices.tolist(), step)
-        self._filter(logits, rows, step)
+        lowered = self._shape(logits, indices, step, shape)
         uniform = uniforms(tables.seed[rows], step.positions[indices])
         token_ids = draw(logits, torch.from_numpy(uniform).to(logits.device))
         if step.proposals:
             self._settle(logits, token_ids, indices, step)
         if keeps_processed:
-            logits.add_(best * inverse + (0.0 if shaped_best is None else shaped_best))
+            logits.add_(best * inverse + lowered)
         return token_ids.tolist(), best.squeeze(1).tolist()
+
+    def _shape(
+        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep, shape: Shape
+    ) -> torch.Tensor | float:
+        """Run all between the temperature and the draw; return by how much processors lowered the
+        maxima. Row i of logits is the step's row indices[i].
+
+        The filters are one operation, which processors divide. Before top-p, top-k is repeated: so
+        a row's tokens do not depend on other rows' processors.
+        Mutates: logits, step.faults
+        """
+        rows, numbers = step.rows[indices], indices.tolist()
+        lowered: torch.Tensor | float = 0.0
+        due: set[str] = set()
+        for name in SHAPING:
+            if name in FILTERS and step.union & bits.FILTERED:
+                due.add(name)
+            elif name in step.stages:
+                self._filter(logits, rows, due)
+                due = due & {"top_k"} if name == "before_top_p" else set()
+                shape(name, logits, numbers)
+                lowered = lowered + _repair(logits, numbers, step)
+        self._filter(logits, rows, due)
+        return lowered
 
     def _settle(
         self, logits: torch.Tensor, drawn: torch.Tensor, indices: np.ndarray, step: DrawStep
@@ -139,11 +165,14 @@ class PlainDraws:
         logits.mul_(inverse)
         return best, inverse
 
-    def _filter(self, logits: torch.Tensor, rows: np.ndarray, step: DrawStep) -> None:
-        """Set what min-p, top-k and top-p remove to -inf. Mutates: logits"""
-        tables = self._params.tables
-        if step.union & bits.FILTERED:
-            filter_top(logits, tables.top_k[rows], tables.top_p[rows], tables.least[rows])
+    def _filter(self, logits: torch.Tensor, rows: np.ndarray, names: Set[str]) -> None:
+        """Set what these filters remove to -inf. Mutates: logits"""
+        if names:
+            tables, none = self._params.tables, np.zeros(len(rows))
+            top_k = tables.top_k[rows] if "top_k" in names else none.astype(np.int64)
+            top_p = tables.top_p[rows] if "top_p" in names else none + 1.0
+            least = tables.least[rows] if "min_p" in names else none.astype(np.float32) - np.inf
+            filter_top(logits, top_k, top_p, least)
 
 
 def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> torch.Tensor:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.errors import BrokenPlugin
+from dovetail.interfaces.logits import STAGES, LogitsProcessor, RowTokens
 from dovetail.registry.blame import described
 
 log = logging.getLogger(__name__)
-STAGES = ("allow", "ban", "bias", "filter")
 OWN_FILTERS = ("min_p",)
 """SamplingParams fields that the sampler handles itself if the processor is the built-in one."""
 
@@ -30,6 +30,10 @@ class ProcessorChain:
     """
 
     def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
+        for name, processor in processors.items():
+            if processor.stage not in STAGES:
+                what = f'logits processor "{name}": there is no stage "{processor.stage}".'
+                raise BrokenPlugin(what, fix=f"the stages are {', '.join(STAGES)}")
         self._processors = processors
         self._wanted: dict[str, set[int]] = {name: set() for name in processors}
         self._stages = {
@@ -75,6 +79,15 @@ class ProcessorChain:
                 self._processors[name].remove_row(row)
             except Exception:
                 log.exception("logits processor %s failed to forget row %d", name, row)
+
+    def does(self, field: str, row: int) -> bool:
+        """Return whether a processor implements this field for a row."""
+        wanted = self._wanted.items()
+        return any(row in rows and self._processors[name].field == field for name, rows in wanted)
+
+    def needs(self, stage: str, rows: Sequence[int]) -> bool:
+        """Return whether a processor of a stage needs one of the rows."""
+        return any(not self._wanted[name].isdisjoint(rows) for name in self._stages[stage])
 
     def apply(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> None:
         """Run a stage's processors. `rows` are the row numbers of the logits, in order.

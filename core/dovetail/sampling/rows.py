@@ -16,7 +16,7 @@ LOGPROBS = 8
 PROCESSED = 16
 FAULTY = 32
 SHAPED = 64
-"""A processor of the "filter" stage needs the row."""
+"""A processor of a stage after the penalties needs the row."""
 MANY_LOGPROBS = 128
 """More logprobs than the native kernels list, or logprobs of tokens named in the request."""
 BY_LOGITS_ALONE = RANDOM | FILTERED
@@ -39,21 +39,23 @@ class RowParams:
         self.named: dict[int, tuple[int, ...]] = {}
         self.tables = Tables(max_rows)
 
-    def fill(self, row: int, params: SamplingParams, seed: int, *, features: int) -> None:
-        """Store a request's fields. `features` adds bits that do not follow from params alone.
+    def fill(
+        self, row: int, params: SamplingParams, seed: int, *, features: int, uses_min_p: bool = True
+    ) -> None:
+        """Store a request's fields. `features` adds bits that do not follow from params alone;
+        `uses_min_p` false: a processor does min-p.
 
         Mutates: self
         """
-        is_shaped = bool(features & SHAPED)
         tables = self.tables
-        self.features[row] = features | _plain_features(params, is_shaped)
+        self.features[row] = features | _plain_features(params, uses_min_p)
         self.num_logprobs[row] = wanted = 0 if params.logprobs is None else params.logprobs
         if params.logprob_token_ids:
             self.named[row] = params.logprob_token_ids
         tables.inverse_temperature[row] = inverse_temperature(params)
         tables.top_k[row] = max(params.top_k, 0)
         tables.top_p[row] = params.top_p
-        tables.least[row] = -math.inf if is_shaped else least_of(params)
+        tables.least[row] = least_of(params) if uses_min_p else -math.inf
         tables.seed[row] = seed & SEED_MASK
         tables.num_top[row] = -1 if params.logprobs is None else min(max(wanted, 0), MAX_TOP)
 
@@ -75,13 +77,13 @@ def least_of(params: SamplingParams) -> float:
     return math.log(params.min_p) if params.min_p > 0.0 else -math.inf
 
 
-def _plain_features(params: SamplingParams, is_shaped: bool) -> int:
+def _plain_features(params: SamplingParams, uses_min_p: bool) -> int:
     bits = 0
     if params.logprobs is not None:
         is_few = 0 <= params.logprobs <= MAX_TOP and not params.logprob_token_ids
         bits |= LOGPROBS if is_few else LOGPROBS | MANY_LOGPROBS
     if params.temperature > 0.0:
         bits |= RANDOM
-        if params.top_k > 0 or params.top_p < 1.0 or (params.min_p > 0.0 and not is_shaped):
+        if params.top_k > 0 or params.top_p < 1.0 or (params.min_p > 0.0 and uses_min_p):
             bits |= FILTERED
     return bits

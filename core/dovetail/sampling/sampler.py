@@ -1,11 +1,10 @@
 """Sampler: turns the logits of a step's rows into one token per row, in a fixed order.
 
-Raw logits are copied first if logprobs use them. Then: allowed ids, bans, biases, penalties; greedy
-rows take their best token and are done; temperature, filter processors, min-p, top-k and top-p, the
-draw; logprobs of the draws, from the raw logits or from those drawn from. Stages that no row needs
-are skipped. From the penalties on, all is one native call on a CPU, or kernels on a device that are
-started now and read later. `plain.py` does the same without kernels, and for filter processors,
-which run in between.
+The order is `dovetail.interfaces.logits.PIPELINE`. Raw logits are copied first if logprobs use
+them; greedy rows take their best token before the temperature and are done; logprobs come last,
+from the raw logits or from those drawn from. Stages that no row needs are skipped. From the
+penalties on, all is one native call on a CPU, or kernels on a device that are started now and read
+later. `plain.py` does the same without kernels, and for processors of the stages in between.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 
 from dovetail.interfaces.acceptance import Acceptance
 from dovetail.interfaces.data.step import TokenLogprobs
-from dovetail.interfaces.logits import LogitsProcessor, RowTokens
+from dovetail.interfaces.logits import PIPELINE, STAGES, LogitsProcessor, RowTokens
 from dovetail.sampling import rows as bits
 from dovetail.sampling.acceptance import Proposals
 from dovetail.sampling.device import DeviceDraws, Reading, draws_on
@@ -41,6 +40,10 @@ from dovetail_kernels.cpu.library import library
 from dovetail_kernels.sample.native import NativeSampler, can_sample
 from dovetail_kernels.sample.penalties import Penalties, uses_penalties
 from dovetail_kernels.sample.seen import on_device
+
+EARLY = PIPELINE[: PIPELINE.index("penalties")]
+LATE = tuple(stage for stage in STAGES if stage not in EARLY)
+"""Stages before and after the penalties."""
 
 __all__ = ["BROKEN", "NOTHING_LEFT", "NOT_FINITE", "Draws", "PendingDraws", "Sampler"]
 
@@ -98,12 +101,14 @@ class Sampler:
         self.remove_row(tokens.row)
         stages, fault = self._chain.add_row(tokens)
         features = bits.PROCESSED if stages else 0
-        if "filter" in stages and tokens.params.temperature > 0.0:
+        is_random = tokens.params.temperature > 0.0
+        if "before_temperature" in stages or (is_random and not stages.isdisjoint(LATE)):
             features |= bits.SHAPED
         if uses_penalties(tokens.params):
             self._penalties.add_row(tokens.row, tokens.params, tokens.prompt_ids, tokens.output_ids)
             features |= bits.PENALISED
-        self._params.fill(tokens.row, tokens.params, seed, features=features)
+        uses_min_p = not (is_random and self._chain.does("min_p", tokens.row))
+        self._params.fill(tokens.row, tokens.params, seed, features=features, uses_min_p=uses_min_p)
         if fault is not None:
             self.mark_failed(tokens.row, fault)
 
@@ -196,6 +201,9 @@ class Sampler:
         if proposals:
             chosen = (one.among((features & bits.RANDOM) != 0) for one in proposals)
             step.proposals = [one for one in chosen if one is not None]
+        if step.union & bits.SHAPED:
+            needed = (stage for stage in LATE if self._chain.needs(stage, step.row_list))
+            step.stages = frozenset(needed)
         if step.union & bits.FAULTY:
             for i in np.flatnonzero(features & bits.FAULTY).tolist():
                 step.faults[i] = self._faults[step.row_list[i]]
@@ -237,8 +245,7 @@ class Sampler:
                 told_of, told_rows = (logits.clone() if picked is None else logits[picked]), None
             logits = logits.float()
             later.append(logits.amax(dim=1))
-            for stage in ("allow", "ban", "bias"):
-                self._apply(stage, logits, range(len(step.row_list)), step, is_alone)
+            self._apply_early(logits, step, is_alone)
         drawn = self._device.draw(logits, step)
         told = None
         if wants.size:
@@ -288,7 +295,9 @@ class Sampler:
         is_plain = self._native is None or is_special or not can_sample(work)
         told = self._raw(work, step, is_plain=is_plain)
         if step.union & bits.PROCESSED:
-            self._process(work, step, is_alone)
+            for index, top in enumerate(work.amax(dim=1).tolist()):
+                step.blame(index, top, is_changed=False)
+            self._apply_early(work, step, is_alone)
         tells_processed = self._tells_processed and bool(step.union & bits.LOGPROBS)
         if not is_plain:
             if tells_processed:
@@ -319,18 +328,16 @@ class Sampler:
             return work
         return _wanting(work, step)
 
-    def _process(self, work: torch.Tensor, step: DrawStep, is_alone: bool) -> None:
-        """Run the processors that may change the best token. Mutates: work, step.faults"""
-        for index, top in enumerate(work.amax(dim=1).tolist()):
-            step.blame(index, top, is_changed=False)
-        for stage in ("allow", "ban", "bias"):
-            self._apply(stage, work, range(len(step.row_list)), step, is_alone)
+    def _apply_early(self, logits: torch.Tensor, step: DrawStep, is_alone: bool) -> None:
+        """Run the stages before the penalties. Mutates: logits, step.faults"""
+        for stage in EARLY:
+            self._apply(stage, logits, range(len(step.row_list)), step, is_alone)
 
     def _apply(
         self,
         stage: str,
         logits: torch.Tensor,
-        indices: range | list[int],
+        indices: Sequence[int],
         step: DrawStep,
         is_alone: bool,
     ) -> None:
@@ -384,10 +391,7 @@ class Sampler:
         if step.union & bits.PENALISED:
             for index, top in enumerate(work.amax(dim=1).tolist()):
                 step.blame(index, top, is_changed=bool(step.union & bits.PROCESSED))
-
-        def shape(logits: torch.Tensor, indices: list[int]) -> None:
-            self._apply("filter", logits, indices, step, is_alone)
-
+        shape = partial(self._apply, step=step, is_alone=is_alone)
         token_ids = self._plain.pick(work, step, shape, keeps_processed=keeps_processed)
         return self._finish(step, token_ids)
 

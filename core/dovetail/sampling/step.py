@@ -30,7 +30,7 @@ class Draws:
 class DrawStep:
     """The rows that draw in one step. `rows` are row numbers, `positions` the number of tokens
     drawn so far per row. `features` holds each row's bits, `union` their OR; `proposals` are drafts
-    of rows that are not greedy."""
+    of rows that are not greedy; `stages` are those after the penalties that some rows need."""
 
     rows: np.ndarray
     positions: np.ndarray
@@ -38,6 +38,7 @@ class DrawStep:
     union: int
     row_list: list[int]
     proposals: Sequence[Proposals] = ()
+    stages: frozenset[str] = frozenset()
     faults: dict[int, str] = field(default_factory=dict)
 
     def blame(self, index: int, top: float, *, is_changed: bool) -> None:

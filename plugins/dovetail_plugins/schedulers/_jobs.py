@@ -14,16 +14,20 @@ Blocks = tuple[tuple[int, ...], ...]
 class Job:
     """A request as this scheduler keeps it.
 
-    `order` is fixed while it waits and runs; `epoch` counts its preemptions, so that a result is
-    not mistaken for one of an earlier life; `max_tokens` is the length at which it surely ends.
+    `order` is fixed while it waits and runs, unless the policy's keys move; `epoch` counts its
+    preemptions, so that a result is not mistaken for one of an earlier life; `max_tokens` is the
+    length at which it surely ends; `queued_s` is when it came, by the clock of this process.
     """
 
-    __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "request")
+    __slots__ = ("arrival_index", "epoch", "max_tokens", "order", "queued_s", "request")
 
-    def __init__(self, request: RequestState, arrival_index: int, max_tokens: int) -> None:
+    def __init__(
+        self, request: RequestState, arrival_index: int, max_tokens: int, queued_s: float
+    ) -> None:
         self.request = request
         self.arrival_index = arrival_index
         self.max_tokens = max_tokens
+        self.queued_s = queued_s
         self.epoch = 0
         self.order: Order = ((), arrival_index)
 

@@ -17,7 +17,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import isfinite
+from time import monotonic
 
 from dovetail.engine.context_length import prompt_too_long, room_for_answer
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING
@@ -28,6 +28,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail_plugins.schedulers._jobs import Blocks, Job, Tally, new_row, order_of, remove
+from dovetail_plugins.schedulers._keys import Keys, Queue
 from dovetail_plugins.schedulers._turns import Turns
 
 
@@ -40,6 +41,14 @@ class ContinuousOptions:
         metadata={
             "help": "KV blocks per running request and KV group that stay free when another "
             "request is admitted; more of them means fewer preemptions"
+        },
+    )
+    asked_requests: int = field(
+        default=64,
+        metadata={
+            "help": "waiting requests whose key is asked again per step, for a scheduling policy "
+            "whose keys move; more of them means newer keys, and longer steps while many wait",
+            "ge": 2,
         },
     )
 
@@ -75,9 +84,9 @@ class ContinuousScheduler(Scheduler):
         self._options = options
         self._spec = spec
         self._cache = cache
-        self._policy = policy
+        self._keys = Keys(policy, cache)
         self._jobs: dict[str, Job] = {}
-        self._waiting: list[Job] = []
+        self._waiting = Queue(self._keys, options.asked_requests)
         self._running: list[Job] = []
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
@@ -106,9 +115,11 @@ class ContinuousScheduler(Scheduler):
         """Queue a new request. Raises: RequestError when it can never fit."""
         self._verify(request)
         self._num_arrived += 1
-        job = Job(request, self._num_arrived, self._max_tokens(request))
-        job.order = (self._key(request), job.arrival_index)
-        self._enqueue(job)
+        now_s = monotonic()
+        job = Job(request, self._num_arrived, self._max_tokens(request), now_s)
+        job.order = self._keys.order(job, now_s)
+        request.status = WAITING
+        self._waiting.add(job)
         self._jobs[request.request_id] = job
 
     def _verify(self, request: RequestState) -> None:
@@ -135,23 +146,11 @@ class ContinuousScheduler(Scheduler):
             return limit
         return min(limit, request.num_prompt_tokens + request.sampling.max_tokens)
 
-    def _enqueue(self, job: Job) -> None:
-        """Insert a job into the waiting queue by its key. Mutates: request.status"""
-        job.request.status = WAITING
-        insort(self._waiting, job, key=order_of)
-
-    def _key(self, request: RequestState) -> tuple[float, ...]:
-        """Return the policy's key. Raises: BrokenPlugin for one that would upset the order."""
-        key = self._policy.key(request)
-        if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
-            raise BrokenPlugin(
-                f"the key {key!r} is not a tuple of finite numbers.", where="scheduling policy"
-            )
-        return key
-
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
         tally = Tally(self._spec.max_step_tokens, self._rows_per_plan())
+        if self._keys.move:
+            self._keys.renew(self._running)
         self._continue_running(tally)
         if not tally.has_preempted:
             self._admit_waiting(tally)
@@ -278,7 +277,10 @@ class ContinuousScheduler(Scheduler):
         job.request.num_computed_tokens = 0
         job.request.num_preemptions += 1
         job.request.draft_ids = ()
-        self._enqueue(job)
+        job.request.status = WAITING
+        if self._keys.move:
+            job.order = self._keys.order_again(job, monotonic())
+        self._waiting.add(job)
 
     def _swap_out(self, request: RequestState) -> bool:
         """Return whether the request's cached tokens go to the host. Mutates: the cache, self
@@ -296,6 +298,10 @@ class ContinuousScheduler(Scheduler):
 
     def _admit_waiting(self, tally: Tally) -> None:
         """Start waiting jobs in strict order until one does not fit; long ones wait their turn."""
+        if not (self._waiting and self._free_rows and tally.has_room):
+            return
+        if self._keys.move:
+            self._waiting.renew()
         turns = Turns(self._spec, (job.request for job in self._running))
         index = 0
         while index < len(self._waiting) and self._free_rows and tally.has_room:
@@ -326,7 +332,7 @@ class ContinuousScheduler(Scheduler):
         if blocks is None:
             self._blocked = (job, self._cache.num_free_blocks)
             return False
-        del self._waiting[index]
+        self._waiting.remove(job)
         if is_part:
             turns.take(request)
         self._start(job, num_known)
@@ -465,7 +471,7 @@ class ContinuousScheduler(Scheduler):
         del self._jobs[job.request.request_id]
         self._cache.free(job.request, forget=forget)
         if job.request.row == NO_ROW:
-            remove(self._waiting, job)
+            self._waiting.remove(job)
         else:
             self._leave(job)
 

@@ -10,12 +10,11 @@ import torch
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
-from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext, RowTokens
+from dovetail.interfaces.logits import STAGES, LogitsProcessor, ProcessorContext, RowTokens
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_testing.tiny.transformer import tiny_run
 
 VOCAB = 32
-STAGES = ("allow", "ban", "bias", "filter")
 WANTS = (
     SamplingParams(allowed_token_ids=(1, 5, 9), max_tokens=8),
     SamplingParams(bad_words=("x",), bad_words_token_ids=((3,), (4, 5)), max_tokens=8),

@@ -15,8 +15,9 @@ from dovetail.engine.request import NO_ROW, Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import RowResult, StepPlan, StepResult
+from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import RequestState
-from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail.interfaces.scheduling_policy import RequestNow, SchedulingPolicy
 from dovetail_testing.contract import requires
 from dovetail_testing.simulate import SimReport, SimSettings, Simulation, simulate
 
@@ -35,6 +36,20 @@ def policy(name: str = "fcfs") -> SchedulingPolicy:
 def run(plugin: Any, settings: SimSettings, policy_name: str = "fcfs") -> SimReport:
     """Return the report of one simulation with the plugin's default options."""
     return simulate(plugin, policy(policy_name), settings)
+
+
+class ByProgress(SchedulingPolicy):
+    """Those first whose work is furthest (sign -1), or least so, who then preempt each other."""
+
+    info = Info(summary="by the number of computed tokens")
+    keys_move = True
+
+    def __init__(self, sign: int) -> None:
+        self._sign = sign
+
+    def key(self, request: RequestNow) -> tuple[float, ...]:
+        """Return the number of tokens that need no computation, or minus that."""
+        return (float(self._sign * request.num_prefix_tokens),)
 
 
 class Bench:
@@ -164,6 +179,13 @@ class TestScheduler:
         """The simulation checks the order of every plan under a policy with priorities."""
         report = run(plugin, TIGHT, "priority")
         assert report.num_tokens > 0
+
+    @requires("priority")
+    def test_asks_again_about_keys_that_move(self, plugin: Any) -> None:
+        """The policy sees true numbers before every plan; whatever it says, requests end."""
+        for sign in (1, -1):
+            report = simulate(plugin, ByProgress(sign), TIGHT)
+            assert sum(report.finished.values()) == report.num_arrived - report.num_refused
 
     def test_reuses_prefixes(self, plugin: Any) -> None:
         """Requests that begin alike find each other's blocks."""

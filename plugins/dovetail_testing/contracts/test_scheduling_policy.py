@@ -1,9 +1,10 @@
-"""SchedulingPolicy: keys that order requests completely and never change."""
+"""SchedulingPolicy: keys that order requests completely, and change only if the policy says so."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,30 @@ from dovetail.interfaces.scheduling_policy import SchedulingPolicy
 from dovetail_testing.fakes.objects import FakeRequest
 from dovetail_testing.simulate import SimSettings, simulate
 
-REQUESTS = [
+FIXED = [
     FakeRequest(request_id=f"r{number}", priority=priority, arrival_s=arrival_s,
-                num_prompt_tokens=tokens, num_tokens=tokens, num_preemptions=preemptions)
-    for number, (priority, arrival_s, tokens, preemptions) in enumerate(
-        itertools.product((-3, 0, 7), (0.0, 1.5, 1e9), (1, 4096), (0, 5))
+                num_prompt_tokens=tokens, num_tokens=tokens, max_tokens=max_tokens)
+    for number, (priority, arrival_s, tokens, max_tokens) in enumerate(
+        itertools.product((-3, 0, 7), (0.0, 1.5, 1e9), (1, 4096), (4097, 9000))
     )
 ]  # fmt: skip
+"""Requests as they arrive."""
+
+
+def later(request: FakeRequest) -> list[FakeRequest]:
+    """Return a request at several moments of its life, one after the other."""
+    tokens, arrival_s = request.num_prompt_tokens, request.arrival_s
+    moments: list[dict[str, Any]] = [
+        {"num_prefix_tokens": tokens - 1, "now_s": arrival_s + 0.1},
+        {"num_computed_tokens": tokens, "num_prefix_tokens": tokens, "now_s": arrival_s + 2.0},
+        {"num_tokens": tokens + 5, "num_preemptions": 1, "now_s": arrival_s + 30.0},
+        {"num_tokens": tokens + 5, "num_preemptions": 5, "now_s": arrival_s + 1e6},
+    ]
+    return [request, *(replace(request, **moment) for moment in moments)]
+
+
+REQUESTS = [moment for request in FIXED for moment in later(replace(request, now_s=1e9))]
+"""All of these may be in one queue."""
 
 
 @pytest.fixture
@@ -50,6 +68,16 @@ class TestSchedulingPolicy:
         before = [policy.key(request) for request in REQUESTS]
         after = [policy.key(request) for request in reversed(REQUESTS)]
         assert after[::-1] == before
+
+    def test_a_key_that_moves_is_declared(self, policy: SchedulingPolicy) -> None:
+        """Without `keys_move`, a request's key is the same at every moment of its life."""
+        moving = [
+            request.request_id
+            for request in FIXED
+            if len({policy.key(moment) for moment in later(request)}) > 1
+        ]
+        hint = f"the keys of {moving[:3]} change later, but are asked once: set keys_move = True"
+        assert policy.keys_move or not moving, hint
 
     def test_two_objects_agree(self, plugin: Any, policy: SchedulingPolicy) -> None:
         """A second object gives the same keys: order never depends on history."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.interfaces.scheduler import RequestState
 from dovetail.interfaces.stats import RequestStats, StepStats
 
 
@@ -17,9 +18,30 @@ class FakeRequest:
     priority: int = 0
     arrival_s: float = 0.0
     num_prompt_tokens: int = 8
-    num_computed_tokens: int = 0
+    max_tokens: int = 40
+    now_s: float = 0.0
     num_tokens: int = 8
+    num_computed_tokens: int = 0
+    num_prefix_tokens: int = 0
     num_preemptions: int = 0
+
+
+def view_of(
+    request: RequestState, *, max_tokens: int, num_prefix_tokens: int = 0, now_s: float = 0.0
+) -> FakeRequest:
+    """Return a request as a scheduling policy must see it."""
+    return FakeRequest(
+        request_id=request.request_id,
+        priority=request.priority,
+        arrival_s=request.arrival_s,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=max_tokens,
+        now_s=now_s,
+        num_tokens=request.num_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_prefix_tokens=num_prefix_tokens,
+        num_preemptions=request.num_preemptions,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

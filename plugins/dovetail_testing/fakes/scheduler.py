@@ -11,6 +11,7 @@ from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
+from dovetail_testing.fakes.objects import view_of
 
 
 class FakePolicy(SchedulingPolicy):
@@ -48,7 +49,7 @@ class FakeScheduler(Scheduler):
         """Queue a new request."""
         if request.num_tokens == 0:
             raise RequestError("there is nothing to compute.", where="prompt", code="no_tokens")
-        self._policy.key(request)
+        self._policy.key(view_of(request, max_tokens=self._spec.max_model_tokens))
         self._waiting.append(request)
 
     def _reserved(self, request: RequestState) -> int:

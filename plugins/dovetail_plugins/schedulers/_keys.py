@@ -1,0 +1,169 @@
+"""The order of jobs: the policy's keys, and the queue of waiting jobs that is sorted by them.
+
+A policy whose keys do not move is asked once for each job. One whose keys move is asked again
+before a plan for all running jobs (at most `max_rows`), and before jobs are admitted for at most
+`max_asked` waiting ones: half of them those in front, half those that were asked longest ago. With
+N waiting jobs no key is older than 2 N / max_asked such plans, and one of the front is of this
+plan. What a plan pays is so many calls of `key`, each with a look into the prefix index if the
+policy wants that number, and a move in a sorted list if the key is another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from math import isfinite
+from time import monotonic
+
+from dovetail.engine.request import RUNNING
+from dovetail.errors import BrokenPlugin
+from dovetail.interfaces.scheduler import KVCache, RequestState
+from dovetail.interfaces.scheduling_policy import SchedulingPolicy
+from dovetail_plugins.schedulers._jobs import Job, Order, order_of, remove
+
+logger = logging.getLogger(__name__)
+
+
+class View:
+    """A job at one moment: implements interfaces.scheduling_policy.RequestNow."""
+
+    __slots__ = ("_cache", "_request", "max_tokens", "now_s")
+
+    def __init__(self, job: Job, cache: KVCache, now_s: float) -> None:
+        self._request: RequestState = job.request
+        self._cache = cache
+        self.max_tokens = job.max_tokens
+        # The clock of arrivals may be another machine's.
+        self.now_s = self._request.arrival_s + now_s - job.queued_s
+
+    @property
+    def request_id(self) -> str:
+        """Return the request's id."""
+        return self._request.request_id
+
+    @property
+    def priority(self) -> int:
+        """Return the priority that the client gave it."""
+        return self._request.priority
+
+    @property
+    def arrival_s(self) -> float:
+        """Return when it arrived."""
+        return self._request.arrival_s
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return the length of its prompt."""
+        return self._request.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the length of prompt and answer so far."""
+        return self._request.num_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Return how many tokens of a running request are computed, or planned."""
+        return self._request.num_computed_tokens
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Return how many leading tokens need no computation."""
+        request = self._request
+        if request.status == RUNNING:
+            return request.num_computed_tokens
+        return max(self._cache.find_prefix(request), self._cache.find_swapped(request))
+
+    @property
+    def num_preemptions(self) -> int:
+        """Return how often it was preempted."""
+        return self._request.num_preemptions
+
+
+class Keys:
+    """Asks the policy. `move`: it wants to be asked again."""
+
+    def __init__(self, policy: SchedulingPolicy, cache: KVCache) -> None:
+        self.move = policy.keys_move
+        self._policy = policy
+        self._cache = cache
+        self._has_failed = False
+
+    def order(self, job: Job, now_s: float) -> Order:
+        """Return a job's order. Raises: BrokenPlugin for a key that would upset the order."""
+        key = self._policy.key(View(job, self._cache, now_s))
+        if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
+            raise BrokenPlugin(
+                f"the key {key!r} is not a tuple of finite numbers.", where="scheduling policy"
+            )
+        return key, job.arrival_index
+
+    def order_again(self, job: Job, now_s: float) -> Order:
+        """Return the order of a job that has one. It stays if the policy fails on the job: the
+        first failure is logged."""
+        try:
+            return self.order(job, now_s)
+        except Exception:
+            if not self._has_failed:
+                logger.exception(
+                    "the scheduling policy failed on request %s, which keeps its old key; later "
+                    "failures are not logged",
+                    job.request.request_id,
+                )
+            self._has_failed = True
+            return job.order
+
+    def renew(self, jobs: list[Job]) -> None:
+        """Ask again for all of these jobs, and sort them. Mutates: jobs and their order"""
+        now_s = monotonic()
+        for job in jobs:
+            job.order = self.order_again(job, now_s)
+        jobs.sort(key=order_of)
+
+
+class Queue:
+    """The waiting jobs, sorted by order."""
+
+    def __init__(self, keys: Keys, max_asked: int) -> None:
+        self._keys = keys
+        self._max_asked = max_asked
+        self._jobs: list[Job] = []
+        self._by_age: OrderedDict[Job, None] = OrderedDict()
+        """The jobs whose keys move, those first that were asked longest ago."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __getitem__(self, index: int) -> Job:
+        return self._jobs[index]
+
+    def add(self, job: Job) -> None:
+        """Insert a job by its order, which is new. Mutates: self"""
+        insort(self._jobs, job, key=order_of)
+        if self._keys.move:
+            self._by_age[job] = None
+
+    def remove(self, job: Job) -> None:
+        """Take a job out. Mutates: self"""
+        remove(self._jobs, job)
+        self._by_age.pop(job, None)
+
+    def renew(self) -> None:
+        """Ask again for as many jobs as a plan may. Mutates: self and the order of jobs"""
+        if len(self._jobs) <= self._max_asked:
+            self._keys.renew(self._jobs)
+            return
+        chosen = dict.fromkeys(self._jobs[: self._max_asked // 2])
+        for job in self._by_age:
+            if len(chosen) == self._max_asked:
+                break
+            chosen[job] = None
+        now_s = monotonic()
+        for job in chosen:
+            self._by_age.move_to_end(job)
+            order = self._keys.order_again(job, now_s)
+            if order != job.order:
+                del self._jobs[bisect_left(self._jobs, job.order, key=order_of)]
+                job.order = order
+                insort(self._jobs, job, key=order_of)
