@@ -176,8 +176,7 @@ class EngineCore:
         )
         for part in self._parts:
             part.note(record)
-        for request in changed:
-            self._requests.update(request.request_id)
+        self._requests.update(changed)
         self.num_steps += 1
         if self.spec.checks_invariants:
             self.cache.check_invariants()

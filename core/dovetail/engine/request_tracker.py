@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dovetail.engine.active_request import ActiveRequest
 from dovetail.engine.admission import Admission
@@ -16,7 +16,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.kv_policy import KVAccounting
-from dovetail.interfaces.scheduler import Scheduler
+from dovetail.interfaces.scheduler import RequestState, Scheduler
 from dovetail.registry.blame import described
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,7 @@ class RequestTracker:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests; unknown ids are ignored. Mutates: self"""
-        for ended in self._scheduler.abort(request_ids):
-            self.update(ended.request_id)
+        self.update(self._scheduler.abort(request_ids))
         for request_id in request_ids:
             if self.admission.abort(request_id):
                 self._updates.append(RequestUpdate(request_id=request_id, finish_reason="abort"))
@@ -97,17 +96,19 @@ class RequestTracker:
             else:
                 active.scheduled_s = now_s
 
-    def update(self, request_id: str) -> None:
-        """Take a request's new output as an update, and end it once it has finished. Mutates:
+    def update(self, requests: Iterable[RequestState]) -> None:
+        """Take the new output of requests as updates, and end those that have finished. Mutates:
         self"""
-        active = self.active.get(request_id)
-        if active is None:
-            return
-        update = active.take_update(time.monotonic())
-        self._counter.count_update(active, update)
-        if active.request.is_finished:
-            update = self._end(active, update)
-        self._updates.append(update)
+        now_s = time.monotonic()
+        for request in requests:
+            active = self.active.get(request.request_id)
+            if active is None:
+                continue
+            update = active.take_update(now_s)
+            self._counter.count_update(active, update)
+            if update.finish_reason is not None:
+                update = self._end(active, update)
+            self._updates.append(update)
 
     def _end(self, active: ActiveRequest, update: RequestUpdate) -> RequestUpdate:
         """Forget a finished request; return its last update, completed. Mutates: self"""

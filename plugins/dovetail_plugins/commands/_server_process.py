@@ -54,8 +54,10 @@ class BackgroundServer:
 
     def _is_ready(self) -> bool:
         try:
-            limits = {"connect_limit_s": 1.0, "read_limit_s": 1.0}
-            with send_request(urlsplit(self.url), "GET", "/ready", **limits) as response:
+            url = urlsplit(self.url)
+            with send_request(
+                url, "GET", "/ready", connect_limit_s=1.0, read_limit_s=1.0
+            ) as response:
                 return response.status == 200
         except BROKEN:
             return False

@@ -26,7 +26,7 @@ Run = Callable[[Iterable[StepPlan]], None]
 """Runs plans without requests, one after the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepRecord:
     """A step that the scheduler has recorded. `changed` are its requests, `took_s` the duration of
     the engine's step, `num_unfinished` the requests with the scheduler."""
