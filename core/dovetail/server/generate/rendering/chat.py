@@ -184,8 +184,8 @@ class ChatRenderer:
         return ControlWords(self._special_texts, self._added_texts, reads)
 
     def _reads(self, renderer: Renderer, *, has_tools: bool) -> Reads:
-        reads = renderer.reads(has_tools=has_tools)
-        return replace(reads, content=self._content_format or reads.content)
+        reads, content = renderer.reads(has_tools=has_tools), self._content_format
+        return reads if content is None else replace(reads, content=content)
 
 
 def _run(renderer: Renderer, given: RendererInput) -> str:
