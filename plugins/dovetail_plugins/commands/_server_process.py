@@ -53,9 +53,9 @@ class BackgroundServer:
         return status or 1
 
     def _is_ready(self) -> bool:
+        server = urlsplit(self.url)
         try:
-            limits = {"connect_limit_s": 1.0, "read_limit_s": 1.0}
-            with send_request(urlsplit(self.url), "GET", "/ready", **limits) as response:
+            with send_request(server, "GET", "/ready", limits_s=(1.0, 1.0)) as response:
                 return response.status == 200
         except BROKEN:
             return False
