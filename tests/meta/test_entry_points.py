@@ -43,6 +43,7 @@ SHARED = set(
         "batch",
         "bench",
         "gateway",
+        "http_client",
         "inspect",
         "joining",
         "kv_cache",

@@ -18,7 +18,7 @@ SUPERVISED = ("supervised", "supervised_thread")
 
 AWAITED = "who began it awaits it, and gets what it raises"
 A_REQUEST = "ends with its request, which gets what it raises"
-A_GUEST = "ends with one connection, which is closed whatever it raises"
+A_PEER = "ends with one connection, which is closed whatever it raises"
 ENDS_ALL = "its last act, whatever it raises, is to tell the process, which ends or says so"
 SETTLES = "catches everything, and gives it to who waits for the result"
 
@@ -31,9 +31,9 @@ KNOWN = {
     "plugins/dovetail_plugins/gateway/fleet.py::Fleet._change": A_REQUEST,
     "plugins/dovetail_plugins/gateway/fleet.py::Fleet._end": "its fault is logged",
     "plugins/dovetail_plugins/gateway/forward.py::Forward.__call__": A_REQUEST,
-    "plugins/dovetail_plugins/gateway/two_halves.py::TwoHalves.__call__": A_REQUEST,
+    "plugins/dovetail_plugins/gateway/disaggregated.py::DisaggregatedRouter.__call__": A_REQUEST,
     "plugins/dovetail_plugins/joining/headless.py::_Engine._in_thread": ENDS_ALL,
-    "core/dovetail/joining/reception.py::Reception._accept": A_GUEST,
+    "core/dovetail/joining/peers.py::PeerListener._accept": A_PEER,
     "core/dovetail/joining/remote_engine.py::RemoteEngine.watch": ENDS_ALL,
     "core/dovetail/observability/supervise.py::supervised": "supervises",
     "core/dovetail/observability/supervise.py::supervised_thread": "supervises",
@@ -55,7 +55,7 @@ KNOWN = {
     "core/dovetail/processes/uninterrupted.py::uninterrupted": AWAITED,
     "plugins/dovetail_plugins/executors/_in_step.py::InStep.__init__": ENDS_ALL,
     "plugins/dovetail_plugins/executors/uni.py::_WorkThread.__init__": SETTLES,
-    "plugins/dovetail_plugins/kv_connectors/_peer_server.py::PeerServer._accept": A_GUEST,
+    "plugins/dovetail_plugins/kv_connectors/_peer_server.py::PeerServer._accept": A_PEER,
     "plugins/dovetail_plugins/stat_loggers/_otlp_sender.py::Sender.close": "ends with the process",
     "plugins/dovetail_plugins/workers/_second_team.py::SecondTeam.__init__": "does nothing at all",
 }

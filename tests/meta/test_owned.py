@@ -19,7 +19,7 @@ IN_BLOCKS = ("admit", "lease")
 """What is taken by these is a context manager."""
 BY_HAND = {
     "plugins/dovetail_plugins/batch/drive.py": "a line's task gives its own place back",
-    "core/dovetail/joining/reception.py": "a guest's thread gives its own place back",
+    "core/dovetail/joining/peers.py": "a peer's thread gives its own place back",
     "core/dovetail/parallel/halves.py": "two threads take turns",
     "core/dovetail/runner/media/encoder_pass.py": "two threads take turns",
     "plugins/dovetail_plugins/apis/batches/runner.py": "a line's task gives its own place back",
@@ -33,7 +33,7 @@ OPENERS = frozenset(
 )  # fmt: skip
 OPENED_IN_TIME = {
     "plugins/dovetail_plugins/bench/client.py": "a connection that is made is closed by `finally`",
-    "plugins/dovetail_plugins/gateway/connections.py": "the event loop closes it",
+    "plugins/dovetail_plugins/http_client/connections.py": "the event loop closes it",
     "core/dovetail/structured_output/compiler.py": "a lock that is cancelled is not taken",
 }
 """Files that open something within `asyncio.timeout`, and why nothing stays open."""
@@ -49,6 +49,12 @@ def _trees() -> dict[str, ast.Module]:
 def _method(node: ast.AST) -> str:
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     return node.func.attr if is_method else ""  # type: ignore[attr-defined]
+
+
+def _called(node: ast.AST) -> str:
+    """Return the name of what is called: a method, or a function."""
+    is_function = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return node.func.id if is_function else _method(node)  # type: ignore[attr-defined]
 
 
 def _in_blocks(tree: ast.Module) -> set[ast.AST]:
@@ -102,7 +108,7 @@ def test_what_is_opened_within_a_time_limit_is_closed_by_a_block() -> None:
         closed = _in_blocks(tree)
         for block in _timed(tree):
             inner = [node for line in block.body for node in ast.walk(line)]
-            if any(_method(node) in OPENERS and node not in closed for node in inner):
+            if any(_called(node) in OPENERS and node not in closed for node in inner):
                 found.add(name)
     assert found == set(OPENED_IN_TIME)
 

@@ -20,7 +20,7 @@ from dovetail_plugins.kv_connectors._eviction import eviction_of
 from dovetail_plugins.kv_connectors._peer_client import PeerEngine
 from dovetail_plugins.kv_connectors._peer_memory import SharedMemory
 from dovetail_plugins.kv_connectors._peer_messages import Facts, Place
-from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
+from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 from dovetail_plugins.kv_connectors.multi import MultiIndex, MultiStore
 
 ASKING = """
@@ -176,9 +176,11 @@ def test_an_engine_that_starts_after_it_was_asked_is_asked_again_at_once(
         for rank in range(2):
             assert peer.which([b"k"], 0.0) == frozenset()
             assert peer.is_left_alone
-            shelf = Shelf(eviction_of("lru", 8))
-            shelf.put(b"k", b"block")
+            host_blocks = HostBlocks(eviction_of("lru", 8))
+            host_blocks.put(b"k", b"block")
             place = Place("127.0.0.1", port + rank)
-            s.enter_context(closing(PeerServer(shelf, facts_of(rank), place, None, SharedMemory())))
+            s.enter_context(
+                closing(PeerServer(host_blocks, facts_of(rank), place, None, SharedMemory()))
+            )
             assert not peer.is_left_alone
         assert peer.which([b"k"], 0.0) == {b"k"}

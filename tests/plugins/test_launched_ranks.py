@@ -12,10 +12,10 @@ import pytest
 from dovetail.config.rules.machine.launch import launch_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
+from dovetail.joining.peers import JoinRequest
 from dovetail_plugins.executors import _launched_ranks
-from dovetail_plugins.executors._launched_ranks import difference
+from dovetail_plugins.executors._launched_ranks import RankFacts, difference
 from dovetail_plugins.executors._ray_places import fair_share
-from dovetail_plugins.ranks.door import Hello
 from dovetail_testing.tiny.transformer import tiny_run
 
 
@@ -23,7 +23,7 @@ def test_a_launcher_that_cannot_be_reached_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_launched_ranks, "JOIN_LIMIT_S", 0.1)
-    caplog.set_level(logging.INFO, "dovetail")
+    caplog.set_level(logging.INFO, "dovetail_plugins")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # nobody listens there any more
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -35,10 +35,10 @@ def test_a_launcher_that_cannot_be_reached_is_named(
     assert f"waiting for the launcher's store at 127.0.0.1:{port}" in caplog.text
 
 
-def hello(**changes: Any) -> Hello:
+def request(**changes: Any) -> JoinRequest:
     run = msgspec.structs.replace(tiny_run(), **changes)
-    payload = msgspec.msgpack.encode(run)
-    return Hello(rank=1, channel="", process=7, host="there", run=payload)
+    facts = msgspec.msgpack.encode(RankFacts(run, has_engine=False))
+    return JoinRequest(kind="rank", number=1, launch="x", process=7, host="there", facts=facts)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def hello(**changes: Any) -> Hello:
     ],
 )
 def test_what_belongs_to_one_machine_may_differ(changes: dict[str, Any]) -> None:
-    assert difference(tiny_run(), hello(**changes)) is None
+    assert difference(tiny_run(), request(**changes)) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_belongs_to_one_machine_may_differ(changes: dict[str, Any]) -> None
 def test_flags_may_not_differ(changes: dict[str, Any], told: str) -> None:
     run = msgspec.structs.replace(tiny_run(), graph_sizes=(1, 2))
     changes = {"graph_sizes": (1, 2)} | changes
-    found = difference(run, hello(**changes))
+    found = difference(run, request(**changes))
     assert found is not None and found.startswith("rank 1 (process 7 on there)") and told in found
 
 

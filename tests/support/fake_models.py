@@ -19,8 +19,8 @@ from dovetail.server.families import build_apis
 from dovetail_plugins.gateway.app import build_gateway
 from dovetail_plugins.gateway.entries import Entry
 from dovetail_plugins.gateway.fleet import Fleet
+from dovetail_plugins.gateway.memory_need import MemoryNeed
 from dovetail_plugins.gateway.model import Model
-from dovetail_plugins.gateway.need import Need
 from dovetail_plugins.gateway.server import ModelFailed
 from dovetail_plugins.http_client.connections import ConnectionPool
 
@@ -136,8 +136,8 @@ class FakeServer:
         await writer.drain()
 
 
-def need_of_size(num_bytes: int) -> Need:
-    return Need(num_bytes=num_bytes, context_tokens=32, is_host=True, free_bytes=lambda: None)
+def need_of_size(num_bytes: int) -> MemoryNeed:
+    return MemoryNeed(num_bytes=num_bytes, context_tokens=32, is_host=True, free_bytes=lambda: None)
 
 
 class Rig:

@@ -1,7 +1,7 @@
-"""RemoteEngine: the server's handle on an engine of another machine.
+"""RemoteEngine: the server's handle on an engine of another machine, which has joined.
 
-The engine has joined through the reception, with a connection for each API process. The first
-connection reports that the engine has ended, and carries the order to end it.
+Its first connection links the processes that start and watch it; it carries the messages below, and
+ends with either of them. The second leads to the server's main process, others to API processes.
 """
 
 from __future__ import annotations
@@ -9,23 +9,44 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
 
 import msgspec
 
 from dovetail.engine.client.host import KILL_WAIT_S, OnExit
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR, SocketClientEnd
 from dovetail.engine.ipc.transport import ClientEnd
-from dovetail.joining.messages import Ended, Hello, Leave, Order, Start
+from dovetail.joining.peers import Peer
 from dovetail.processes.handshake import receive_message, send_message
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """All engines have joined: load the model."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """End the engine, by force after `grace_s`, which is 0 if the server has given it up."""
+
+    grace_s: float
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The engine has ended: its last message."""
+
+    reason: str
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A message from the server on the first connection."""
+
+    order: Start | Leave
 
 
 class RemoteEngine:
     """An EngineHost for an engine that has joined. Creating it sends the engine its Start."""
 
-    def __init__(self, hello: Hello, connections: Sequence[socket.socket]) -> None:
-        self._name = hello.name
-        self._control, own, *others = connections
+    def __init__(self, peer: Peer) -> None:
+        self._ending = peer.ending
+        self._control, own, *others = peer.connections
         self._others = others
         self.end: ClientEnd = SocketClientEnd(own)
         self._watcher: threading.Thread | None = None
@@ -46,7 +67,7 @@ class RemoteEngine:
         """Call `on_exit` with the reason when the engine ends."""
 
         def wait() -> None:
-            reason = f"{self._name} ended, or lost its connection."
+            reason = self._ending
             try:
                 with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
                     reason = receive_message(self._control, Ended).reason

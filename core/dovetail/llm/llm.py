@@ -362,9 +362,9 @@ def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine 
             where="--data-parallel-size-local",
             fix="leave it out, or use `dovetail serve`.",
         )
-    from dovetail.joining.elsewhere import Elsewhere
+    from dovetail.joining.remote_engines import RemoteEngines
 
-    return SyncEngines(spec, closing.enter_context(Elsewhere(config, spec)).wait())
+    return SyncEngines(spec, closing.enter_context(RemoteEngines(config, spec)).wait())
 
 
 class _Freezing:

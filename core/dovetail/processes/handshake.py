@@ -1,7 +1,7 @@
 """Handshake: mutual proof over TCP, between processes on any machines, of a shared secret.
 
-The listening side (door) sends a nonce; the connecting side (guest) answers with its nonce and an
-HMAC over both; the door replies with its HMAC. The secret is never sent, and nothing else of an
+The listener sends a nonce; the connecting peer answers with its nonce and an HMAC over both; the
+listener replies with its HMAC. The secret is never sent, and nothing else of an
 unverified peer is read. Later messages (`process.framed`) are not encrypted.
 """
 
@@ -21,7 +21,7 @@ Message = TypeVar("Message")
 
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO_LIMIT_S = 10.0
-"""Time limit for a guest to authenticate at a door."""
+"""Time limit for a peer to authenticate."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 11_000}
 """A machine that disappears silently is detected after 5 + 2 * 3 seconds, even while data is on its
 way there."""
@@ -32,26 +32,26 @@ class WrongSecret(EOFError):
 
 
 def challenge(connection: socket.socket, secret: bytes) -> None:
-    """Verify the guest's proof, then send the door's. Raises: OSError, EOFError, WrongSecret"""
+    """Verify the peer's proof, then send the listener's. Raises: OSError, EOFError, WrongSecret"""
     nonce = secrets.token_bytes(NONCE_BYTES)
     connection.sendall(nonce)
     answer = read_exactly(connection, NONCE_BYTES + PROOF_BYTES)
     nonces = nonce + answer[:NONCE_BYTES]
-    if not hmac.compare_digest(answer[NONCE_BYTES:], _proof(secret, b"guest", nonces)):
+    if not hmac.compare_digest(answer[NONCE_BYTES:], _proof(secret, b"peer", nonces)):
         with contextlib.suppress(OSError):
             connection.sendall(bytes(PROOF_BYTES))
-        raise WrongSecret("the guest's secret is not this door's")
-    connection.sendall(_proof(secret, b"door", nonces))
+        raise WrongSecret("the peer has another secret")
+    connection.sendall(_proof(secret, b"listener", nonces))
 
 
 def respond(connection: socket.socket, secret: bytes) -> None:
-    """Send the guest's proof, then verify the door's. Raises: OSError, EOFError, WrongSecret"""
+    """Send the peer's proof, then verify the listener's. Raises: OSError, EOFError, WrongSecret"""
     nonce = secrets.token_bytes(NONCE_BYTES)
     nonces = read_exactly(connection, NONCE_BYTES) + nonce
-    connection.sendall(nonce + _proof(secret, b"guest", nonces))
+    connection.sendall(nonce + _proof(secret, b"peer", nonces))
     proof = read_exactly(connection, PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"door", nonces)):
-        raise WrongSecret("the door's secret is another")
+    if not hmac.compare_digest(proof, _proof(secret, b"listener", nonces)):
+        raise WrongSecret("the listener has another secret")
 
 
 def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:

@@ -31,7 +31,7 @@ def profiled(llm: Any, *, is_asked: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        _tell(llm.stop_profile())
+        _print_paths(llm.stop_profile())
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def server_profiled(target: Any, *, is_asked: bool) -> AsyncIterator[None]
         yield
     finally:
         answer = await _post(target, "/stop_profile")
-        _tell(answer.get("traces", ()))
+        _print_paths(answer.get("traces", ()))
 
 
 async def _post(target: Any, path: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ async def _post(target: Any, path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _tell(traces: Sequence[str]) -> None:
+def _print_paths(traces: Sequence[str]) -> None:
     """Print the paths of the traces to standard error."""
     for path in traces:
         print(f"trace: {path}", file=sys.stderr)

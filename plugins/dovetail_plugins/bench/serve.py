@@ -53,14 +53,14 @@ class BenchServeCommand(Command):
         ConfigError, ServerError
         """
         from dovetail_plugins.bench.serve_pooled import run_pooled
-        from dovetail_plugins.bench.serve_report import Checked
+        from dovetail_plugins.bench.serve_report import ReportOptions
         from dovetail_plugins.bench.serve_streamed import run_streamed
 
         flags = flags_of_args(args)
-        checked = Checked.of(flags.metrics, flags.report)
+        options = ReportOptions.of(flags.metrics, flags.report)
         path = endpoint_of(flags.target.endpoint, flags.target.backend)
         run = run_streamed if kind_of_path(path) in GENERATED else run_pooled
-        return run(flags, checked)
+        return run(flags, options)
 
 
 def flags_of_args(args: argparse.Namespace) -> settings.ServeFlags:

@@ -35,7 +35,7 @@ from dovetail_plugins.bench.report import (
     table,
     write_result,
 )
-from dovetail_plugins.bench.serve_report import Checked
+from dovetail_plugins.bench.serve_report import ReportOptions
 from dovetail_plugins.bench.settings import ServeFlags
 from dovetail_plugins.bench.stats import peak_overlap, summary
 from dovetail_plugins.plot import draw_distributions
@@ -75,7 +75,7 @@ class PooledDialect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class PooledRun:
     """The raw results of a run."""
 
     url: str
@@ -83,13 +83,13 @@ class Measured:
     answers: Sequence[Answer]
 
 
-def run_pooled(flags: ServeFlags, checked: Checked) -> int:
+def run_pooled(flags: ServeFlags, options: ReportOptions) -> int:
     """Measure, print and save the result; return the exit status.
 
     Raises: ConfigError, ServerError
     """
     measured = run_loop(measure(flags))
-    results = figures(measured.answers, flags.target.batch_size, checked)
+    results = figures(measured.answers, flags.target.batch_size, options)
     result = result_of("serve", flags.report, settings_of(*flags.groups), results)
     result["server"] = {"url": measured.url, "model": measured.model}
     if flags.report.save_detailed:
@@ -99,14 +99,14 @@ def run_pooled(flags: ServeFlags, checked: Checked) -> int:
         times = [1e3 * one.e2e_s for one in measured.answers if one.error is None]
         title = flags.report.label or measured.model
         draw_distributions(flags.report.plot, title, {f"{metrics.TITLES['e2el']} (ms)": times})
-    print(table("serve", rows(results, checked)))
+    print(table("serve", rows(results, options)))
     for text, count in results["errors"].items():
         print(f"failed: {count} x {text}")
     failed = results["failed"] and flags.metrics.fail_on_error
     return 1 if failed or not results["completed"] else 0
 
 
-async def measure(flags: ServeFlags) -> Measured:
+async def measure(flags: ServeFlags) -> PooledRun:
     """Return the answers of the whole load. Raises: ConfigError, ServerError"""
     target = target_from(flags.target)
     model, root = await find_model(target, flags.target)
@@ -128,7 +128,7 @@ async def measure(flags: ServeFlags) -> Measured:
     if first.error is not None:
         raise first_failed(target, first.error)
     traces = await send_all(target, bodies, flags)
-    return Measured(url=target.url, model=model, answers=[read_pooled(one) for one in traces])
+    return PooledRun(url=target.url, model=model, answers=[read_pooled(one) for one in traces])
 
 
 def read_pooled(trace: Trace) -> Answer:
@@ -150,14 +150,14 @@ def read_pooled(trace: Trace) -> Answer:
     )
 
 
-def figures(answers: Sequence[Answer], batch_size: int, checked: Checked) -> dict[str, Any]:
+def figures(answers: Sequence[Answer], batch_size: int, options: ReportOptions) -> dict[str, Any]:
     """Return the figures of a run, which lasts from the first start to the last end."""
     duration_s = max(1e-9, max(a.end_s for a in answers) - min(a.start_s for a in answers))
     good = [answer for answer in answers if answer.error is None]
     counted = [answer.prompt_tokens for answer in good]
     num_tokens = sum(count for count in counted if count is not None)
     tells_tokens = bool(good) and None not in counted
-    kept = sum(metrics.is_good(answer, checked.limits_ms) for answer in good)
+    kept = sum(metrics.is_good(answer, options.limits_ms) for answer in good)
     return {
         "requests": len(answers),
         "completed": len(good),
@@ -169,14 +169,14 @@ def figures(answers: Sequence[Answer], batch_size: int, checked: Checked) -> dic
         "requests_per_s": len(good) / duration_s,
         "texts_per_s": len(good) * batch_size / duration_s,
         "prompt_tokens_per_s": num_tokens / duration_s if tells_tokens else None,
-        "goodput_requests_per_s": kept / duration_s if checked.limits_ms else None,
+        "goodput_requests_per_s": kept / duration_s if options.limits_ms else None,
         "peak_concurrency": peak_overlap((a.start_s, a.end_s) for a in answers),
         "mean_concurrency": sum(a.e2e_s for a in answers) / duration_s,
-        "e2el_ms": summary([1e3 * answer.e2e_s for answer in good], checked.percentiles),
+        "e2el_ms": summary([1e3 * answer.e2e_s for answer in good], options.percentiles),
     }
 
 
-def rows(results: Mapping[str, Any], checked: Checked) -> list[tuple[str, str] | str]:
+def rows(results: Mapping[str, Any], options: ReportOptions) -> list[tuple[str, str] | str]:
     """Return the table's rows."""
     found: list[tuple[str, str] | str] = [
         ("requests that succeeded", number(results["completed"])),
@@ -190,6 +190,6 @@ def rows(results: Mapping[str, Any], checked: Checked) -> list[tuple[str, str] |
         ("peak concurrency", number(results["peak_concurrency"])),
         ("mean concurrency", number(results["mean_concurrency"])),
     ]
-    if checked.limits_ms:
+    if options.limits_ms:
         found.append(("goodput (requests per second)", number(results["goodput_requests_per_s"])))
     return [*found, metrics.TITLES["e2el"], *summary_rows("e2el", results["e2el_ms"], "ms")]

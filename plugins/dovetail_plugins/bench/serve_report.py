@@ -25,7 +25,7 @@ MAX_SHOWN_ERRORS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class ReportOptions:
     """Flags of the report, parsed before the load."""
 
     names: tuple[str, ...]
@@ -43,14 +43,14 @@ class Checked:
         )
 
 
-def keep(flags: ServeFlags, checked: Checked, measured: Any) -> dict[str, Any]:
+def save_result(flags: ServeFlags, options: ReportOptions, measured: Any) -> dict[str, Any]:
     """Return the whole result, written and plotted as the flags say. Raises: ConfigError"""
     answers = [read_answer(trace) for trace in measured.traces]
     results = metrics.figures(
         answers,
         measured.prompts,
-        percentiles=checked.percentiles,
-        limits_ms=checked.limits_ms,
+        percentiles=options.percentiles,
+        limits_ms=options.limits_ms,
     )
     result = result_of("serve", flags.report, settings_of(*flags.groups), results)
     result["server"] = {
@@ -72,7 +72,7 @@ def _draw(report: ReportFlags, answers: list[Answer], model: str) -> None:
     draw_distributions(str(report.plot), report.label or model, series)
 
 
-def show(results: Mapping[str, Any], checked: Checked) -> str:
+def show(results: Mapping[str, Any], options: ReportOptions) -> str:
     """Return the figures as a table, followed by the failures."""
     rows: list[tuple[str, str] | str] = [
         ("requests that succeeded", number(results["completed"])),
@@ -87,9 +87,9 @@ def show(results: Mapping[str, Any], checked: Checked) -> str:
         ("peak concurrency", number(results["peak_concurrency"])),
         ("mean concurrency", number(results["mean_concurrency"])),
     ]
-    if checked.limits_ms:
+    if options.limits_ms:
         rows.append(("goodput (requests per second)", number(results["goodput_requests_per_s"])))
-    for name in checked.names:
+    for name in options.names:
         rows += [metrics.TITLES[name], *summary_rows(name, results[f"{name}_ms"], "ms")]
     return "\n".join([table("serve", rows), *_notes(results)])
 

@@ -18,12 +18,12 @@ from dovetail_plugins.bench.load_run import (
     send_all,
     target_from,
 )
-from dovetail_plugins.bench.serve_report import Checked, keep, show
+from dovetail_plugins.bench.serve_report import ReportOptions, save_result, show
 from dovetail_plugins.bench.settings import ServeFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class StreamedRun:
     """The raw results of a run, before figures are computed."""
 
     url: str
@@ -32,18 +32,18 @@ class Measured:
     traces: Sequence[Trace]
 
 
-def run_streamed(flags: ServeFlags, checked: Checked) -> int:
+def run_streamed(flags: ServeFlags, options: ReportOptions) -> int:
     """Measure, print and save the result; return the exit status.
 
     Raises: ConfigError, ServerError
     """
-    results = keep(flags, checked, run_loop(measure(flags)))["results"]
-    print(show(results, checked))
+    results = save_result(flags, options, run_loop(measure(flags)))["results"]
+    print(show(results, options))
     failed, completed = results["failed"], results["completed"]
     return 1 if not completed or (failed and flags.metrics.fail_on_error) else 0
 
 
-async def measure(flags: ServeFlags) -> Measured:
+async def measure(flags: ServeFlags) -> StreamedRun:
     """Return the traces of the whole load. Raises: ConfigError, ServerError"""
     target_flags = flags.target
     target = target_from(target_flags)
@@ -59,7 +59,7 @@ async def measure(flags: ServeFlags) -> Measured:
     )
     dialect = await probe(target, dialect, prompts.pop())
     bodies = [target.request("POST", target.path, dialect.body(prompt)) for prompt in prompts]
-    return Measured(
+    return StreamedRun(
         url=target.url,
         dialect=dialect,
         prompts=prompts[: flags.dataset.num_prompts],

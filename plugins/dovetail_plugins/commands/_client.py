@@ -98,16 +98,16 @@ def send_request(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
     *,
-    connect_limit_s: float = CONNECT_TIMEOUT_S,
-    read_limit_s: float = ANSWER_TIMEOUT_S,
+    limits_s: tuple[float, float] = (CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S),
 ) -> http.client.HTTPResponse:
-    """Return the response once its headers have arrived; close it after use. Raises: BROKEN"""
+    """Return the response once its headers have arrived; close it after use. `limits_s` are for
+    connecting and for each read. Raises: BROKEN"""
     is_tls = server.scheme == "https"
     kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
-    connection = kind(str(server.hostname), server.port, timeout=connect_limit_s)
+    connection = kind(str(server.hostname), server.port, timeout=limits_s[0])
     try:
         connection.connect()
-        connection.sock.settimeout(read_limit_s)
+        connection.sock.settimeout(limits_s[1])
         connection.request(method, path, body, {"Connection": "close", **(headers or {})})
         return connection.getresponse()
     except BROKEN:

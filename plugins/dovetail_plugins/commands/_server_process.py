@@ -53,11 +53,9 @@ class BackgroundServer:
         return status or 1
 
     def _is_ready(self) -> bool:
+        server = urlsplit(self.url)
         try:
-            url = urlsplit(self.url)
-            with send_request(
-                url, "GET", "/ready", connect_limit_s=1.0, read_limit_s=1.0
-            ) as response:
+            with send_request(server, "GET", "/ready", limits_s=(1.0, 1.0)) as response:
                 return response.status == 200
         except BROKEN:
             return False

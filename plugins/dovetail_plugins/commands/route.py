@@ -153,18 +153,18 @@ def server_of(args: argparse.Namespace, frontend: FrontendConfig) -> uvicorn.Con
     from dovetail.server.families import build_apis
     from dovetail.server.launch.http_server import uvicorn_config
     from dovetail.server.launch.tls import tls_of
+    from dovetail_plugins.gateway.disaggregated import DisaggregatedRouter
     from dovetail_plugins.gateway.prefill_choice import prefill_choice
     from dovetail_plugins.gateway.route_app import build_route
-    from dovetail_plugins.gateway.two_halves import TwoHalves
     from dovetail_plugins.gateway.upstream import upstream_of
 
     if args.block_size < 1:
         raise ConfigError(f"{args.block_size} is not above 0.", where="--block-size")
     prefill = [upstream_of(url, "--prefill") for url in args.prefill]
-    halves = TwoHalves(
+    router = DisaggregatedRouter(
         prefill,
         [upstream_of(url, "--decode") for url in args.decode],
         prefill_choice(prefill, args.kv_events_config, args.block_size),
     )
-    app = build_route(halves, frontend, build_apis().values())
+    app = build_route(router, frontend, build_apis().values())
     return uvicorn_config(app, frontend, tls_of(frontend))

@@ -27,9 +27,9 @@ from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import Loaded, Preparation, WorkerCall
 from dovetail.observability.supervise import note_failure
-from dovetail_plugins.executors._launched_ranks import come
+from dovetail_plugins.executors._launched_ranks import join_first_rank
 from dovetail_plugins.ranks.connection import SocketConnection
-from dovetail_plugins.ranks.executor import MortalExecutor
+from dovetail_plugins.ranks.executor import WatchedExecutor
 from dovetail_plugins.ranks.messages import (
     Allocate,
     Answer,
@@ -79,7 +79,7 @@ class _TellingServer(RankServer):
         self.taken: queue.SimpleQueue[_Taken | None] = queue.SimpleQueue()
         self.prepared: queue.SimpleQueue[Prepared | None] = queue.SimpleQueue()
         self.left_s: float | None = None
-        self.last_words = ""
+        self.end_report = ""
         self._current: _Taken | None = None
         self._steps: deque[_Taken] = deque()
 
@@ -106,19 +106,19 @@ class _TellingServer(RankServer):
         self._current.outcome.set_result(answer)
         return answer
 
-    def _tell_result(self, result: StepResult) -> None:
-        super()._tell_result(result)
+    def _send_result(self, result: StepResult) -> None:
+        super()._send_result(result)
         if self._task.run.rank.is_last_stage:
             self._steps.popleft().outcome.set_result(result)
 
-    def _tell(self, message: AsideMessage) -> None:
-        super()._tell(message)
+    def _send_aside(self, message: AsideMessage) -> None:
+        super()._send_aside(message)
         if isinstance(message, Prepared):
             self.prepared.put(message)
 
     def say(self, reason: str) -> None:
         """Report to the executors here and at the first rank why this rank ends."""
-        self.last_words = reason
+        self.end_report = reason
         super().say(reason)
 
     def _on_executor_gone(self) -> None:
@@ -139,7 +139,7 @@ class _InStepPending:
         return result
 
 
-class InStep(MortalExecutor):
+class InStep(WatchedExecutor):
     """Follows the first rank's executor. One thread here is the rank."""
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
@@ -148,10 +148,8 @@ class InStep(MortalExecutor):
         self._encoder = msgspec.msgpack.Encoder()
         self._allocated: _Taken | None = None
         self._call_numbers = count()
-        task, self._guest = come(run, worker, has_engine=True)
-        orders, aside = (
-            Wire(SocketConnection(one)) for one in (self._guest.orders, self._guest.aside)
-        )
+        task, self._connections = join_first_rank(run, worker, has_engine=True)
+        orders, aside = (Wire(SocketConnection(one)) for one in self._connections)
         self._server = _TellingServer(task, orders, aside)
         self._thread = threading.Thread(
             target=self._serve, args=(task.run.processors,), name="dovetail-rank", daemon=True
@@ -288,7 +286,7 @@ class InStep(MortalExecutor):
             note_failure("dovetail-rank", error)
         finally:
             if not self._is_over:
-                self._die(self._server.last_words or "the engine of rank 0 has ended.")
+                self._die(self._server.end_report or "the engine of rank 0 has ended.")
             self._server.taken.put(None)
             self._server.prepared.put(None)
 
@@ -296,7 +294,7 @@ class InStep(MortalExecutor):
         if self._death is not None:
             return
         self._death = reason
-        self._tell_death(reason)
+        self._report_death(reason)
 
     def _close(self, wait_s: float) -> None:
         """Leave, after the first rank's engine has ended or `wait_s`. Mutates: self"""
@@ -306,7 +304,8 @@ class InStep(MortalExecutor):
         if self._thread.is_alive():
             self._server.leave()
             self._thread.join(1.0)
-        self._guest.close()
+        for connection in self._connections:
+            connection.close()
 
 
 def _word(order: Order) -> str:

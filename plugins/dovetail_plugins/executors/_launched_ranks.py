@@ -1,12 +1,11 @@
 """LaunchedRanks: the ranks that a launcher has started, as the first one's executor sees them.
 
 They find one another by torch's store at the launcher's address. The first rank runs in a child
-process of the engine; each other one connects to a door, whose address and token are in the store.
+process of the engine; the others join its RankListener, whose address and token are in the store.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import ExitStack
 from datetime import timedelta
@@ -21,6 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.joining.comparison import differences
+from dovetail.joining.peers import JoinRequest, Peer
 from dovetail.processes.process import Child
 from dovetail_plugins.executors._local_ranks import (
     channel_of,
@@ -28,10 +28,17 @@ from dovetail_plugins.executors._local_ranks import (
     how_child_ended,
     spawn_rank,
 )
-from dovetail_plugins.ranks.door import Door, DoorAddress, Guest, Hello, come_in, wait_for_listener
+from dovetail_plugins.joining.connections import open_connection
 from dovetail_plugins.ranks.layout import rank_run
 from dovetail_plugins.ranks.links import WiredLinks
 from dovetail_plugins.ranks.messages import Orders, RankTask
+from dovetail_plugins.ranks.rank_listener import (
+    ASIDE,
+    ORDERS,
+    ListenerAddress,
+    RankListener,
+    join_rank,
+)
 from dovetail_plugins.ranks.wire import socket_wires
 
 if TYPE_CHECKING:
@@ -46,6 +53,16 @@ _OF_ONE_RANK = frozenset(
 )
 """Fields of a RunSpec that may differ between ranks; the launcher's rank numbers are compared
 elsewhere."""
+
+
+class RankFacts(msgspec.Struct, frozen=True):
+    """What a rank was started with. `has_engine`: its own engine makes the same calls as the
+    executor's."""
+
+    run: RunSpec
+    has_engine: bool
+
+
 _numbers = count()
 """How many engines this process has had; every rank makes them in the same order."""
 
@@ -55,8 +72,8 @@ class LaunchedRanks(WiredLinks):
 
     def __init__(self, run: RunSpec, worker: Selection) -> None:
         self._children: list[Child] = []
-        self._guests: dict[int, Guest] = {}
-        others = set(range(1, run.rank.world_size))
+        self._peers: list[Peer] = []
+        others = range(1, run.rank.world_size)
         orders: list[socket.socket] = []
         try:
             if others:
@@ -68,30 +85,31 @@ class LaunchedRanks(WiredLinks):
                 connection.close()
             self._end_ranks(0.0)
             raise
-        guests = [self._guests[number] for number in sorted(others)]
         super().__init__(
-            socket_wires([*orders, *(guest.orders for guest in guests)]),
-            [channel_of(self._children[0]), *(guest.aside for guest in guests)],
+            socket_wires([*orders, *(peer.connections[ORDERS] for peer in self._peers)]),
+            [channel_of(self._children[0]), *(peer.connections[ASIDE] for peer in self._peers)],
         )
 
     @property
     def has_engines(self) -> bool:
         """Return whether engines of other processes make the same calls as this one."""
-        return any(guest.hello.has_engine for guest in self._guests.values())
+        facts = (msgspec.msgpack.decode(peer.request.facts) for peer in self._peers)
+        return any(one["has_engine"] for one in facts)
 
-    def _gather(self, run: RunSpec, worker: Selection, others: set[int]) -> socket.socket:
-        """Start the first rank and let the others come in. Raises: ConfigError. Mutates: self"""
+    def _gather(self, run: RunSpec, worker: Selection, others: range) -> socket.socket:
+        """Start the first rank and let the others join. Raises: ConfigError. Mutates: self"""
         launch = launch_of()
         key, store = _engine_key(launch), _store(launch, is_first=True)
 
-        def check(hello: Hello) -> str | None:
-            return difference(run, hello)
+        def check(request: JoinRequest) -> str | None:
+            return difference(run, request)
 
-        with Door(host=launch.host, is_local=launch.is_one_machine, check=check) as door:
-            store.set(key, msgspec.json.encode(_reachable(door.address, launch)).decode())
+        is_local = launch.is_one_machine
+        with RankListener(others, host=launch.host, is_local=is_local, check=check) as listener:
+            store.set(key, msgspec.json.encode(_reachable(listener.address, launch)).decode())
             connection = self._spawn_first(run, worker, address=_meeting(launch, key))
             try:
-                self._guests = door.admit(others)
+                self._peers = listener.wait(JOIN_LIMIT_S)
             except BaseException:
                 connection.close()
                 raise
@@ -111,43 +129,38 @@ class LaunchedRanks(WiredLinks):
     def _how_it_ended(self, number: int) -> str:
         if number == 0:
             return how_child_ended(0, self._children[0])
-        return self._guests[number].ending
+        return self._peers[number - 1].ending
 
     def _end_ranks(self, grace_s: float) -> None:
         end_children(self._children, grace_s)
-        for guest in self._guests.values():
-            guest.close()
+        for peer in self._peers:
+            peer.close()
 
 
-def come(run: RunSpec, worker: Selection, *, has_engine: bool) -> tuple[RankTask, Guest]:
-    """Connect this process to the first rank's executor; return its task and the connection.
+def join_first_rank(
+    run: RunSpec, worker: Selection, *, has_engine: bool
+) -> tuple[RankTask, list[socket.socket]]:
+    """Connect this process to the first rank's executor; return its task and the
+    connections.
 
     Raises: ConfigError when it cannot be reached, or was started with other flags
     """
     launch = launch_of()
     key = _engine_key(launch)
-    address = _door_address(launch, key)
-    hello = Hello(
-        rank=launch.rank,
-        channel="",
-        process=os.getpid(),
-        host=socket.gethostname(),
-        run=msgspec.msgpack.encode(run),
-        has_engine=has_engine,
-    )
-    guest = come_in(address, hello)
+    facts = msgspec.msgpack.encode(RankFacts(run, has_engine))
+    connections = join_rank(_listener_address(launch, key), launch.rank, facts)
     task = RankTask(run=_own_run(run), worker=worker, address=_meeting(launch, key), is_open=True)
-    return task, guest
+    return task, connections
 
 
-def difference(run: RunSpec, hello: Hello) -> str | None:
+def difference(run: RunSpec, request: JoinRequest) -> str | None:
     """Return how another rank's run differs from this one's, or None."""
-    ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(hello.run)
+    ours, theirs = msgspec.to_builtins(run), msgspec.msgpack.decode(request.facts)["run"]
     for place, mine, other in differences(ours, theirs):
         may_differ = place in _OF_ONE_RANK or place.partition(".")[0] in _OF_ONE_RANK
         if not may_differ and not place.endswith("path"):
             return (
-                f"{hello.name} was started with other flags: {place} is {other!r} there and "
+                f"{request.name} was started with other flags: {place} is {other!r} there and "
                 f"{mine!r} at rank 0."
             )
     return None
@@ -170,15 +183,15 @@ def _meeting(launch: Launch, key: str) -> str:
     return f"tcp://{host}:{launch.port}#{launch.run_id}-{key}"
 
 
-def _reachable(address: DoorAddress, launch: Launch) -> DoorAddress:
-    """Return the door's address as the others reach it."""
+def _reachable(address: ListenerAddress, launch: Launch) -> ListenerAddress:
+    """Return the listener's address as the others reach it."""
     if launch.is_one_machine:
         return msgspec.structs.replace(address, host="127.0.0.1")
     return address
 
 
-def _door_address(launch: Launch, key: str) -> DoorAddress:
-    """Wait until the first rank has opened its door. Raises: ConfigError"""
+def _listener_address(launch: Launch, key: str) -> ListenerAddress:
+    """Wait until the first rank listens. Raises: ConfigError"""
     store = _store(launch, is_first=False)
     try:
         store.wait([key], timedelta(seconds=JOIN_LIMIT_S))
@@ -188,7 +201,7 @@ def _door_address(launch: Launch, key: str) -> DoorAddress:
             where=FLAG,
             fix="see rank 0's log lines; every rank must start as many engines, in one order.",
         ) from error
-    return msgspec.json.decode(store.get(key), type=DoorAddress)
+    return msgspec.json.decode(store.get(key), type=ListenerAddress)
 
 
 @cache
@@ -200,7 +213,7 @@ def _store(launch: Launch, *, is_first: bool) -> dist.Store:
     limit = timedelta(seconds=JOIN_LIMIT_S)
     try:
         if not opens:  # torch itself tries for minutes, and says so by a stack of C++
-            wait_for_listener(launch.host, launch.port, JOIN_LIMIT_S, "the launcher's store")
+            open_connection(launch.host, launch.port, JOIN_LIMIT_S, "the launcher's store").close()
         return dist.TCPStore(
             launch.host, launch.port, is_master=opens, timeout=limit, wait_for_workers=False
         )

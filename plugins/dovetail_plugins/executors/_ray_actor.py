@@ -1,19 +1,18 @@
 """RankActor: a Ray actor whose process is one rank.
 
-Ray places it, starts it and ends it; orders and answers go over sockets to the executor's door.
+Ray places it, starts it and ends it; orders and answers go over sockets.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 
 import msgspec
 
 from dovetail.observability.logging import LogSettings
 from dovetail_plugins.executors._ray_places import VISIBLE, own_place
-from dovetail_plugins.ranks.door import DoorAddress, Hello, come_in
 from dovetail_plugins.ranks.messages import RankTask
+from dovetail_plugins.ranks.rank_listener import ListenerAddress, join_rank
 from dovetail_plugins.ranks.remote import serve_remote
 
 
@@ -22,7 +21,7 @@ class ActorBoot(msgspec.Struct, frozen=True, kw_only=True):
     each sees all."""
 
     task: RankTask
-    door: DoorAddress
+    listener: ListenerAddress
     gpus: tuple[str, ...]
     log: LogSettings | None
 
@@ -41,6 +40,4 @@ class RankActor:
             os.environ[VISIBLE] = ",".join(told.gpus)
         if told.log is not None:
             told.log.apply()
-        rank = told.task.run.rank.rank
-        hello = Hello(rank=rank, channel="", process=os.getpid(), host=socket.gethostname())
-        return serve_remote(told.task, come_in(told.door, hello))
+        return serve_remote(told.task, join_rank(told.listener, told.task.run.rank.rank))

@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 
 from dovetail.errors import ConfigError
+from dovetail.interfaces.communicator import JOIN_LIMIT_S
 from dovetail.interfaces.data.spec import RunSpec, Selection
+from dovetail.joining.peers import Peer
 from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
 from dovetail_plugins.executors._ray_places import Place, Places, gpus_beside, in_order, reason_of
-from dovetail_plugins.ranks.door import Door, Guest
 from dovetail_plugins.ranks.layout import rank_log, rank_run
 from dovetail_plugins.ranks.links import WiredLinks
 from dovetail_plugins.ranks.messages import RankTask
+from dovetail_plugins.ranks.rank_listener import ASIDE, ORDERS, RankListener
 from dovetail_plugins.ranks.wire import socket_wires
 
 SIZE_FLAG = "--tensor-parallel-size"
@@ -30,7 +32,7 @@ class RayRanks(WiredLinks):
         self._run, self._worker, self._options = run, worker, options
         self._actors: list[Any] = []
         self._ends: list[Any] = []
-        self._guests: dict[int, Guest] = {}
+        self._peers: list[Peer] = []
         self._store: Any = None
         self._ray: Any = session.connect(options.address)
         size = run.rank.world_size
@@ -46,14 +48,13 @@ class RayRanks(WiredLinks):
             self._end_ranks(0.0)
             raise
         session.guard()
-        guests = [self._guests[number] for number in range(run.rank.world_size)]
-        orders = socket_wires([guest.orders for guest in guests])
-        super().__init__(orders, [guest.aside for guest in guests])
+        orders = socket_wires([peer.connections[ORDERS] for peer in self._peers])
+        super().__init__(orders, [peer.connections[ASIDE] for peer in self._peers])
 
     @property
     def pids(self) -> list[int]:
         """Return the process id of each rank."""
-        return [self._guests[number].hello.process for number in sorted(self._guests)]
+        return [peer.request.process for peer in self._peers]
 
     @property
     def nodes(self) -> list[str]:
@@ -80,7 +81,7 @@ class RayRanks(WiredLinks):
         return {"env_vars": variables}
 
     def _gather(self, num_threads: int) -> None:
-        """Number the actors by machine, make them ranks and let them come in. Mutates: self"""
+        """Number the actors by machine, make them ranks and let them join. Mutates: self"""
         if self._options.uses_nsight:
             nsight.check(self._ray, self._actors)
         self._actors, places = in_order(self._ray, self._actors, "a rank")
@@ -89,7 +90,7 @@ class RayRanks(WiredLinks):
         is_local = all(place.address == own for place in places)
         host = LOOPBACK if is_local else own
         meeting = self._open_meeting(host)
-        with Door(host=host, is_local=is_local, check=lambda hello: None) as door:
+        with RankListener(range(len(places)), host=host, is_local=is_local) as listener:
             for number in range(len(places)):
                 boot = ActorBoot(
                     task=RankTask(
@@ -98,13 +99,13 @@ class RayRanks(WiredLinks):
                         address=meeting,
                         is_open=True,
                     ),
-                    door=door.address,
+                    listener=listener.address,
                     gpus=gpus_beside(places, number),
                     log=rank_log(number),
                 )
                 payload = msgspec.msgpack.encode(boot)
                 self._ends.append(self._actors[number].serve.remote(payload))
-            self._guests = door.admit(set(range(len(places))), look=self._look)
+            self._peers = listener.wait(JOIN_LIMIT_S, self._look)
 
     def _rank_run(self, number: int, places: Sequence[Place], num_threads: int) -> RunSpec:
         node = places[number].node
@@ -124,7 +125,7 @@ class RayRanks(WiredLinks):
         return f"tcp://{host}:{self._store.port}"
 
     def _look(self) -> None:
-        """Raise ConfigError when a rank has ended before it came."""
+        """Raise ConfigError when a rank has ended before it joined."""
         ended, _ = self._ray.wait(self._ends, timeout=0)
         if not ended:
             return
@@ -139,7 +140,7 @@ class RayRanks(WiredLinks):
         )
 
     def _how_it_ended(self, number: int) -> str:
-        return self._guests[number].ending
+        return self._peers[number].ending
 
     def _end_ranks(self, grace_s: float) -> None:
         """End actors, placement group and connection. May be called twice. Mutates: self"""
@@ -151,7 +152,7 @@ class RayRanks(WiredLinks):
         for actor in self._actors:
             ray.kill(actor)
         self._places.remove()
-        for guest in self._guests.values():
-            guest.close()
+        for peer in self._peers:
+            peer.close()
         self._actors, self._ends, self._store = [], [], None
         session.disconnect()

@@ -16,7 +16,7 @@ from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan
 from dovetail.interfaces.executor import Executor, Loaded, PendingStep, Preparation, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.executors._in_step import InStep
-from dovetail_plugins.executors._launched_ranks import LaunchedRanks, come
+from dovetail_plugins.executors._launched_ranks import LaunchedRanks, join_first_rank
 from dovetail_plugins.ranks.executor import RankLinks, RanksExecutor
 from dovetail_plugins.ranks.layout import rank_log
 from dovetail_plugins.ranks.remote import on_launcher_gone, serve_remote
@@ -40,14 +40,14 @@ class ExternalLauncherExecutor(Executor):
         Raises: ConfigError
         """
         on_launcher_gone(_leave)
-        task, guest = come(run, worker, has_engine=False)
+        task, connections = join_first_rank(run, worker, has_engine=False)
         # From here on the first rank says when to end: requests may still be under way.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         log = rank_log(run.rank.rank)
         if log is not None:
             log.apply()
-        return serve_remote(task, guest)
+        return serve_remote(task, connections)
 
     def kv_layers(self) -> Sequence[CachedLayer]:
         """Return the cached data of the model's attention layers, in layer order."""

@@ -24,7 +24,8 @@ from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests
 from dovetail.version import __version__
 from dovetail_plugins.apis.admin.routes import FLAG as DEV
-from dovetail_plugins.gateway import figures, ollama
+from dovetail_plugins.gateway import metrics as gateway_metrics
+from dovetail_plugins.gateway import ollama
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.forward import Forward
 from dovetail_plugins.gateway.model import Model, State
@@ -32,7 +33,7 @@ from dovetail_plugins.gateway.page import hidden_routes, page_routes
 
 
 @dataclass(slots=True, kw_only=True)
-class Doors:
+class GatewayAdmission:
     """The number of open requests, and whether the server is draining. Shutdown waits for them."""
 
     open_requests: OpenRequests
@@ -49,7 +50,7 @@ class GatewayState:
     """The application state that the layers of a server read."""
 
     frontend: FrontendConfig
-    admission: Doors
+    admission: GatewayAdmission
     fleet: Fleet
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -59,8 +60,8 @@ def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -
     families = list(apis)
     app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.open_requests = OpenRequests()
-    doors = Doors(open_requests=app.state.open_requests)
-    app.state.server = GatewayState(frontend=frontend, admission=doors, fleet=fleet)
+    admission = GatewayAdmission(open_requests=app.state.open_requests)
+    app.state.server = GatewayState(frontend=frontend, admission=admission, fleet=fleet)
     app.state.flags_by_path = flags_by_path(families)
     page = page_routes(frontend)
     app.state.open_endpoints = {health, live, ready, *page.values()}
@@ -70,7 +71,7 @@ def build_gateway(fleet: Fleet, frontend: FrontendConfig, apis: Iterable[Api]) -
     for path, endpoint in (*page.items(), *hidden_routes(frontend)):
         app.router.routes.append(Route(path, endpoint, methods=["GET"]))
     app.router.routes.append(
-        Route("/{path:path}", Forward(fleet, closed, lambda: doors.is_draining))
+        Route("/{path:path}", Forward(fleet, closed, lambda: admission.is_draining))
     )
     add_front_door(
         app,
@@ -114,13 +115,13 @@ async def health(request: Request) -> Response:
 
 
 async def _health_of(model: Model) -> dict[str, Any]:
-    told = model.told()
+    entry = model.health_entry()
     if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
-        return told | {"state": "failed"}
+        return entry | {"state": "failed"}
     answer = await model.ask("/health")
     if model.state is State.LOADED and (answer is None or answer.status != 200):
-        return told | {"state": "unhealthy"}
-    return told
+        return entry | {"state": "unhealthy"}
+    return entry
 
 
 async def version(request: Request) -> Response:
@@ -150,7 +151,7 @@ async def show_metrics(request: Request) -> Response:
         for model, answer in zip(models, answers, strict=True)
         if answer is not None and answer.status == 200
     }
-    text = figures.merged(figures.own_text(), texts)
+    text = gateway_metrics.merged(gateway_metrics.own_text(), texts)
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 

@@ -18,10 +18,10 @@ from typing import Any, Self
 from dovetail.errors import DovetailError, Overloaded, RequestError, model_not_found
 from dovetail.observability.supervise import supervised
 from dovetail_plugins.apis.ollama.models import LATEST
-from dovetail_plugins.gateway import figures
+from dovetail_plugins.gateway import metrics
 from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.memory_need import free_beside
 from dovetail_plugins.gateway.model import Model, State
-from dovetail_plugins.gateway.need import free_beside
 from dovetail_plugins.gateway.server import ModelFailed, Server
 
 logger = logging.getLogger("dovetail_plugins.gateway")
@@ -102,12 +102,12 @@ class Fleet:
         if it cannot be loaded, or not in time"""
         server = await self._ready(model, self.wait_s)
         model.num_running += 1
-        figures.OPEN.labels(model.name).inc()
+        metrics.OPEN.labels(model.name).inc()
         try:
             yield server
         finally:
             model.num_running -= 1
-            figures.OPEN.labels(model.name).dec()
+            metrics.OPEN.labels(model.name).dec()
             model.used()
 
     async def wait_end(self) -> None:
@@ -134,7 +134,7 @@ class Fleet:
             assert model.server is not None
             return model.server
         model.num_waiting += 1
-        figures.WAITING.labels(model.name).inc()
+        metrics.WAITING.labels(model.name).inc()
         try:
             async with asyncio.timeout(None if wait_s == math.inf else wait_s):
                 return await self._once_loaded(model)
@@ -145,7 +145,7 @@ class Fleet:
             ) from None
         finally:
             model.num_waiting -= 1
-            figures.WAITING.labels(model.name).dec()
+            metrics.WAITING.labels(model.name).dec()
 
     async def _once_loaded(self, model: Model) -> Server:
         while not (model.state is State.LOADED and self._lives(model)):
@@ -209,7 +209,7 @@ class Fleet:
         try:
             async with self._room_for(model):
                 model.state = State.WAKING
-            await _told(model.server, "/wake_up")
+            await _post(model.server, "/wake_up")
         except Exception as error:
             return self._failed(model, error)
         self._loaded(model, "woken", began_s)
@@ -220,12 +220,12 @@ class Fleet:
         model.used()
         seconds = model.loaded_s - began_s
         logger.info("%s: %s in %.2f s", model.name, how, seconds)
-        figures.LOADS.labels(model.name, how).inc()
-        figures.LOAD_SECONDS.labels(model.name).observe(seconds)
+        metrics.LOADS.labels(model.name, how).inc()
+        metrics.LOAD_SECONDS.labels(model.name).observe(seconds)
 
     def _failed(self, model: Model, error: Exception) -> RequestError:
         """Record that a model could not be loaded; return the error for the waiting requests."""
-        figures.LOADS.labels(model.name, "failed").inc()
+        metrics.LOADS.labels(model.name, "failed").inc()
         if isinstance(error, Overloaded):
             logger.warning("%s: %s", model.name, error)
             return error  # there is no room, but the model is fine
@@ -308,20 +308,20 @@ class Fleet:
         assert model.server is not None
         await self._stopped(model, model.server)
         model.server, model.state = None, State.UNLOADED
-        figures.UNLOADS.labels(model.name, why).inc()
+        metrics.UNLOADS.labels(model.name, why).inc()
         logger.info("%s: unloaded (%s)", model.name, why)
 
     async def _asleep(self, model: Model) -> None:
         """Put a model to sleep; unload it if that fails."""
         assert model.server is not None
         try:
-            await _told(model.server, f"/sleep?level={model.entry.sleep_level}&mode=wait")
+            await _post(model.server, f"/sleep?level={model.entry.sleep_level}&mode=wait")
         except Exception as error:
             logger.warning("%s does not sleep, and is unloaded: %s", model.name, error)
             await self._ended(model, "idle")
             return
         model.state = State.ASLEEP
-        figures.UNLOADS.labels(model.name, "asleep").inc()
+        metrics.UNLOADS.labels(model.name, "asleep").inc()
         logger.info("%s: asleep", model.name)
 
     async def _watch_models(self) -> None:
@@ -352,7 +352,7 @@ class Fleet:
         if status is None:
             return True
         logger.error("%s: its server ended with status %d", model.name, status)
-        figures.UNLOADS.labels(model.name, "died").inc()
+        metrics.UNLOADS.labels(model.name, "died").inc()
         self._end(model)
         model.died(f"its server ended with status {status}.")
         return False
@@ -387,7 +387,7 @@ def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
     return None
 
 
-async def _told(server: Server, path: str) -> None:
+async def _post(server: Server, path: str) -> None:
     """Call a path of a model's server. Raises: ModelFailed, ConnectionError"""
     answer = await server.connections.request("POST", path)
     if answer.status != 200:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail_plugins.gateway.entries import Entry
-from dovetail_plugins.gateway.need import Need
+from dovetail_plugins.gateway.memory_need import MemoryNeed
 from dovetail_plugins.gateway.server import Server
 from dovetail_plugins.http_client.response import Response
 
@@ -37,7 +37,7 @@ class Model:
     """One model. `change` is the task that is changing it; the task returns the error for the
     waiting requests, None on success."""
 
-    def __init__(self, entry: Entry, need: Need) -> None:
+    def __init__(self, entry: Entry, need: MemoryNeed) -> None:
         self.entry = entry
         self.need = need
         self.state = State.UNLOADED
@@ -76,7 +76,7 @@ class Model:
                 return await self.server.connections.request("GET", path)
         return None
 
-    def to_come(self) -> tuple[Need, int]:
+    def to_come(self) -> tuple[MemoryNeed, int]:
         """Return (its need, how many bytes of that it has taken so far).
 
         Host memory is taken as it is used. Device memory is taken all together, so a model loaded
@@ -104,7 +104,7 @@ class Model:
         self.may_start_s = now_s + min(pause_s, LONGEST_PAUSE_S)
         self.loaded_s = 0.0
 
-    def told(self) -> dict[str, Any]:
+    def health_entry(self) -> dict[str, Any]:
         """Return its entry in /health."""
         facts: dict[str, Any] = {"model": self.name, "state": str(self.state)}
         facts |= {"running": self.num_running, "waiting": self.num_waiting}

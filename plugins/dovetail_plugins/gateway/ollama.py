@@ -19,7 +19,7 @@ async def list_models(request: Request) -> Response:
     state = request.app.state.server
     models: Sequence[Model] = state.fleet.models
     created = written_time(datetime.fromtimestamp(state.created_s, UTC))
-    known = await asyncio.gather(*(_told(model, "/api/tags") for model in models))
+    known = await asyncio.gather(*(_listed_models(model, "/api/tags") for model in models))
     rows = [
         row
         for model, told in zip(models, known, strict=True)
@@ -31,11 +31,11 @@ async def list_models(request: Request) -> Response:
 async def list_loaded(request: Request) -> Response:
     """Return the names of the models that are loaded."""
     models: Sequence[Model] = request.app.state.server.fleet.models
-    known = await asyncio.gather(*(_told(model, "/api/ps") for model in models))
+    known = await asyncio.gather(*(_listed_models(model, "/api/ps") for model in models))
     return JSONResponse({"models": [row for told in known for row in told]})
 
 
-async def _told(model: Model, path: str) -> list[Any]:
+async def _listed_models(model: Model, path: str) -> list[Any]:
     """Return what a model's server lists; empty if the model is not loaded."""
     answer = await model.ask(path)
     return answer.json()["models"] if answer is not None and answer.status == 200 else []

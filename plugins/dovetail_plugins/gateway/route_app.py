@@ -14,7 +14,7 @@ from dovetail.server.generate.body.ignored_fields import HEADER
 from dovetail.server.generate.generation import CLAMPED_HEADER
 from dovetail.server.http.front_door import add_front_door
 from dovetail.server.http.middleware import OpenRequests
-from dovetail_plugins.gateway.two_halves import HEALTH, PREFILL_HEADER, TwoHalves
+from dovetail_plugins.gateway.disaggregated import HEALTH, PREFILL_HEADER, DisaggregatedRouter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +24,23 @@ class RouteState:
     frontend: FrontendConfig
 
 
-def build_route(halves: TwoHalves, frontend: FrontendConfig, apis: Iterable[Api]) -> FastAPI:
+def build_route(
+    router: DisaggregatedRouter, frontend: FrontendConfig, apis: Iterable[Api]
+) -> FastAPI:
     """Return the application: `/health`, which needs no key, and a catch-all route. `apis` are its
     servers' families."""
     app = FastAPI(title="dovetail", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = RouteState(frontend=frontend)
     app.state.open_requests = OpenRequests()
-    app.state.open_endpoints = {halves.health}
+    app.state.open_endpoints = {router.health}
     app.state.flags_by_path = dict[str, str]()
-    app.router.routes.append(Route(HEALTH, halves.health, methods=["GET"]))
-    app.router.routes.append(Route("/{path:path}", halves))
+    app.router.routes.append(Route(HEALTH, router.health, methods=["GET"]))
+    app.router.routes.append(Route("/{path:path}", router))
     add_front_door(
         app,
         frontend,
         list(apis),
-        is_busy=lambda: halves.is_busy,
+        is_busy=lambda: router.is_busy,
         shown_headers=(HEADER, CLAMPED_HEADER, PREFILL_HEADER.decode()),
     )
     return app

@@ -23,8 +23,8 @@ from dovetail.server.launch.startup_timer import StartupTimer
 from dovetail_plugins.gateway.app import build_gateway
 from dovetail_plugins.gateway.entries import Entry, entries_of
 from dovetail_plugins.gateway.fleet import Fleet
+from dovetail_plugins.gateway.memory_need import need_of
 from dovetail_plugins.gateway.model import Model
-from dovetail_plugins.gateway.need import need_of
 from dovetail_plugins.gateway.server import ModelServer
 
 logger = logging.getLogger("dovetail_plugins.gateway")

@@ -25,11 +25,11 @@ from dovetail.engine.client.host import LEAVE_WAIT_S, how_it_ended
 from dovetail.engine.ipc.socket_ends import DESCRIPTOR
 from dovetail.engine.messages import Boot
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.joining.messages import Ended, Leave, Order, Start
+from dovetail.joining.remote_engine import Ended, Leave, Order, Start
 from dovetail.observability.configured_log import set_log_up
 from dovetail.processes import process
 from dovetail.processes.handshake import receive_message, send_message
-from dovetail_plugins.joining.arrival import Arrived, arrive
+from dovetail_plugins.joining.join import JoinedEngine, join_engines
 
 logger = logging.getLogger("dovetail.server")
 
@@ -89,9 +89,9 @@ def run_one(config: Config, place: int) -> int:
 
 def join(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> HeadlessEngines:
     """Return engines that the server has let in. Raises: ConfigError"""
-    arrived = arrive(meeting, specs)
+    joined = join_engines(meeting, specs)
     logger.info("joined the server at %s; waiting until all engines have", meeting.name)
-    return HeadlessEngines(arrived, meeting)
+    return HeadlessEngines(joined, meeting)
 
 
 class _StoppedEarly(BaseException):
@@ -120,10 +120,10 @@ def _stoppable() -> Iterator[None]:
 class HeadlessEngines:
     """This process's engines. Threads report events; only `run` acts on them."""
 
-    def __init__(self, arrived: list[Arrived], meeting: Meeting) -> None:
+    def __init__(self, joined: list[JoinedEngine], meeting: Meeting) -> None:
         self._meeting = meeting
         self._events: Events = queue.SimpleQueue()
-        self._engines = [_Engine(number, one, self._events) for number, one in enumerate(arrived)]
+        self._engines = [_Engine(number, one, self._events) for number, one in enumerate(joined)]
         self._status = 0
 
     def run(self) -> int:
@@ -182,13 +182,13 @@ class HeadlessEngines:
 class _Engine:
     """One engine: its child process, once it is to start, and the connection that rules it."""
 
-    def __init__(self, place: int, arrived: Arrived, events: Events) -> None:
-        self.number = arrived.spec.engine
+    def __init__(self, place: int, joined: JoinedEngine, events: Events) -> None:
+        self.number = joined.spec.engine
         self.is_over = False
         self.is_leaving = False
         self.exit_status: int | None = None
         self._place = place
-        self._arrived = arrived
+        self._joined = joined
         self._events = events
         self._child: process.Child | None = None
         self._threads: list[threading.Thread] = []
@@ -207,7 +207,7 @@ class _Engine:
         try:
             with contextlib.suppress(OSError, EOFError, msgspec.MsgspecError):
                 while True:
-                    self._tell(receive_message(self._arrived.control, Order).order)
+                    self._tell(receive_message(self._joined.control, Order).order)
         finally:
             self._tell(Lost())
 
@@ -215,15 +215,15 @@ class _Engine:
         """Start the engine's process; its connections are its own from then on. Mutates: self"""
         if self._child is not None or self.is_leaving:
             return
-        numbers = [connection.fileno() for connection in self._arrived.own]
-        boot = Boot(spec=self._arrived.spec, addresses=tuple(f"{DESCRIPTOR}{n}" for n in numbers))
+        numbers = [connection.fileno() for connection in self._joined.own]
+        boot = Boot(spec=self._joined.spec, addresses=tuple(f"{DESCRIPTOR}{n}" for n in numbers))
         self._child = process.spawn(
             "dovetail.engine.process",
             boot,
-            variables=self._arrived.spec.variables,
+            variables=self._joined.spec.variables,
             pass_fds=numbers,
         )
-        for connection in self._arrived.own:
+        for connection in self._joined.own:
             connection.close()
         self._in_thread(self._wait, self._child)
 
@@ -251,12 +251,12 @@ class _Engine:
         """Report to the server how the engine's process has ended. Mutates: self"""
         self.is_over = True
         with contextlib.suppress(OSError):  # a server that is gone need not know
-            send_message(self._arrived.control, Ended(how_it_ended(status)))
+            send_message(self._joined.control, Ended(how_it_ended(status)))
         self._hang_up()
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):
-            self._arrived.control.shutdown(socket.SHUT_RDWR)
+            self._joined.control.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give everything back; a child that still runs is ended."""
@@ -265,4 +265,4 @@ class _Engine:
         self._hang_up()
         for thread in self._threads:
             thread.join()
-        self._arrived.close()
+        self._joined.close()

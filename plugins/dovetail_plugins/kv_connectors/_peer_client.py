@@ -23,12 +23,12 @@ from dovetail_plugins.kv_connectors._peer_messages import (
     Blocks,
     Facts,
     Fetch,
-    Hello,
+    FindBlocks,
+    GetFacts,
     Place,
     Present,
     Question,
     Reply,
-    Which,
     is_served,
 )
 
@@ -202,7 +202,7 @@ class PeerEngine:
         self._batch = 1
         self._left_alone_until_s = 0.0
         self._absent: list[Place] = []
-        self._has_told = False
+        self._is_logged = False
 
     @property
     def is_left_alone(self) -> bool:
@@ -216,7 +216,7 @@ class PeerEngine:
         try:
             if not self._meets():
                 return frozenset()
-            question = Which(identity=self._own.identity, keys=tuple(keys), wait_s=wait_s)
+            question = FindBlocks(identity=self._own.identity, keys=tuple(keys), wait_s=wait_s)
             found = set(keys)
             for rank in self._ranks:
                 reply: Present = rank.ask(question, ASK_LIMIT_S + wait_s)
@@ -267,7 +267,7 @@ class PeerEngine:
             for rank in self._ranks:
                 rank.block_bytes = facts.block_bytes
             self._batch = max(1, BATCH_BYTES // facts.block_bytes)
-            self._told(facts)
+            self._log_mismatch(facts)
             self._is_same = (facts.identity, facts.unit_tokens) == (
                 self._own.identity,
                 self._own.unit_tokens,
@@ -278,12 +278,12 @@ class PeerEngine:
         """Return the peer's facts. Raises: OSError"""
         first = _Rank(self.place, self._secret, None)
         try:
-            facts: Facts = first.ask(Hello())
+            facts: Facts = first.ask(GetFacts())
         finally:
             first.close()
         return facts
 
-    def _told(self, facts: Facts) -> None:
+    def _log_mismatch(self, facts: Facts) -> None:
         """Log once why the peer has no usable blocks."""
         if facts.identity != self._own.identity:
             log.warning("%s has another model, other types or flags", self.place.name)
@@ -296,9 +296,9 @@ class PeerEngine:
 
     def _give_up(self, error: BaseException) -> None:
         """Leave the engine alone for a while. Mutates: self"""
-        if not self._has_told:
+        if not self._is_logged:
             log.warning("%s did not give KV blocks: %s", self.place.name, error)
-        self._has_told = True
+        self._is_logged = True
         places = [rank.place for rank in self._ranks] or [self.place]
         self._absent = [place for place in places if not is_served(place)]
         self.close()

@@ -23,11 +23,11 @@ MAX_PATH_BYTES = 100
 MIN_SECRET_CHARS = 16
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class GetFacts(msgspec.Struct, frozen=True, tag="get_facts"):
     """Asks for the peer's facts."""
 
 
-class Which(msgspec.Struct, frozen=True, kw_only=True, tag="which"):
+class FindBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="find_blocks"):
     """Asks which of these blocks are there, and waits up to `wait_s` for pending ones."""
 
     identity: str
@@ -69,7 +69,7 @@ class Blocks(msgspec.Struct, frozen=True, tag="blocks"):
     data: tuple[bytes, ...] = ()
 
 
-Question = Hello | Which | Fetch
+Question = GetFacts | FindBlocks | Fetch
 Reply = Facts | Present | Blocks
 
 QUESTIONS = msgspec.msgpack.Decoder(Question)

@@ -35,13 +35,13 @@ from dovetail_plugins.kv_connectors._peer_messages import (
     Blocks,
     Facts,
     Fetch,
-    Hello,
+    FindBlocks,
+    GetFacts,
     Lock,
     Place,
     Present,
     Question,
     Reply,
-    Which,
     make_local_folder,
     remove_file,
 )
@@ -57,7 +57,7 @@ MAX_WAIT_S = 60.0
 IP_FLAG, PORT_FLAG = "--kv-transfer-config.kv_ip", "--kv-transfer-config.kv_port"
 
 
-class Shelf:
+class HostBlocks:
     """A rank's blocks in host memory, those that an eviction leaves there. Any thread."""
 
     def __init__(self, eviction: KVEviction) -> None:
@@ -105,18 +105,23 @@ class Shelf:
 
 
 class PeerServer:
-    """Serves a shelf at a place: its socket on this machine, and with a secret its port."""
+    """Serves a rank's blocks at a place: its socket on this machine, and with a secret its port."""
 
     def __init__(
-        self, shelf: Shelf, facts: Facts, place: Place, secret: bytes | None, carrier: Carrier
+        self,
+        host_blocks: HostBlocks,
+        facts: Facts,
+        place: Place,
+        secret: bytes | None,
+        carrier: Carrier,
     ) -> None:
         """Raises: ConfigError"""
-        self._shelf = shelf
+        self._host_blocks = host_blocks
         self._facts = facts
         self._place = place
         self._secret = secret
         self._carrier = carrier
-        self._waiting: list[tuple[bytes, Which, float]] = []
+        self._waiting: list[tuple[bytes, FindBlocks, float]] = []
         self._connections: set[socket.socket] = set()
         self._listener = None if secret is None else _listening(place)
         try:
@@ -178,7 +183,7 @@ class PeerServer:
         except msgspec.MsgspecError as error:
             log.warning("a question about KV blocks was not understood: %s", error)
             return
-        if isinstance(question, Which) and question.wait_s > 0:
+        if isinstance(question, FindBlocks) and question.wait_s > 0:
             self._waiting.append((sender, question, time.monotonic()))
         else:
             self._send(sender, self._answer(question))
@@ -214,10 +219,10 @@ class PeerServer:
                     return
                 raise
             threading.Thread(
-                target=self._serve_guest, args=(connection, address), name="kv-peer", daemon=True
+                target=self._serve_peer, args=(connection, address), name="kv-peer", daemon=True
             ).start()
 
-    def _serve_guest(self, connection: socket.socket, address: Any) -> None:
+    def _serve_peer(self, connection: socket.socket, address: Any) -> None:
         assert self._secret is not None
         self._connections.add(connection)
         try:
@@ -240,24 +245,24 @@ class PeerServer:
 
     def _is_ready(self, question: Question, began_s: float) -> bool:
         """Return whether the answer need not wait any longer."""
-        if not isinstance(question, Which) or question.identity != self._facts.identity:
+        if not isinstance(question, FindBlocks) or question.identity != self._facts.identity:
             return True
         waited_s = time.monotonic() - began_s
-        if waited_s >= min(question.wait_s, MAX_WAIT_S) or self._shelf.is_quiet(began_s):
+        if waited_s >= min(question.wait_s, MAX_WAIT_S) or self._host_blocks.is_quiet(began_s):
             return True
-        return all(self._shelf.flags(question.keys))
+        return all(self._host_blocks.flags(question.keys))
 
     def _answer(self, question: Question) -> Reply:
         match question:
-            case Hello():
+            case GetFacts():
                 return self._facts
-            case Which(identity=identity, keys=keys):
+            case FindBlocks(identity=identity, keys=keys):
                 is_same = identity == self._facts.identity
-                return Present(self._shelf.flags(keys) if is_same else bytes(len(keys)))
+                return Present(self._host_blocks.flags(keys) if is_same else bytes(len(keys)))
             case Fetch(identity=identity, keys=keys, memory=memory):
                 if identity != self._facts.identity:
                     return Blocks((-1,) * len(keys))
-                blocks = [self._shelf.get(key) for key in keys]
+                blocks = [self._host_blocks.get(key) for key in keys]
                 return self._given(blocks, memory) if memory else _sent(blocks)
 
     def _given(self, blocks: Sequence[Buffer | None], memory: str) -> Blocks:

@@ -36,7 +36,7 @@ from dovetail_plugins.kv_connectors._peer_memory import (
     lay_into,
 )
 from dovetail_plugins.kv_connectors._peer_messages import Facts, Place, place_of, read_secret
-from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
+from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 
 __all__ = (
     "P2P",
@@ -116,7 +116,7 @@ class P2POptions:
 
 
 class P2P(KVConnector):
-    """A shelf in every rank's memory, and peers."""
+    """Blocks in every rank's memory, and peers."""
 
     info = Info(summary="engine to engine: shared memory on one machine, TCP between machines")
     capabilities = frozenset({"has_ports", "peers", "pieces", "slow_look_up"})
@@ -278,27 +278,27 @@ class P2PIndex(StoreIndex):
 
 
 class P2PStore(BlockStore):
-    """A rank's shelf, its server, and the peers that it reads from."""
+    """A rank's blocks in host memory, its server, and the peers that it reads from."""
 
     def __init__(self, options: P2POptions, facts: StoreFacts, carrier: Carrier) -> None:
         """Raises: ConfigError"""
         own, secret_place = _own_facts(facts), f"{EXTRA}.secret_file"
         secret = read_secret(options.secret_file, secret_place)
         _check_address(options.kv_ip, secret)
-        self._shelf = Shelf(eviction_of(options.eviction, _limit(options, facts)))
+        self._host_blocks = HostBlocks(eviction_of(options.eviction, _limit(options, facts)))
         self._carrier = carrier
         self._peers = _Peers(options, own, carrier)
         place = options.place(facts, facts.rank)
-        self._server = PeerServer(self._shelf, own, place, secret, carrier)
+        self._server = PeerServer(self._host_blocks, own, place, secret, carrier)
 
     def read(self, key: bytes) -> Buffer | None:
-        """Return a block of the shelf."""
-        return self._shelf.get(key)
+        """Return a block in host memory."""
+        return self._host_blocks.get(key)
 
     def gather(
         self, keys: Sequence[bytes], source: str, ranks_for: RanksFor
     ) -> Iterator[tuple[bytes, Parts]]:
-        """Yield blocks of the shelf, then missing ones from engine `source`. Raises: OSError"""
+        """Yield blocks in host memory, then missing ones from engine `source`. Raises: OSError"""
         missing = []
         for key, parts in super().gather(keys, source, ranks_for):
             if parts is None and source:
@@ -310,18 +310,18 @@ class P2PStore(BlockStore):
 
     def write(self, key: bytes, block: Buffer) -> None:
         """Keep a block."""
-        self._shelf.put(key, bytes(block))
+        self._host_blocks.put(key, bytes(block))
 
     def drop(self, key: bytes) -> None:
         """Forget a block."""
-        self._shelf.drop(key)
+        self._host_blocks.drop(key)
 
     def close(self) -> None:
         """Stop serving blocks. May be called twice."""
         self._server.close()
         self._peers.close()
         self._carrier.close()
-        self._shelf.clear()
+        self._host_blocks.clear()
 
 
 def _check_address(address: str, secret: bytes | None) -> None:

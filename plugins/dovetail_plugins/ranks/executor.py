@@ -65,7 +65,7 @@ GRACE_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A rank that has ended: `when_s` on the monotonic clock. `is_silent`: without last words."""
+    """A rank that has ended: `when_s` on the monotonic clock. `is_silent`: without a report."""
 
     number: int
     when_s: float
@@ -73,7 +73,7 @@ class Loss:
     is_silent: bool
 
 
-class RankListener(Protocol):
+class RankObserver(Protocol):
     """Events reported by links, from their own thread."""
 
     def on_prepared(self, number: int, message: Prepared) -> None:
@@ -104,7 +104,7 @@ class RankLinks(Protocol):
     def tell(self, payload: bytes) -> None:
         """Send something aside to every rank. Raises: OSError when one is gone"""
 
-    def watch(self, listener: RankListener) -> None:
+    def watch(self, observer: RankObserver) -> None:
         """Report from now on messages on the side connection, and which ranks end."""
 
     def shut_down(self) -> None:
@@ -145,7 +145,7 @@ class _Preparing:
         self.facts: AdapterFacts | None = None
 
 
-class MortalExecutor(Executor):
+class WatchedExecutor(Executor):
     """An executor whose ranks may end on their own. A subclass sets `_death` to the reason, once,
     and `_is_over` at shutdown."""
 
@@ -168,13 +168,13 @@ class MortalExecutor(Executor):
         if self._death is not None:
             callback(self._death)
 
-    def _tell_death(self, reason: str) -> None:
+    def _report_death(self, reason: str) -> None:
         """Run the death callbacks."""
         for callback in self._callbacks:
             callback(reason)
 
 
-class RanksExecutor(MortalExecutor):
+class RanksExecutor(WatchedExecutor):
     """Drives `run.rank.world_size` ranks. A rank that ends ends all."""
 
     capabilities = frozenset({"async_steps", "collective_rpc", "several_ranks", "sleep", "stages"})
@@ -413,7 +413,7 @@ class RanksExecutor(MortalExecutor):
                 return
             self._death = reason
         self._fail_preparing(reason)
-        self._tell_death(reason)
+        self._report_death(reason)
         self._died.set()
         self._links.shut_down()
 

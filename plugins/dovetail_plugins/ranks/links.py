@@ -18,12 +18,12 @@ import msgspec
 
 from dovetail.observability.supervise import supervised_thread
 from dovetail_plugins.ranks.connection import SocketConnection
-from dovetail_plugins.ranks.executor import Loss, RankListener
-from dovetail_plugins.ranks.messages import Aside, LastWords, Prepared
+from dovetail_plugins.ranks.executor import Loss, RankObserver
+from dovetail_plugins.ranks.messages import Aside, EndReport, Prepared
 from dovetail_plugins.ranks.wire import Wire, Wires
 
 OTHERS_WAIT_S = 0.1
-"""How long the last words of other ranks are waited for once one has ended."""
+"""How long the reports of other ranks are waited for once one has ended."""
 
 
 class WiredLinks(ABC):
@@ -65,13 +65,13 @@ class WiredLinks(ABC):
         for wire in self._asides:
             wire.send(payload)
 
-    def watch(self, listener: RankListener) -> None:
+    def watch(self, observer: RankObserver) -> None:
         """Report from now on messages on the side connection, and which ranks end."""
-        watcher = supervised_thread("ranks-watcher", partial(self._watch, listener))
+        watcher = supervised_thread("ranks-watcher", partial(self._watch, observer))
         watcher.start()
         self._watcher = watcher
 
-    def _watch(self, listener: RankListener) -> None:
+    def _watch(self, observer: RankObserver) -> None:
         """Listen until a rank ends."""
         decoder = msgspec.msgpack.Decoder(Aside)
         losses: dict[int, Loss] = {}
@@ -93,14 +93,14 @@ class WiredLinks(ABC):
                     while (payload := wire.take()) is not None:
                         message = decoder.decode(payload)
                         if isinstance(message, Prepared):
-                            listener.on_prepared(key.data, message)
+                            observer.on_prepared(key.data, message)
                         else:
-                            losses[key.data] = _told_loss(key.data, message)
+                            losses[key.data] = _reported_loss(key.data, message)
                 if self._is_ending:
                     return
                 if losses and deadline_s is None:
                     deadline_s = time.monotonic() + OTHERS_WAIT_S
-        listener.on_losses(list(losses.values()))
+        observer.on_losses(list(losses.values()))
 
     def _silent_loss(self, number: int) -> Loss:
         now_s = time.monotonic()
@@ -125,5 +125,5 @@ class WiredLinks(ABC):
         self._orders.close()
 
 
-def _told_loss(number: int, words: LastWords) -> Loss:
+def _reported_loss(number: int, words: EndReport) -> Loss:
     return Loss(number=number, when_s=words.when_s, reason=words.reason, is_silent=False)

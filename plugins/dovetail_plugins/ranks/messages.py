@@ -2,7 +2,7 @@
 
 Each rank has two connections. By the first come Orders, done one after the other by the thread that
 makes the model's calls, and their Answers. The second is for what does not wait for steps:
-constraints to load, and a rank's last words.
+constraints to load, and a rank's report of its end.
 """
 
 from __future__ import annotations
@@ -156,11 +156,11 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
     facts: AdapterFacts | None = None
 
 
-class LastWords(msgspec.Struct, frozen=True, tag="last_words"):
+class EndReport(msgspec.Struct, frozen=True, tag="end_report"):
     """Why a rank ends. `when_s` is on the monotonic clock, which a machine's processes share."""
 
     when_s: float
     reason: str
 
 
-Aside = Prepared | LastWords
+Aside = Prepared | EndReport

@@ -42,12 +42,12 @@ from dovetail_plugins.ranks.messages import (
     CallMethod,
     Done,
     Drawn,
+    EndReport,
     Failed,
     FreeBytes,
     GetFreeBytes,
     GetKVLayers,
     KVLayers,
-    LastWords,
     Load,
     Order,
     Prepare,
@@ -137,7 +137,7 @@ class RankServer:
                 self._carry_out(order)
         except Exception as error:
             logger.exception("rank %d ends because of a fault", self._number)
-            self._say_last_words(error)
+            self._report_end(error)
             return 1
         finally:
             self._shut_down()
@@ -183,9 +183,9 @@ class RankServer:
 
     def _send_oldest(self) -> None:
         """Wait for the oldest step; the first rank of the last stage sends its result."""
-        self._tell_result(self._begun.popleft().result())
+        self._send_result(self._begun.popleft().result())
 
-    def _tell_result(self, result: StepResult) -> None:
+    def _send_result(self, result: StepResult) -> None:
         if self._tells_results:
             self._send(Stepped(result))
 
@@ -280,22 +280,22 @@ class RankServer:
             logger.exception("%s could not be loaded", what_of(order.item))
             what = f"{what_of(order.item)} could not be loaded: {described(error)}"
             answer = Prepared(order.number, fault=fault_of(RequestError(what, status=500)))
-        self._tell(answer)
+        self._send_aside(answer)
 
-    def _tell(self, message: messages.Aside) -> None:
+    def _send_aside(self, message: messages.Aside) -> None:
         with self._aside_lock:
             self._aside.send(self._encoder.encode(message))
 
-    def _say_last_words(self, error: Exception) -> None:
+    def _report_end(self, error: Exception) -> None:
         reason = error.what if isinstance(error, DovetailError) else described(error)
         self.say(f"rank {self._number} failed: {reason}")
 
     def say(self, reason: str) -> None:
         """Report to the executor why this rank ends. Any thread may call this."""
         try:
-            self._tell(LastWords(time.monotonic(), reason))
+            self._send_aside(EndReport(time.monotonic(), reason))
         except OSError:
-            logger.debug("nobody hears this rank's last words")
+            logger.debug("nobody hears this rank's report of its end")
 
     def leave(self) -> None:
         """Make `serve` end after its current order. Any thread may call this."""

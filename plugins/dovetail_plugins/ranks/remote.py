@@ -1,4 +1,4 @@
-"""A rank that came to its executor by a door: its process is not a child of the engine's.
+"""A rank that joined its executor's RankListener: its process is not a child of the engine's.
 
 It ends when the executor is gone, also while it waits for other ranks within a step.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dovetail.engine.affinity import keep_to
 from dovetail.processes.process import EXIT_PARENT_GONE
 from dovetail_plugins.ranks.connection import SocketConnection
-from dovetail_plugins.ranks.door import Guest
 from dovetail_plugins.ranks.messages import RankTask
 from dovetail_plugins.ranks.rank_process import SWITCH_S, RankServer, orders_wire
 from dovetail_plugins.ranks.wire import Wire
@@ -45,15 +45,18 @@ class RemoteRankServer(RankServer):
             os._exit(EXIT_PARENT_GONE)
 
 
-def serve_remote(task: RankTask, guest: Guest) -> int:
+def serve_remote(task: RankTask, connections: Sequence[socket.socket]) -> int:
     """Be the rank of a task until the executor ends; return the exit status."""
     sys.setswitchinterval(SWITCH_S)
     keep_to(task.run.processors)
-    orders = orders_wire(SocketConnection(guest.orders), task.run)
+    orders, aside = connections
+    server = RemoteRankServer(
+        task, orders_wire(SocketConnection(orders), task.run), Wire(SocketConnection(aside))
+    )
     try:
-        return RemoteRankServer(task, orders, Wire(SocketConnection(guest.aside))).serve()
+        return server.serve()
     finally:
-        guest.orders.close()  # the other one ends with the process, and thereby reports its end
+        orders.close()  # the other one ends with the process, and thereby reports its end
 
 
 def _await_end(pid: int) -> None:

@@ -207,8 +207,8 @@ async def good(body: dict[str, Any], writer: Writer) -> None:
     writer.write(CHUNKED + chunk(WHOLE) + b"0\r\n\r\n")
 
 
-def measured(script: Scripted, **target: Any) -> serve_streamed.Measured:
-    async def work() -> serve_streamed.Measured:
+def measured(script: Scripted, **target: Any) -> serve_streamed.StreamedRun:
+    async def work() -> serve_streamed.StreamedRun:
         async with serving(script):
             return await serve_streamed.measure(flags(script.url, **target))
 

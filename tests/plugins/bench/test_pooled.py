@@ -13,8 +13,8 @@ from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, Dataset
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.bench.dialect import endpoint_of, kind_of_path, models_path
 from dovetail_plugins.bench.load_run import ServerError
-from dovetail_plugins.bench.serve_pooled import Measured, PooledDialect, figures, measure, rows
-from dovetail_plugins.bench.serve_report import Checked
+from dovetail_plugins.bench.serve_pooled import PooledDialect, PooledRun, figures, measure, rows
+from dovetail_plugins.bench.serve_report import ReportOptions
 from dovetail_plugins.bench.settings import (
     DatasetFlags,
     LoadFlags,
@@ -25,7 +25,7 @@ from dovetail_plugins.bench.settings import (
 )
 from support.scripted_server import Scripted, Writer, serving
 
-CHECKED = Checked(names=("e2el",), percentiles=[50.0], limits_ms={"e2el": 60_000.0})
+CHECKED = ReportOptions(names=("e2el",), percentiles=[50.0], limits_ms={"e2el": 60_000.0})
 
 
 class Words(BenchDataset):
@@ -61,8 +61,8 @@ async def answer(body: dict[str, Any], writer: Writer) -> None:
     writer.write(head + content)
 
 
-def measured(script: Scripted, **target: Any) -> Measured:
-    async def work() -> Measured:
+def measured(script: Scripted, **target: Any) -> PooledRun:
+    async def work() -> PooledRun:
         async with serving(script):
             return await measure(flags(script.url, **target))
 

@@ -30,8 +30,9 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail.joining.comparison import COMPARED
-from dovetail.joining.messages import Hello, Welcome
-from dovetail.joining.reception import Reception
+from dovetail.joining.peers import JoinReply, JoinRequest
+from dovetail.joining.remote_engine import RemoteEngine
+from dovetail.joining.remote_engines import JoinServer
 from dovetail.processes.handshake import (
     WrongSecret,
     challenge,
@@ -39,8 +40,8 @@ from dovetail.processes.handshake import (
     respond,
     send_message,
 )
-from dovetail_plugins.joining.arrival import arrive
 from dovetail_plugins.joining.headless import HeadlessEngines
+from dovetail_plugins.joining.join import join_engines
 from dovetail_testing.fakes.engine import fake_spec
 from support.orphans import survivors
 
@@ -129,11 +130,11 @@ class Machine(threading.Thread):
     def run(self) -> None:
         """Join, and run the engines."""
         try:
-            arrived = arrive(self._meeting, self._specs)
+            joined = join_engines(self._meeting, self._specs)
         except ConfigError as error:
             self.outcome = error
             return
-        self.engines = HeadlessEngines(arrived, self._meeting)
+        self.engines = HeadlessEngines(joined, self._meeting)
         self.outcome = self.engines.run()
 
     def ended(self) -> int | ConfigError | None:
@@ -143,14 +144,19 @@ class Machine(threading.Thread):
         return self.outcome
 
 
+def engines_of(server: JoinServer) -> list[RemoteEngine]:
+    """Return the engines of a server, once they have joined."""
+    return [RemoteEngine(peer) for peer in server.wait(server.meeting.limit_s)]
+
+
 @asynccontextmanager
 async def serving(
     spec: EngineSpec, meeting: Meeting, *machines: tuple[EngineSpec, ...], num_processes: int = 0
 ) -> AsyncIterator[tuple[AsyncEngine, list[Machine]]]:
     """Give a server's engine whose other machines have joined."""
-    with Reception(spec, meeting, num_processes=num_processes) as reception:
+    with JoinServer(spec, meeting, num_processes=num_processes) as server:
         joined = [Machine(meeting, specs) for specs in machines]
-        elsewhere = await asyncio.get_running_loop().run_in_executor(None, reception.wait)
+        elsewhere = await asyncio.get_running_loop().run_in_executor(None, engines_of, server)
         engine = await AsyncEngine.start(spec, elsewhere=elsewhere)
         try:
             yield engine, joined
@@ -301,9 +307,9 @@ def test_an_engine_that_another_api_process_has_given_up_is_ended(meeting: Meeti
 def test_engines_end_with_their_server(meeting: Meeting) -> None:
     """The server's connections end without a word, as when it is killed."""
     spec = spec_of(0, 1)
-    with Reception(spec, meeting, num_processes=0) as reception:
+    with JoinServer(spec, meeting, num_processes=0) as server:
         machine = Machine(meeting, far(spec, 0))
-        (engine,) = reception.wait()
+        (engine,) = engines_of(server)
         deadline_s = time.monotonic() + LIMIT_S
         while not (found := children()):
             assert time.monotonic() < deadline_s
@@ -318,7 +324,7 @@ def test_engines_end_with_their_server(meeting: Meeting) -> None:
 
 def refused(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> str:
     with pytest.raises(ConfigError) as caught:
-        arrive(meeting, specs)
+        join_engines(meeting, specs)
     return str(caught.value)
 
 
@@ -327,45 +333,49 @@ def test_who_does_not_belong_is_told_and_the_server_waits_on(
 ) -> None:
     spec = spec_of(1, 2)
     longer = msgspec.structs.replace(spec.schedule, max_model_tokens=77)
-    with Reception(spec, meeting, num_processes=0), ExitStack() as stack:
+    with JoinServer(spec, meeting, num_processes=0), ExitStack() as stack:
         told = refused(meeting, far(spec, 1, schedule=longer))
         assert "--max-model-len: engine 1 (process" in told
         assert f"is 77 there and {spec.schedule.max_model_tokens} at the server" in told
-        assert "waits for the engines 1, 2 of other machines" in refused(meeting, far(spec, 0))
+        assert "is not expected; the server is waiting for engines 1 and 2" in refused(
+            meeting, far(spec, 0)
+        )
         other = msgspec.structs.replace(spec, num_engines=4)
         assert refused(meeting, far(other, 1)).startswith("--data-parallel-size:")
         with monkeypatch.context() as patch:
-            patch.setattr("dovetail_plugins.joining.arrival.Hello", _old_hello)
+            patch.setattr("dovetail_plugins.joining.join.JoinRequest", _old_request)
             assert "runs dovetail 0.0.1, and the server" in refused(meeting, far(spec, 1))
         wrong = meeting_at(meeting.port, data_parallel_secret="not the same text")
         assert "has another secret" in refused(wrong, far(spec, 1))
-        (first,) = arrive(meeting, far(spec, 1))
+        (first,) = join_engines(meeting, far(spec, 1))
         stack.callback(first.close)
         assert "engine 1 has joined already: engine 1 (process" in refused(meeting, far(spec, 1))
         with pytest.raises(ConfigError, match=r"the port \d+ is in use"):
-            Reception(spec, meeting, num_processes=0)
+            JoinServer(spec, meeting, num_processes=0)
 
 
-def _old_hello(**fields: Any) -> Hello:
-    return Hello(**fields, version="0.0.1")
+def _old_request(**fields: Any) -> JoinRequest:
+    return JoinRequest(**fields, version="0.0.1")
 
 
 def test_waiting_has_an_end_and_says_who_came(meeting: Meeting) -> None:
     spec = spec_of(1, 2)
     short = meeting_at(meeting.port, data_parallel_join_timeout=0.3)
     assert "no server listened at 127.0.0.1:" in refused(short, far(spec, 1))
-    with Reception(spec, short, num_processes=1) as reception:
-        (first,) = arrive(short, far(spec, 1))
-        with pytest.raises(ConfigError, match=r"1 of 2 engines .* engine 2 has not, within 0.3 s"):
-            reception.wait()
+    with JoinServer(spec, short, num_processes=1) as server:
+        (first,) = join_engines(short, far(spec, 1))
+        with pytest.raises(
+            ConfigError, match=r"1 of 2 engines .* within 0.3 s; still missing: engine 2"
+        ):
+            engines_of(server)
         first.close()
         with pytest.raises(ConfigError, match="0 of 2 engines"):
-            reception.wait()
-        (again,) = arrive(short, far(spec, 1))  # one that has gone may come again
+            engines_of(server)
+        (again,) = join_engines(short, far(spec, 1))  # one that has gone may come again
         again.close()
     nowhere = meeting_at(1, data_parallel_address="192.0.2.1")
     with pytest.raises(ConfigError, match=r"--data-parallel-address: cannot listen at 192.0.2.1:1"):
-        Reception(spec, nowhere, num_processes=0)
+        JoinServer(spec, nowhere, num_processes=0)
 
 
 OWN = {
@@ -417,8 +427,8 @@ def test_a_server_takes_what_follows_from_the_device_from_the_first_engine(
 ) -> None:
     spec = spec_of(0, 2)
     half = msgspec.structs.replace(spec.run, kv_dtype="float16")
-    with Reception(spec, meeting, num_processes=0):
-        (first,) = arrive(meeting, far(spec, 0, run=half))
+    with JoinServer(spec, meeting, num_processes=0):
+        (first,) = join_engines(meeting, far(spec, 0, run=half))
         assert refused(meeting, far(spec, 1)).startswith("--kv-cache-dtype: engine 1")
         first.close()
 
@@ -432,29 +442,29 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_a_secret_is_proved_by_both_sides() -> None:
     for secret, is_known in ((SECRET, True), (b"another", False)):
-        with connected() as (door, guest):
+        with connected() as (listener, peer):
             found: list[Any] = []
 
             def knock(
-                one: socket.socket = guest, known: bytes = secret, found: list[Any] = found
+                one: socket.socket = peer, known: bytes = secret, found: list[Any] = found
             ) -> None:
                 try:
                     respond(one, known)
-                    send_message(one, Welcome(num_connections=3))
+                    send_message(one, JoinReply(num_more=3))
                 except WrongSecret as error:
                     found.append(error)
 
             thread = threading.Thread(target=knock)
             thread.start()
             if is_known:
-                challenge(door, SECRET)
-                assert receive_message(door, Welcome).num_connections == 3
+                challenge(listener, SECRET)
+                assert receive_message(listener, JoinReply).num_more == 3
             else:
                 with pytest.raises(WrongSecret):
-                    challenge(door, SECRET)
+                    challenge(listener, SECRET)
             thread.join()
             assert bool(found) is not is_known
-    with connected() as (door, guest):
-        door.sendall(os.urandom(32) + bytes(32))  # a door that does not know the secret
+    with connected() as (listener, peer):
+        listener.sendall(os.urandom(32) + bytes(32))  # one that does not know the secret
         with pytest.raises(WrongSecret):
-            respond(guest, SECRET)
+            respond(peer, SECRET)

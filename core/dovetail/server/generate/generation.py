@@ -106,13 +106,8 @@ class Generation:
             steps = in_intervals(steps, server.frontend.stream_interval)
         if not server.frontend.enable_log_requests:
             return steps
-        logged = LoggedRequest(
-            request_id=self.request_id,
-            prompt_ids=self.prompt_ids,
-            params=self.params,
-            adapter=self.meta.adapter,
-            tokenizer=self.meta.names.tokenizer,
-        )
+        tokenizer, adapter = self.meta.names.tokenizer, self.meta.adapter
+        logged = LoggedRequest(self.request_id, self.prompt_ids, self.params, adapter, tokenizer)
         return with_request_log(server.frontend, logged, steps)
 
     def _outputs(self, server: App, *, is_whole: bool) -> AsyncGenerator[RequestOutput, None]:

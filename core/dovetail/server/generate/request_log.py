@@ -47,7 +47,7 @@ def logged(request_id: str, arrival: str) -> Iterator[RequestEnd]:
         logger.info("request %s ended: %s; %s", request_id, end.cause, took)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LoggedRequest:
     """What is logged of a request that arrives. `adapter` is "" for none."""
 
@@ -100,14 +100,12 @@ def _set_fields(params: SamplingParams) -> str:
 
 def _log_prompt(request: LoggedRequest, limit: int | None) -> None:
     """Log the prompt's text, cut after `limit` characters, at level debug only."""
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
-    # Decode no more than is shown; the line before has the number of tokens.
-    ids = request.prompt_ids if limit is None else request.prompt_ids[: limit + 1]
-    text = request.tokenizer.decode(ids, skip_special_tokens=False)
-    if limit is not None and len(text) > limit:
-        text = f"{text[:limit]}..."
-    logger.debug("request %s: prompt %r", request.request_id, text)
+    if logger.isEnabledFor(logging.DEBUG):
+        # Decode no more than is shown; the line before has the number of tokens.
+        ids = request.prompt_ids[: None if limit is None else limit + 1]
+        text = request.tokenizer.decode(ids, skip_special_tokens=False)
+        shown = text if limit is None or len(text) <= limit else f"{text[:limit]}..."
+        logger.debug("request %s: prompt %r", request.request_id, shown)
 
 
 def _log_text(request: LoggedRequest, which: str, text: str, limit: int | None) -> None:

@@ -22,8 +22,8 @@ from dovetail.server.launch.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail.engine.client.async_engine import AsyncEngine
-    from dovetail.joining.elsewhere import Elsewhere
     from dovetail.joining.remote_engine import RemoteEngine
+    from dovetail.joining.remote_engines import RemoteEngines
 
 logger = logging.getLogger("dovetail.server")
 
@@ -59,18 +59,18 @@ async def starting_engine(
                 await engine.shutdown()
 
 
-def _elsewhere(config: Config, spec: EngineSpec) -> Elsewhere | None:
+def _elsewhere(config: Config, spec: EngineSpec) -> RemoteEngines | None:
     """Return the engines on other machines, if any are configured. Raises: ConfigError"""
     if not spec.elsewhere:
         return None
-    from dovetail.joining.elsewhere import Elsewhere
+    from dovetail.joining.remote_engines import RemoteEngines
 
     count = config.frontend.api_server_count
-    return Elsewhere(config, spec, num_processes=count if count > 1 else 0)
+    return RemoteEngines(config, spec, num_processes=count if count > 1 else 0)
 
 
 async def _start_engine(
-    config: Config, spec: EngineSpec, timer: StartupTimer, others: Elsewhere | None
+    config: Config, spec: EngineSpec, timer: StartupTimer, others: RemoteEngines | None
 ) -> AsyncEngine:
     """Return the started engine; its phases are recorded. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine

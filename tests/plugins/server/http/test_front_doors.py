@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.families import build_apis
 from dovetail.server.http import body_limits
+from dovetail_plugins.gateway.disaggregated import DisaggregatedRouter
 from dovetail_plugins.gateway.route_app import build_route
-from dovetail_plugins.gateway.two_halves import TwoHalves
 from support.fake_models import Rig
 from support.fake_upstream import FakeServer
 from support.serving import app_for
@@ -43,7 +43,7 @@ async def a_gateway(**frontend: Any) -> AsyncIterator[FastAPI]:
 @contextlib.asynccontextmanager
 async def a_route(**frontend: Any) -> AsyncIterator[FastAPI]:
     prefill = FakeServer("http://a", kv_transfer_params={"remote_port": 7})
-    halves = TwoHalves([prefill], [FakeServer("http://b", text="x")])  # type: ignore[list-item]
+    halves = DisaggregatedRouter([prefill], [FakeServer("http://b", text="x")])  # type: ignore[list-item]
     yield build_route(halves, FrontendConfig(**frontend), build_apis().values())
 
 
@@ -174,7 +174,9 @@ def test_a_fault_of_its_own_is_an_answer(door: Any, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("dovetail.server.http.admission.Admission.admit", breaks)
     monkeypatch.setattr("dovetail_plugins.gateway.fleet.Fleet.find", breaks)
-    monkeypatch.setattr("dovetail_plugins.gateway.two_halves.TwoHalves._answer", breaks)
+    monkeypatch.setattr(
+        "dovetail_plugins.gateway.disaggregated.DisaggregatedRouter._answer", breaks
+    )
 
     async def work(client: Client) -> None:
         origin = {"origin": "http://page.test"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,17 +20,18 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.engine_starter import EngineStarter, EnginesWanted
 from dovetail.interfaces.plugin import Value
-from dovetail.joining.elsewhere import Elsewhere
+from dovetail.joining.remote_engines import RemoteEngines
 from dovetail_plugins.joining.headless import join
 from dovetail_testing.fakes.engine import fake_spec
 
+ROUTER = Path(__file__).with_name("test_joining.py")
 BACKEND = Value(summary="threads", value=f"{__file__}:Threads")
 BROKEN = Value(summary="machines that do not come", value=f"{__file__}:Absent")
 SPEC = msgspec.structs.replace(
     fake_spec(),
     num_engines=2,
     elsewhere=(0, 1),
-    router=Selection(kind="router", name="turns", target=f"{__file__[:-12]}joining.py:Turns"),
+    router=Selection(kind="router", name="turns", target=f"{ROUTER}:Turns"),
 )
 
 
@@ -90,7 +92,7 @@ def config_of(backend: str = "BACKEND", **fields: Any) -> Config:
 def test_engines_are_started_with_the_servers_settings_and_answer() -> None:
     config = config_of(num_threads=3, api_server_count=2, max_num_seqs=7)
     check_engines(config)
-    with Elsewhere(config, SPEC) as elsewhere:
+    with RemoteEngines(config, SPEC) as elsewhere:
         engines = SyncEngines(SPEC, elsewhere.wait())
         try:
             params = SamplingParams(max_tokens=4, seed=1)
@@ -111,7 +113,7 @@ def test_engines_are_started_with_the_servers_settings_and_answer() -> None:
 
 def test_what_keeps_an_engine_away_is_told_at_once() -> None:
     refused = pytest.raises(ConfigError, match="engine 0 on h: there is no such model")
-    with Elsewhere(config_of("BROKEN"), SPEC) as elsewhere, refused:
+    with RemoteEngines(config_of("BROKEN"), SPEC) as elsewhere, refused:
         elsewhere.wait()
     starter: Any = elsewhere._starter
     assert starter.is_closed

@@ -19,7 +19,7 @@ from dovetail_plugins.inspect.collect import memory_taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class MemoryNeed:
     """`num_bytes` is the memory of the loaded model, `context_tokens` the longest context.
 
     `is_host`: it is main memory, which an engine takes page by page as it uses it.
@@ -31,7 +31,7 @@ class Need:
     free_bytes: Callable[[], int | None]
 
 
-def need_of(entry: Entry) -> Need:
+def need_of(entry: Entry) -> MemoryNeed:
     """Return the need of a model. Raises: ConfigError for a model that would not start"""
     config = entry.config
     spec = resolve(config)
@@ -41,7 +41,7 @@ def need_of(entry: Entry) -> Need:
     caches = spec.run.model.is_causal
     share = _share_bytes(spec, platform)
     is_host = HOST_MEMORY in platform.capabilities
-    return Need(
+    return MemoryNeed(
         num_bytes=max(weights + (spec.cache.memory_bytes or 0), share) if caches else weights,
         context_tokens=spec.run.max_model_tokens,
         is_host=is_host,
@@ -56,7 +56,7 @@ def _share_bytes(spec: EngineSpec, platform: Platform) -> int:
     return int(spec.cache.memory_share * (platform.free_bytes() or 0))
 
 
-async def free_beside(own: Need, others: list[tuple[Need, int]]) -> int | None:
+async def free_beside(own: MemoryNeed, others: list[tuple[MemoryNeed, int]]) -> int | None:
     """Return the free bytes for one model next to loaded ones; None if unknown.
 
     `others` are the loaded models' needs, each with the bytes taken so far. What they have yet to

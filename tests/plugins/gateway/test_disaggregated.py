@@ -22,8 +22,8 @@ from dovetail.interfaces.plugin import NoOptions
 from dovetail.server.families import build_apis
 from dovetail.server.launch.sockets import bind
 from dovetail_plugins.commands import route
+from dovetail_plugins.gateway.disaggregated import DisaggregatedRouter
 from dovetail_plugins.gateway.route_app import build_route
-from dovetail_plugins.gateway.two_halves import TwoHalves
 from dovetail_plugins.gateway.upstream import upstream_of
 from support.certificates import Certificates, make_certificates
 from support.fake_upstream import FakeServer
@@ -37,7 +37,7 @@ class Halves:
     def __init__(self, *keys: str) -> None:
         self.prefill = FakeServer("http://a", kv_transfer_params={"remote_port": 7})
         self.decode = FakeServer("http://b", text="hello")
-        made = TwoHalves([self.prefill], [self.decode])  # type: ignore[list-item]
+        made = DisaggregatedRouter([self.prefill], [self.decode])  # type: ignore[list-item]
         frontend = FrontendConfig(api_key=keys, enable_request_id_headers=True)
         self.app = build_route(made, frontend, build_apis().values())
 

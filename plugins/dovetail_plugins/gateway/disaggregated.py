@@ -1,4 +1,4 @@
-"""TwoHalves: disaggregated serving. One server computes the prompt, another generates the answer.
+"""DisaggregatedRouter: one server computes the prompt, another generates the answer.
 
 The servers have a KV connector. A `prefill` server gets each request first, for one token, and
 returns how another server can continue (kv_transfer_params). Then a `decode` server gets the
@@ -41,7 +41,7 @@ RETURNED_ANEW = OF_THE_CONNECTION | {b"date", b"server", REQUEST_ID.encode()}
 PREFILL_HEADER = b"x-dovetail-prefill"
 
 
-class TwoHalves:
+class DisaggregatedRouter:
     """An ASGI endpoint over the two kinds of servers. `route_app` adds the surrounding layers."""
 
     def __init__(
@@ -91,15 +91,15 @@ class TwoHalves:
         fields = _divided(scope, body)
         first = None
         if fields is not None:
-            params, refusal, first = await self._first_half(scope, headers, fields)
+            params, refusal, first = await self._run_prefill(scope, headers, fields)
             if refusal is not None:
                 await _send_whole(send, *refusal)
                 return
             if params is not None:
                 body = json.dumps(fields | {FIELD: params}).encode()
-        await self._second_half(scope, headers, body, send, first)
+        await self._run_decode(scope, headers, body, send, first)
 
-    async def _first_half(
+    async def _run_prefill(
         self, scope: Scope, headers: list[Header], fields: dict[str, Any]
     ) -> tuple[Any, tuple[int, list[Header], bytes] | None, Upstream | None]:
         """Compute the prompt; return (params to continue with or None, the refusal of an invalid
@@ -131,7 +131,7 @@ class TwoHalves:
             logger.warning("%s: the prefill server answered %d", server.url, answer.status)
         return None, None, None
 
-    async def _second_half(
+    async def _run_decode(
         self,
         scope: Scope,
         headers: list[Header],
