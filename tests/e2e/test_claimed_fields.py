@@ -10,7 +10,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.requests.claims import claimed_fields, extra_args
 from dovetail.errors import RequestError
-from dovetail.registry import load_file
+from dovetail.registry.admin import load_file
 from support.inside import engine_of
 
 DRY = Path(__file__).parents[2] / "examples/dry.py"

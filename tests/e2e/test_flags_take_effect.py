@@ -245,7 +245,7 @@ def test_parsers_and_their_files(flag: str, kind: str, name: str, plugins: Path)
     """--tool-call-parser, --reasoning-parser and their files: --tool-parser-plugin and
     --reasoning-parser-plugin."""
     file_flag = {"tool": "tool_parser_plugin", "reasoning": "reasoning_parser_plugin"}[kind]
-    with registry.with_entries({}):
+    with registry.admin.with_entries({}):
         with pytest.raises(ConfigError, match=name):
             check_choices(Config.from_fields({flag: name}))
         config = Config.from_fields({flag: name, file_flag: str(plugins)})
@@ -276,7 +276,7 @@ def test_scheduler_cls(folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_plugin() -> None:
-    with registry.with_entries({}):
+    with registry.admin.with_entries({}):
         config = Config.from_fields({"no_plugin": ["priority"], "scheduling_policy": "priority"})
         load_plugin_files(config)
         with pytest.raises(ConfigError, match='"priority"'):

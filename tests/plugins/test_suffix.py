@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.registry import options_for
+from dovetail.registry.options import options_for
 from dovetail_plugins.drafters import suffix as module
 from dovetail_plugins.drafters._suffixes import MAX_PLACES, SuffixIndex
 from dovetail_plugins.drafters.suffix import SuffixDrafter

@@ -120,7 +120,12 @@ def watch_preemptions(core: EngineCore) -> list[Any]:
     """Return a list that the jobs join which are preempted from now on. Mutates: core"""
     preempted: list[Any] = []
     preempt = scheduler_of(core)._preempt
-    scheduler_of(core)._preempt = lambda job: (preempted.append(job), preempt(job))
+
+    def noted(job: Any) -> Any:
+        preempted.append(job)
+        return preempt(job)
+
+    scheduler_of(core)._preempt = noted
     return preempted
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from dovetail.errors import BrokenPlugin, ConfigError
 from dovetail.interfaces.plugin import Value
-from dovetail.registry import Registry, files, register
+from dovetail.registry import files, register
 from dovetail.registry.foreign_files import imported_roots, package_advice
+from dovetail.registry.registry import Registry
 
 
 def run(module: ModuleType, path: Path) -> None:

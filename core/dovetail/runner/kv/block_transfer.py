@@ -306,7 +306,7 @@ class BlockTransfers:
         return Pieces(
             layout,
             self._layers,
-            registry.load_selection(run.attention),
+            registry.admin.load_selection(run.attention),
             run.rank,
             model_heads=run.model.num_kv_heads,
             unit_tokens=spec.unit_tokens,

@@ -80,7 +80,7 @@ class ChatRenderer:
         self._words = lru_cache(MAX_GIVEN)(self._words_of)
         self._content_format: str | None = None
         if content_format != AUTO:
-            self._content_format = registry.value_of("chat_content_format", content_format)
+            self._content_format = registry.admin.value_of("chat_content_format", content_format)
         where = "--chat-template" if override else "the checkpoint's chat template"
         self._template = _build(override or facts.chat_template, facts, where)
         by_tools = None if override else facts.chat_templates.get("tool_use")
