@@ -35,7 +35,7 @@ def plugins_page() -> str:
         "installation, with what other packages add; "
         "[write_a_plugin.md](../tutorials/write_a_plugin.md) says how to add one.\n",
     ]
-    parts += [_kind_section(kind) for kind in registry.describe()]
+    parts += [_kind_section(kind) for kind in registry.admin.describe()]
     return "\n".join(parts)
 
 
@@ -254,7 +254,9 @@ def structured_output_page() -> str:
     from dovetail_grammars.schema import ENFORCED_BESIDE
 
     kind = "structured_output_backend"
-    names = [e["name"] for k in registry.describe() if k["kind"] == kind for e in k["entries"]]
+    names = [
+        e["name"] for k in registry.admin.describe() if k["kind"] == kind for e in k["entries"]
+    ]
     found = {name: registry.find(kind, name) for name in names}
     # Not by registry.load: what a library can do is told where it is not installed, too.
     classes = {

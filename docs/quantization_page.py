@@ -111,7 +111,7 @@ def quantization_page(note: str) -> str:
     on_gpu = {(row["method"], row["stored"]): row for row in told["rows"]}
     parts += [_row(row, on_gpu.get((row["method"], row["stored"]))) for row in found["rows"]]
     shown = {row["method"] for row in found["rows"]}
-    (kind,) = (kind for kind in registry.describe() if kind["kind"] == "quantization")
+    (kind,) = (kind for kind in registry.admin.describe() if kind["kind"] == "quantization")
     built_in = (e["name"] for e in kind["entries"] if e["distribution"] == "dovetail-llm")
     rest = sorted(name for name in built_in if name not in shown)
     if rest:

@@ -171,7 +171,7 @@ def registry_is_left_as_found() -> Iterator[None]:
     """Forget plugins that a test added to or hid from this process's registry."""
     from dovetail import registry
 
-    with registry.with_entries({}):
+    with registry.admin.with_entries({}):
         yield
 
 

@@ -17,6 +17,12 @@ from typing import Any
 
 PAGE = "docs/how_to/upgrade_a_plugin.md"
 
+_ADMIN = (
+    "as_text", "block", "build_options", "defer", "describe", "describe_entry", "foreign",
+    "hook_entries", "kind_named", "load_entry", "load_file", "load_selection", "load_target",
+    "lost", "options_for", "own", "require_selection", "selection_of", "value_of", "with_entries",
+)  # fmt: skip
+
 NAMES = {
     "dovetail.interfaces.adapter_spec": "dovetail.interfaces.data.adapter_spec",
     "dovetail.interfaces.block_hash": "dovetail.interfaces.data.block_hash",
@@ -133,6 +139,7 @@ NAMES = {
     "dovetail.registry.known.KNOWN": "dovetail.registry.unsupported_names.UNSUPPORTED_NAMES",
     "dovetail.registry.known.reason_for": "dovetail.registry.unsupported_names.why_unsupported",
     "dovetail.server.endpoint.ServerState": "dovetail.server.endpoint.App",
+    **{f"dovetail.registry.{name}": f"dovetail.registry.admin.{name}" for name in _ADMIN},
     "dovetail.testing.cuts": "dovetail_testing.text_splits",
     "dovetail.testing.drive": "dovetail_testing.scripted_steps",
     "dovetail.testing.forms": "dovetail_testing.constraint_examples",

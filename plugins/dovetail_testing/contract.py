@@ -87,7 +87,7 @@ def device_of(plugin: type[Plugin]) -> str:
 
     for entry in registry.entries("platform"):
         try:
-            platform: type[Platform] = registry.load_entry(entry)
+            platform: type[Platform] = registry.admin.load_entry(entry)
         except PluginError:
             continue  # no such device is here
         device = platform.torch_type or platform.device_type

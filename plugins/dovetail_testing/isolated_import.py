@@ -112,7 +112,7 @@ def _import_one(
 
     error = None
     try:
-        registry.load_target(kind, target)
+        registry.admin.load_target(kind, target)
     except Exception as fault:
         error = str(fault)
     loaded = set(sys.modules) - before

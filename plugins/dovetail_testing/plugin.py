@@ -164,7 +164,7 @@ def plugin(request: pytest.FixtureRequest, entry: Entry) -> Any:
     A plugin that cannot be loaded fails the clauses that load it, and skips all others.
     """
     try:
-        loaded = registry.load_entry(entry)
+        loaded = registry.admin.load_entry(entry)
     except UnavailablePlugin as error:
         pytest.skip(f"unavailable here: {error}")
     except ConfigError as error:

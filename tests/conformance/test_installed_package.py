@@ -98,7 +98,9 @@ def test_the_package_passes_the_kit(python: Path) -> None:
 
 def test_a_file_written_for_vllm(python: Path) -> None:
     file = ROOT / "tests" / "contrib" / "plugin_files" / "regex_calls.py"
-    code = "import sys; from dovetail import registry; print(registry.load_file(sys.argv[1])[0].id)"
+    code = (
+        "import sys; from dovetail.registry import admin; print(admin.load_file(sys.argv[1])[0].id)"
+    )
     assert run(python, "-c", code, file).strip() == "regex_calls@regex_calls.py"
 
 

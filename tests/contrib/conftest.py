@@ -22,7 +22,7 @@ def importer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the registry find the package as it does in a checkout, and forget it afterwards."""
     monkeypatch.syspath_prepend(str(PACKAGE))
     discovery.forget()
-    with registry.with_entries({}):
+    with registry.admin.with_entries({}):
         yield
     monkeypatch.undo()
     discovery.forget()

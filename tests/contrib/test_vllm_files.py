@@ -9,7 +9,6 @@ import pytest
 
 from dovetail import registry
 from dovetail.errors import BrokenPlugin, ConfigError
-from dovetail.registry import discovery
 from dovetail_vllm_compat import helpers, modules
 from support.vllm_files import FILES, load_parser, plan_of, read
 
@@ -71,7 +70,7 @@ def file_of(folder: Path, text: str, name: str = "plugin.py") -> Path:
 def test_every_layout_and_form(layout: tuple[str, ...], form: str, tmp_path: Path) -> None:
     names = ("tools", "protocol", "tokenizers", "tokenizer", "reasoning")
     text = FILE.format(**dict(zip(names, layout, strict=True)), form=form)
-    entries = registry.load_file(file_of(tmp_path, text))
+    entries = registry.admin.load_file(file_of(tmp_path, text))
     made = {(entry.kind, entry.name) for entry in entries}
     assert {("tool_parser", "mine"), ("reasoning_parser", "mine")} <= made
     assert (("tool_parser", "other") in made) == ("other" in form)
@@ -81,7 +80,7 @@ def test_every_layout_and_form(layout: tuple[str, ...], form: str, tmp_path: Pat
 
 def test_lazy_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FILES / "helpers"))
-    names = [entry.name for entry in registry.load_file(FILES / "lazy_form.py")]
+    names = [entry.name for entry in registry.admin.load_file(FILES / "lazy_form.py")]
     assert names == ["lazy_here", "lazy_elsewhere"]
     assert registry.load("tool_parser", "lazy_here").foreign_class.__name__ == "Here"
 
@@ -92,7 +91,7 @@ def test_lazy_registration_of_nothing(tmp_path: Path) -> None:
         'ToolParserManager.register_lazy_module("x", "no_such_module_at_all", "X")\n'
     )
     with pytest.raises(BrokenPlugin, match='registers "x" from no_such_module_at_all'):
-        registry.load_file(file_of(tmp_path, text))
+        registry.admin.load_file(file_of(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_lazy_registration_of_nothing(tmp_path: Path) -> None:
 def test_a_name_that_is_not_there(line: str, said: str, fix: str, tmp_path: Path) -> None:
     file = file_of(tmp_path, f"import json\n\n{line}\n")
     with pytest.raises(BrokenPlugin) as error:
-        registry.load_file(file)
+        registry.admin.load_file(file)
     assert error.value.where == f"{file}:3"
     assert f"dovetail-vllm-compat does not have {said}" in error.value.what
     assert fix in str(error.value.fix)
@@ -119,15 +118,15 @@ def test_a_name_that_is_not_there(line: str, said: str, fix: str, tmp_path: Path
 
 def test_other_faults_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="registers no parser"):
-        registry.load_file(file_of(tmp_path, "import vllm\n", "a.py"))
+        registry.admin.load_file(file_of(tmp_path, "import vllm\n", "a.py"))
     with pytest.raises(BrokenPlugin, match="ZeroDivisionError"):
-        registry.load_file(file_of(tmp_path, "import vllm\n1 / 0\n", "b.py"))
+        registry.admin.load_file(file_of(tmp_path, "import vllm\n1 / 0\n", "b.py"))
     text = (
         "from vllm.tool_parsers import ToolParserManager\n"
         '@ToolParserManager.register_module("x")\nclass X:\n    pass\n'
     )
     with pytest.raises(BrokenPlugin, match="does not derive from vllm's ToolParser"):
-        registry.load_file(file_of(tmp_path, text, "c.py"))
+        registry.admin.load_file(file_of(tmp_path, text, "c.py"))
 
 
 def test_an_installed_vllm_is_neither_used_nor_hidden(
@@ -143,33 +142,32 @@ def test_an_installed_vllm_is_neither_used_nor_hidden(
         assert vllm.IS_REAL
         wanted = ("", "", [("f", "{}")])
         assert read(plan_of(parser), "<function=f>{}</function>") == wanted
-        entries = registry.load_file(FILES / "derived_thoughts.py")
+        entries = registry.admin.load_file(FILES / "derived_thoughts.py")
         assert [entry.name for entry in entries] == ["derived_thoughts"]
         assert sys.modules["vllm"] is vllm
     finally:
         del sys.modules["vllm"]
 
 
-def test_without_the_package_the_error_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(discovery, "scan", lambda: ())
+def test_without_the_package_the_error_names_it(tmp_path: Path) -> None:
     file = file_of(tmp_path, "from vllm.tool_parsers import ToolParser\n")
-    with pytest.raises(BrokenPlugin, match="No module named 'vllm'") as error:
-        registry.load_file(file)
+    told = pytest.raises(BrokenPlugin, match="No module named 'vllm'")
+    with registry.admin.with_entries({}, only=True), told as error:
+        registry.admin.load_file(file)
     assert "pip install dovetail-vllm-compat" in str(error.value.fix)
     assert "pip install ./contrib/vllm-compat" in str(error.value.fix)
 
 
-def test_a_file_of_ours_may_look_for_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_ours_may_look_for_vllm(tmp_path: Path) -> None:
     """It is ours as it registers with us; what it looks for need not be there."""
-    monkeypatch.setattr(discovery, "scan", lambda: ())
     text = (
         "try:\n    import vllm\nexcept ImportError:\n    vllm = None\n"
         "from dovetail.registry import register\n"
         '@register("tool_parser", "ours")\nclass Ours:\n    """Ours."""\n'
     )
-    assert [e.name for e in registry.load_file(file_of(tmp_path, text))] == ["ours"]
+    with registry.admin.with_entries({}, only=True):
+        entries = registry.admin.load_file(file_of(tmp_path, text))
+    assert [entry.name for entry in entries] == ["ours"]
 
 
 def test_helpers() -> None:

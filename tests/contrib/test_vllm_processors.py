@@ -21,6 +21,7 @@ from dovetail_testing.contracts.test_logits_processor import made
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from dovetail_vllm_compat import batches
 from dovetail_vllm_compat.processors import ForeignBatch
+from support.inside import adapted
 from support.server_process import ServerProcess
 from support.vllm_files import FILES, PACKAGE
 
@@ -158,7 +159,7 @@ def test_a_class_that_is_no_processor(tmp_path: Path) -> None:
 
 def test_what_a_class_can_ask_of_the_engine() -> None:
     processor = made(registry.load("logits_processor", NAMES[0]))
-    assert processor._batch._processor.vocab_size == 32
+    assert adapted(processor).vocab_size == 32
     config = processor._config()
     with pytest.raises(AttributeError, match=r"VllmConfig\.quant_config"):
         _ = config.quant_config

@@ -13,6 +13,7 @@ from dovetail.config.rules.model.demo import bundled_drafts
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of
 
 pytest.importorskip("dovetail_plugins")
 
@@ -31,7 +32,7 @@ def answers(speculative: dict[str, str]) -> tuple[list[tuple[int, ...]], list[St
     """Return the tokens of the demo model's answers, and the statistics of its steps."""
     with LLM(speculative_config=speculative, max_model_len=512, use_tqdm_on_load=False) as llm:
         stats: list[StepStats] = []
-        core = llm._engine.core
+        core = core_of(llm)
         step = core.step
 
         def watched() -> object:

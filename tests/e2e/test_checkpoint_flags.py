@@ -16,6 +16,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.errors import ConfigError
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of
 
 TOLERANCE = 1e-4
 NEW_TOKENS = 6
@@ -154,7 +155,7 @@ def test_without_sliding_window_all_layers_attend_and_keep_everything(
     flags = {**FLAGS, "max_model_len": None, "model_impl": impl, "disable_sliding_window": True}
     with LLM(model=str(path), **flags) as llm:
         assert llm.spec.run.max_model_tokens == 48
-        groups = llm._engine.core.layout.groups
+        groups = core_of(llm).layout.groups
         assert [group.window_tokens for group in groups] == [None]
         (result,) = llm.generate([prompt(40)], WHOLE, use_tqdm=False)
     assert worst(changed, result) <= TOLERANCE
@@ -172,7 +173,7 @@ def test_windowed_layers_keep_as_much_as_the_others(tmp_path: Path) -> None:
     for keeps in (False, True):
         flags = {**FLAGS, "disable_hybrid_kv_cache_manager": keeps}
         with LLM(model=str(path), **flags) as llm:
-            windows = {group.window_tokens for group in llm._engine.core.layout.groups}
+            windows = {group.window_tokens for group in core_of(llm).layout.groups}
             (result,) = llm.generate([prompt(60)], WHOLE, use_tqdm=False)
         assert windows == ({None} if keeps else {None, 16})
         assert worst(reference(path), result) <= TOLERANCE

@@ -10,7 +10,8 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.requests.claims import claimed_fields, extra_args
 from dovetail.errors import RequestError
-from dovetail.registry import load_file
+from dovetail.registry.admin import load_file
+from support.inside import engine_of
 
 DRY = Path(__file__).parents[2] / "examples/dry.py"
 PROMPT = "la la la la la la"
@@ -44,7 +45,7 @@ def test_extra_args_reach_the_processor(llm: LLM) -> None:
 
 def test_texts_become_token_ids(llm: LLM) -> None:
     asked = {"dry_multiplier": 1, "dry_sequence_breakers": [".", "!"]}
-    prepared = llm._engine.prepare("x", SamplingParams(extra_args=asked))
+    prepared = engine_of(llm).prepare("x", SamplingParams(extra_args=asked))
     tokenizer = llm.get_tokenizer()
     wanted = [tokenizer.encode(text, add_special_tokens=False)[-1] for text in (".", "!")]
     assert prepared.requests[0].sampling.extra_args["dry_breaker_ids"] == wanted

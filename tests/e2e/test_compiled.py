@@ -21,6 +21,7 @@ import json, logging, sys
 from torch._inductor import cpu_vec_isa
 from dovetail import LLM, SamplingParams
 from dovetail.runner.replay import compiled, timing_passes
+from support.inside import compiled_of, runner_of
 
 logging.basicConfig(level="INFO")
 timing_passes.FEW_TOKENS = ()  # one graph is enough
@@ -41,7 +42,7 @@ for path in sys.argv[2:]:
                  compilation_config={"level": level}) as llm:
             outputs = llm.generate(prompts, asked, use_tqdm=False)
             found[level] = [list(one.outputs[0].token_ids) for one in outputs]
-            made = llm._engine.core._executor.worker.runner.passes.compiled
+            made = compiled_of(runner_of(llm))
     print(json.dumps({
         "same": found[0] == found[3], "reason": made.reason, "graphs": made.num_graphs,
         "takes": [made.takes(size) for size in (1, 3, 48)],
@@ -52,7 +53,7 @@ TRACED = ["Qwen3MoeForCausalLM", "Gemma2ForCausalLM", "GPT2LMHeadModel"]
 
 def told(way: str, paths: list[Path], **variables: str) -> tuple[list[dict[str, Any]], str]:
     """Return what the script says of each checkpoint, and its log."""
-    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels"))
+    folders = os.pathsep.join(str(ROOT / part) for part in ("core", "plugins", "kernels", "tests"))
     env = {
         "PYTHONPATH": folders, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",

@@ -17,9 +17,9 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.engine.parts.draft_price import DraftPrice
-from dovetail.engine.parts.drafting import Drafting, _PricedDraftLength
+from dovetail.engine.parts.drafting import _PricedDraftLength
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support.engine_parts import part_of
+from support.inside import core_of, drafting_of
 
 pytest.importorskip("dovetail_plugins")
 
@@ -83,7 +83,7 @@ def made(folder: Path, head: Head | None = None, **fields: Any) -> LLM:
 def drafts_of(llm: LLM) -> list[tuple[list[int], list[int]]]:
     """Return a list that will hold what is known of a request and what is guessed to follow."""
     found: list[tuple[list[int], list[int]]] = []
-    drafting: Any = part_of(llm._engine.core, Drafting)
+    drafting: Any = drafting_of(core_of(llm))
     brought = drafting._brought
 
     def watched(request: Any, *given: Any) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ def test_the_same_answers_short_of_cache(
     head = MADE[name](tmp_path / "head")
     with made(folder, head, **FEW_BLOCKS) as llm:
         found = llm.generate(PROMPTS * 3, MIXED_PARAMS, use_tqdm=False)
-        llm._engine.core.check_idle()
+        core_of(llm).check_idle()
     assert [result.outputs[0].token_ids for result in found] == mixed_answers
 
 
@@ -169,7 +169,7 @@ def test_the_same_answers_where_rows_end_beside_others(
     ]
     with made(folder, MADE[name](tmp_path / "head")) as llm:
         found = llm.generate([prompt for prompt, _ in asked], params, use_tqdm=False)
-        llm._engine.core.check_idle()
+        core_of(llm).check_idle()
     wanted = [answer[: answer.index(answer[end]) + 1] for answer in whole for end in range(2, 18)]
     assert [result.outputs[0].token_ids for result in found] == wanted
 

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail import SamplingParams
 from support.drafts import Engine, assert_same
+from support.inside import core_of
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -81,6 +82,6 @@ def test_answers_about_pictures_are_the_same(family: str, tmp_path: Path) -> Non
         with engine.llm:
             for _ in range(2):  # the second time pictures come from the prefix cache
                 assert_same(engine.answers(params, asked), plain)
-            engine.llm._engine.core.check_idle()
+            core_of(engine.llm).check_idle()
         assert engine.count("draft_tokens") > engine.count("accepted_tokens") > 0, draft
         assert engine.count("prefix_hit_tokens") > 0

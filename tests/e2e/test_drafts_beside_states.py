@@ -15,6 +15,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.errors import ConfigError
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.drafts import KNOWN, Engine, assert_same, params, prompts, write_known
+from support.inside import core_of
 
 FEW: dict[str, dict[str, int]] = {
     "Mamba2ForCausalLM": {"num_gpu_blocks_override": 14},
@@ -66,7 +67,7 @@ def test_the_same_with_and_without(family: Family, way: int) -> None:
     with engine.llm:
         for _ in range(2):  # the second time prompts come from the prefix cache
             assert_same(engine.answers(params(), prompts()), family.plain)
-        engine.llm._engine.core.check_idle()
+        core_of(engine.llm).check_idle()
     assert engine.count("accepted_tokens") > 0
     assert engine.count("draft_tokens") > engine.count("accepted_tokens")
     assert (engine.count("preemptions") > 0) == is_crowded

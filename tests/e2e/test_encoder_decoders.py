@@ -16,6 +16,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
 from dovetail_testing.tiny.families import VOCAB_SIZE
+from support.inside import core_of, recorder_of, runner_of, watch_preemptions
 from support.older_transformers import skip_where_older
 from support.tiny_encoder_decoders import FAMILIES, write_encoder_decoder
 
@@ -95,7 +96,7 @@ def test_distributions(name: str, backend: str, tmp_path: Path) -> None:
     with served(tmp_path, attention_backend=backend, device=device) as llm:
         together = llm.generate(prompts, EVERYTHING, use_tqdm=False)
         alone = llm.generate(prompts[:1], EVERYTHING, use_tqdm=False)
-        recorded = llm._engine.core._executor.worker.runner.passes.recorded
+        recorded = recorder_of(runner_of(llm))
         assert (recorded.reason is None and bool(recorded.sizes)) == (backend == "native_cpu")
     assert alone[0].outputs[0].token_ids == together[0].outputs[0].token_ids
     for result, own, start in zip(together, inputs, starts, strict=True):
@@ -115,9 +116,8 @@ def test_preemption(name: str, swap_space: float, tmp_path: Path) -> None:
     }
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=-1)
     with served(tmp_path, **flags) as llm:
-        core, preempted = llm._engine.core, []
-        preempt = core._scheduler._preempt
-        core._scheduler._preempt = lambda job: (preempted.append(job), preempt(job))
+        core = core_of(llm)
+        preempted = watch_preemptions(core)
         results = llm.generate(prompts * 2, params, use_tqdm=False)
         assert preempted
         assert (core.cache.num_swaps > 0) == (swap_space > 0)

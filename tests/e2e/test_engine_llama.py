@@ -26,6 +26,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.llm.llm import LLM
 from dovetail_testing.fakes.engine import EOS, VOCAB_SIZE, fake_spec
+from support.inside import core_of, engine_of, replace_counter
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -170,7 +171,7 @@ def test_32_mixed_requests_equal_each_alone(
 ) -> None:
     prompts, params = mixed_requests()
     with LLM.from_spec(llama_spec(folder, num_blocks=num_blocks, async_steps=async_steps)) as llm:
-        core = llm._engine.core
+        core = core_of(llm)
         preemptions = count_preemptions(core)
         for _ in range(2):  # the second round hits the prefix cache wherever it can
             results = llm.generate(prompts, params, use_tqdm=False)
@@ -184,13 +185,15 @@ def test_32_mixed_requests_equal_each_alone(
 def count_preemptions(core: Any) -> Any:
     """Return a function that says how many rows were preempted since now."""
     seen = [0]
-    take = core._counter.take
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        seen[0] += core._counter.preemptions
-        return take(*args, **kwargs)
+    def spied(counter: Any) -> Spy:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen[0] += counter.preemptions
+            return counter.take(*args, **kwargs)
 
-    core._counter = Spy(core._counter, watched)
+        return Spy(counter, watched)
+
+    replace_counter(core, spied)
     return lambda: seen[0]
 
 
@@ -239,7 +242,7 @@ def test_aborts_at_random_moments_leave_all_blocks_free(folder: Path, async_step
     rng = random.Random(11)
     prompts, params = mixed_requests()
     with LLM.from_spec(llama_spec(folder, num_blocks=FEW_BLOCKS, async_steps=async_steps)) as llm:
-        engine = llm._engine
+        engine = engine_of(llm)
         keys = []
         for _ in range(5):
             keys += [

@@ -41,6 +41,7 @@ from dovetail_plugins.workers import cpu
 from dovetail_testing.models import write_random_checkpoint, write_replay_checkpoint
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from dovetail_testing.tiny.transformer import tiny_run
+from support.inside import core_of, pending_steps_of, runner_of, scheduler_of, worker_of
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("with_test_models")
@@ -163,7 +164,7 @@ def test_size_of_the_cache(folder: Path) -> None:
         "exact": {"num_gpu_blocks_override": 300},
     }.items():
         with open_llm(folder, max_model_len=128, **flags) as llm:
-            sizes[name] = llm._engine.core.cache.num_blocks
+            sizes[name] = core_of(llm).cache.num_blocks
             assert llm.spec.cache.block_tokens == flags.get("block_size", 16)
     assert sizes["exact"] == 299  # and one block that is nobody's
     assert sizes["twice"] == pytest.approx(2 * sizes["plain"], rel=0.1)
@@ -245,7 +246,7 @@ def test_parsers_and_their_files(flag: str, kind: str, name: str, plugins: Path)
     """--tool-call-parser, --reasoning-parser and their files: --tool-parser-plugin and
     --reasoning-parser-plugin."""
     file_flag = {"tool": "tool_parser_plugin", "reasoning": "reasoning_parser_plugin"}[kind]
-    with registry.with_entries({}):
+    with registry.admin.with_entries({}):
         with pytest.raises(ConfigError, match=name):
             check_choices(Config.from_fields({flag: name}))
         config = Config.from_fields({flag: name, file_flag: str(plugins)})
@@ -271,12 +272,12 @@ def test_scheduler_cls(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(SCHEDULER, encoding="utf-8")
     with open_llm(folder, scheduler_cls=f"{file}:Mine") as llm:
-        assert type(llm._engine.core._scheduler).__name__ == "Mine"
+        assert type(scheduler_of(core_of(llm))).__name__ == "Mine"
         assert len(tokens(llm, GREEDY)[0]) == 12
 
 
 def test_no_plugin() -> None:
-    with registry.with_entries({}):
+    with registry.admin.with_entries({}):
         config = Config.from_fields({"no_plugin": ["priority"], "scheduling_policy": "priority"})
         load_plugin_files(config)
         with pytest.raises(ConfigError, match='"priority"'):
@@ -400,7 +401,7 @@ def test_async_scheduling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     submit = UniExecutor.submit
 
     def noted(self: UniExecutor, plan: StepPlan) -> PendingStep:
-        unread.append(len(llm._engine.core._pending_steps))
+        unread.append(len(pending_steps_of(core_of(llm))))
         return submit(self, plan)
 
     monkeypatch.setattr(UniExecutor, "submit", noted)
@@ -426,7 +427,7 @@ def test_worker_and_executor_by_path(folder: Path) -> None:
     worker = "dovetail_testing.tiny.worker:TinyWorker"
     (executor,) = [e.target for e in registry.entries("executor") if e.name == "uni"]
     with open_llm(folder, worker_cls=worker, distributed_executor_backend=executor) as llm:
-        assert type(llm._engine.core._executor.worker).__name__ == "TinyWorker"
+        assert type(worker_of(llm)).__name__ == "TinyWorker"
         assert llm.spec.executor.target == executor
         assert len(tokens(llm, GREEDY)[0]) == 12
     with pytest.raises(ConfigError, match="--distributed-executor-backend"):
@@ -460,7 +461,7 @@ def test_methods_are_added_to_the_worker(folder: Path) -> None:
         (double,) = llm.collective_rpc("weights", 5.0, (0,), {"scale": 2.0})
         assert double == 2 * total != 0
         assert llm.collective_rpc(shown, args=("a",)) == ["CpuWorker a"]
-        model = llm._engine.core._executor.worker.runner.model
+        model = runner_of(llm).model
         assert llm.apply_model(name_of) == [type(model).__name__]
         with pytest.raises(RequestError, match="rank 0: weights raised IndexError"):
             llm.collective_rpc("weights", args=(10**9,))

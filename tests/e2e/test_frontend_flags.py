@@ -210,7 +210,7 @@ def test_heads_over_the_limits_are_refused(unix: ServerProcess) -> None:
 def test_a_socket_in_use_is_refused(unix: ServerProcess, folder: Path) -> None:
     with ServerProcess("--uds", str(folder / "s")) as second:
         assert second.wait() == 2
-        second._reader.join(5)
+        second.reader.join(5)
     assert "is in use" in "\n".join(second.lines[-3:])
     assert not any("engine start-up" in line for line in second.lines)
     with through(unix) as client:
@@ -326,7 +326,7 @@ def test_faults_are_told_before_the_engine_loads(
     here = [str(made.folder / word) if (made.folder / word).is_file() else word for word in args]
     with ServerProcess("--port", "0", *here) as server:
         assert server.wait() == 2
-        server._reader.join(5)
+        server.reader.join(5)
     assert told in "\n".join(server.lines[-4:])
     assert server.lines[-1].startswith("fix: ")
     assert not any("engine start-up" in line or "Traceback" in line for line in server.lines)

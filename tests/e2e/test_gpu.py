@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from support.inside import graphs_of, runner_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,10 +57,10 @@ def answers(folder: str, asks: list[list[int]], wishes: list[Any], **flags: Any)
     with LLM(model=folder, **(given | flags)) as llm:
         params = [wishes[i % len(wishes)] for i in range(len(asks))]
         outputs = llm.generate(asks, params, use_tqdm=False)
-        runner = llm._engine.core._executor.worker.runner
+        runner = runner_of(llm)
         if flags.get("device") != "cpu" and not flags.get("enforce_eager"):
-            assert runner.passes.graphs.reason is None
-            assert runner.passes.graphs.num_graphs == len(runner.run.graph_sizes)
+            assert graphs_of(runner).reason is None
+            assert graphs_of(runner).num_graphs == len(runner.run.graph_sizes)
         return [tuple(output.outputs[0].token_ids) for output in outputs]
 
 

@@ -24,6 +24,7 @@ from dovetail.interfaces.data.media import Feature, PartPlace, PromptPart
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.gpus import CPU, CUDA, NEEDS_GPU, ON_GPU, engine
+from support.inside import core_of, graphs_of, runner_of
 from support.media import data_url, picture
 from support.tiny_encoder_decoders import write_encoder_decoder
 from support.tiny_media import write_media_checkpoint
@@ -130,7 +131,7 @@ def test_rows_that_are_swapped_out_come_back(where: str, llama: Path) -> None:
     wish = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1)
     with engine(where, llama, **few) as llm:
         found = told(llm, prompts, wish)
-        assert llm._engine.core.cache.num_swaps > 0
+        assert core_of(llm).cache.num_swaps > 0
     with engine(CPU, llama) as llm:
         same(found, told(llm, prompts, wish))
 
@@ -173,7 +174,7 @@ class TestRealAlone:
         found, replays = [], []
         for device in (where, CPU):
             with engine(device, llama, **flags) as llm:
-                graphs = llm._engine.core._executor.worker.runner.passes.graphs
+                graphs = graphs_of(runner_of(llm))
                 if graphs is not None:
                     assert graphs.reason is None and graphs.num_graphs == graphs.num_wanted
                     take = graphs.take
@@ -231,7 +232,7 @@ class TestRealAlone:
         for is_again in (False, True):
             with engine(where, llama, kv_transfer_config=transfer) as llm:
                 found = [told(llm, [prompt])[0] for prompt in PROMPTS[::-1]]
-                assert (llm._engine.core.cache.num_loaded_tokens > 0) == is_again
+                assert (core_of(llm).cache.num_loaded_tokens > 0) == is_again
         same(found, on_cpu(llama, PROMPTS[::-1]))
 
     def test_weights_that_visit(self, where: str, llama: Path) -> None:

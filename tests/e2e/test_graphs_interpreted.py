@@ -22,6 +22,7 @@ SCRIPT = """
 import contextlib, json, sys
 from dovetail import LLM, LoRARequest, SamplingParams
 from support.fake_cuda import FakeCuda, using
+from support.inside import calls_of, runner_of
 folder, worker = sys.argv[1:3]
 flags, num_tokens, adapters = map(json.loads, sys.argv[3:])
 wishes = [SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
@@ -49,7 +50,7 @@ for device, way in ways:
         outputs = llm.generate(prompts, wishes, lora_request=asked, use_tqdm=False)
         cuda.forbids_waits = False
         found.append([list(o.outputs[0].token_ids) for o in outputs])
-        calls = llm._engine.core._executor.worker.runner._calls
+        calls = calls_of(runner_of(llm))
         replays = getattr(calls, "num_replays", 0)
         if not replays:
             outputs = llm.generate(prompts, wishes, use_tqdm=False)

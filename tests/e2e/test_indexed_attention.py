@@ -17,6 +17,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of, watch_preemptions
 
 TOLERANCE = 1e-4
 SPARSE: dict[str, Any] = {"index_topk": 8, "index_n_heads": 8}
@@ -83,14 +84,8 @@ def test_preemption(checkpoint: Path, swap_space: float) -> None:
         "plugin_options": {"scheduler": {"growth_blocks": 0}},
     }
     with LLM(str(checkpoint), **ENGINE, **flags) as llm:
-        core: Any = llm._engine.core
-        preempted, preempt = [], core._scheduler._preempt
-
-        def noted(job: Any) -> None:
-            preempted.append(job)
-            preempt(job)
-
-        core._scheduler._preempt = noted
+        core = core_of(llm)
+        preempted = watch_preemptions(core)
         results = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         assert preempted
         assert (core.cache.num_swaps > 0) == (swap_space > 0)

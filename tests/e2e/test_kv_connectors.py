@@ -13,13 +13,18 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest
-from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
-from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import kv_engines
-from support.engine_parts import part_of
+from support.inside import (
+    core_of,
+    kv_transfer_of,
+    replace_store,
+    runner_of,
+    transfer_of,
+    write_jobs_of,
+)
 from support.kv_engines import GREEDY, Paths, connected, forget, loaded, settle, tokens, told
 from support.tiny_encoder_decoders import write_encoder_decoder
 
@@ -117,7 +122,7 @@ def test_blocks_come_back_bit_by_bit(
             assert told(again[:2]) == told(warm[:1] * 2)
         # And beside preemptions.
         assert tokens(llm.generate(PROMPTS, LONGER, use_tqdm=False)) == wanted
-        llm._engine.core.check_idle()
+        core_of(llm).check_idle()
 
 
 def test_a_restart_finds_what_was_kept(paths: Paths, tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_a_restart_finds_what_was_kept(paths: Paths, tmp_path: Path) -> None:
         wanted = ask(llm)
     with LLM(**model, **connected("offloading", tmp_path)) as llm:
         assert tokens(ask(llm)) == tokens(wanted) and loaded(llm) > 0
-        llm._engine.core.reset_prefix_cache()
+        core_of(llm).reset_prefix_cache()
         before = loaded(llm)
         assert told(ask(llm)) == told(wanted) and loaded(llm) == before
 
@@ -136,8 +141,7 @@ def test_several_engines_share_a_folder(paths: Paths, tmp_path: Path) -> None:
     shared = connected("SharedStorageConnector", extra={"shared_storage_path": str(tmp_path)})
     with LLM(**model, **shared) as one, LLM(**model, **shared) as other:
         wanted = tokens(ask(one))
-        runner = one._engine.core._executor.worker.runner
-        runner.parts.of(BlockTransfers).release()  # writes what is on its way
+        runner_of(one).transfers.detach()  # writes what is on its way
         assert tokens(ask(other)) == wanted
         assert loaded(other) > 0
 
@@ -174,7 +178,7 @@ def test_another_model_finds_nothing(paths: Paths, tmp_path: Path) -> None:
 
 def files_of(folder: Path, llm: LLM) -> list[Path]:
     """Return the files of blocks in a folder, once all that was ordered is written."""
-    jobs = llm._engine.core._executor.worker.runner.parts.of(BlockTransfers)._current._jobs
+    jobs = write_jobs_of(runner_of(llm))
     jobs.put(bytes(33))  # drops what is not there; once it is taken all before it is done
     deadline_s = time.monotonic() + 60
     while not jobs.empty():
@@ -188,7 +192,7 @@ def test_all_files_that_were_removed_are_written_again_at_once(
 ) -> None:
     model = {"model": str(paths("LlamaForCausalLM")), **ENGINE}
     with LLM(**model, **connected("shared_storage", tmp_path)) as llm:
-        core = llm._engine.core
+        core = core_of(llm)
         written = []
         for _ in range(2):
             ask(llm, [LONG])
@@ -236,13 +240,13 @@ def test_a_slow_store_holds_nobody_else_up_and_is_given_up(paths: Paths) -> None
     with LLM(**model, **connected("offloading", kv_load_timeout=0.3)) as llm:
         wanted = tokens(ask(llm, [LONG, [5, 6, 7]]))
         forget(llm)
-        transfer = llm._engine.core._executor.worker.runner.parts.of(BlockTransfers)._current
-        transfer._store = SlowStore(transfer._store, 0.1)
+        transfer = transfer_of(runner_of(llm))
+        replace_store(transfer, lambda store: SlowStore(store, 0.1))
         began_s = time.monotonic()
         both = llm.generate([LONG, [5, 6, 7]], GREEDY, use_tqdm=False)
         assert tokens(both) == wanted
         assert 0.3 <= time.monotonic() - began_s < 20
-        assert part_of(llm._engine.core, KVTransfer).num_failures == 1
+        assert kv_transfer_of(core_of(llm)).num_failures == 1
         assert loaded(llm) == 0
         time.sleep(1)
         llm.generate([[5, 6]], GREEDY, use_tqdm=False)  # brings the order to forget what came late
@@ -255,7 +259,7 @@ def test_salts_and_whole_prompts_stay_apart(paths: Paths) -> None:
     with LLM(**model, **connected("offloading")) as llm:
         wanted = ask(llm, [LONG])
         forget(llm)
-        core = llm._engine.core
+        core = core_of(llm)
         core.add(
             EngineRequest(
                 request_id="salted",

@@ -16,12 +16,21 @@ import pytest
 import zmq
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.parts.block_events import BlockEvents
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_event_publisher import BlockRemoved, BlockStored, EventBatch
 from dovetail_plugins.kv_event_publishers.zmq import ZmqOptions, ZmqPublisher, address_of
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support.engine_parts import part_of
+from support.inside import (
+    announces_blocks,
+    core_of,
+    event_publisher_of,
+    hashes_of,
+    kept_by,
+    num_lost,
+    num_published,
+    pool_of,
+    queue_of,
+)
 from support.kv_engines import sample_of
 
 pytestmark = pytest.mark.e2e
@@ -219,19 +228,19 @@ def test_a_router_knows_what_the_engine_holds(model: str, folder: str) -> None:
         LLM(model=model, **ENGINE, **flags) as llm,
         contextlib.closing(Subscriber(folder, "kv")) as one,
     ):
-        core, cache = llm._engine.core, Cache()
+        core, cache = core_of(llm), Cache()
         prompts = [[3 + (n * 7 + i * i) % 60 for i in range(40)] for n in range(12)]
         for prompt in prompts:
             llm.generate([prompt], GREEDY, use_tqdm=False)
-        sent = part_of(core, BlockEvents)._publisher
-        one.read(until=sent._num_made)
+        sent = event_publisher_of(core)
+        one.read(until=num_published(sent))
         cache.follow(one.batches)
-        index = core.cache._pool._index[0]
+        index = hashes_of(pool_of(core.cache), 0)
         assert set(cache.blocks) == {int.from_bytes(key[:8], "big") for key in index}
         assert cache.has(prompts[-1]) and not cache.has(prompts[0])
         assert {batch[2] for batch in one.batches} == {0}
         core.reset_prefix_cache()
-        one.read(until=sent._num_made)
+        one.read(until=num_published(sent))
         assert one.batches[-1][1] == [["AllBlocksCleared"]]
 
 
@@ -284,7 +293,7 @@ def test_what_was_missed_comes_whole_over_a_narrow_socket(folder: str) -> None:
             publisher.publish(batch)
         one = Subscriber(folder, "kv")
         open_ones.callback(one.close)
-        wait_for(lambda: publisher._queue.empty())
+        wait_for(lambda: queue_of(publisher).empty())
         one.read(until=count)
         check_numbers(one.batches, count * 20)
 
@@ -303,12 +312,12 @@ def test_a_queue_that_is_full_shows_as_a_gap(folder: str) -> None:
     with contextlib.closing(ZmqPublisher(options, 0)) as publisher:
         for batch in removals(range(5000), 1):
             publisher.publish(batch)
-        assert publisher._num_lost > 0
-        wait_for(lambda: len(publisher._kept) == 5000 - publisher._num_lost)
+        assert num_lost(publisher) > 0
+        wait_for(lambda: len(kept_by(publisher)) == 5000 - num_lost(publisher))
         publisher.publish(next(removals([5000], 1)))
-        wait_for(lambda: publisher._kept[-1][0] == 5000)
+        wait_for(lambda: kept_by(publisher)[-1][0] == 5000)
         # Every batch has the number of its place, so that the gap is where those lost would be.
-        for number, payload in publisher._kept:
+        for number, payload in kept_by(publisher):
             assert msgspec.msgpack.decode(payload)[1] == [["BlockRemoved", [number], "GPU"]]
 
 
@@ -316,8 +325,8 @@ def test_the_last_batches_alone_are_kept(folder: str) -> None:
     with contextlib.closing(ZmqPublisher(zmq_options(folder, buffer_steps=3), 0)) as publisher:
         for batch in removals(range(50), 1):
             publisher.publish(batch)
-        wait_for(lambda: bool(publisher._kept) and publisher._kept[-1][0] == 49)
-        assert [number for number, _ in publisher._kept] == [47, 48, 49]
+        wait_for(lambda: bool(kept_by(publisher)) and kept_by(publisher)[-1][0] == 49)
+        assert [number for number, _ in kept_by(publisher)] == [47, 48, 49]
 
 
 def test_an_end_waits_for_no_backlog(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,8 +343,9 @@ def test_an_end_waits_for_no_backlog(folder: str, monkeypatch: pytest.MonkeyPatc
     for batch in removals(range(500), 1):
         publisher.publish(batch)
     publisher.close()
-    publisher._thread.join(10)
-    assert not publisher._thread.is_alive() and publisher._queue.qsize() > 400
+    thread = publisher._thread
+    thread.join(10)
+    assert not thread.is_alive() and queue_of(publisher).qsize() > 400
 
 
 def test_the_payload_is_the_documented_one() -> None:
@@ -376,7 +386,7 @@ def test_what_cannot_work_says_why(model: str, folder: str, keys: Any, said: str
 def test_nothing_is_told_unless_asked_to(model: str, folder: str) -> None:
     off = publishing(folder, enable_kv_cache_events=False)
     with LLM(model=model, **ENGINE, **off) as llm:
-        assert not any(isinstance(part, BlockEvents) for part in llm._engine.core._parts)
+        assert not announces_blocks(core_of(llm))
     assert not list(Path(folder).iterdir())
     null = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
     with LLM(model=model, **ENGINE, **null) as llm:

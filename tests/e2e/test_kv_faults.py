@@ -17,10 +17,10 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.interfaces.data.sealed_block import seal
-from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import block_store_of, core_of, kept_on, runner_of, shelf_of
 from support.kv_engines import sample_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -69,7 +69,7 @@ def transfer(connector: str, extra: dict[str, Any], **keys: Any) -> dict[str, An
 
 
 def loaded(llm: LLM) -> int:
-    return llm._engine.core.cache.num_loaded_tokens
+    return core_of(llm).cache.num_loaded_tokens
 
 
 # Folders
@@ -173,7 +173,7 @@ def test_folders(
             for prompt, tokens in zip(PROMPTS, wanted, strict=True):
                 assert answer(llm, prompt) == tokens
         assert loaded(llm) > before
-        llm._engine.core.check_idle()
+        core_of(llm).check_idle()
 
 
 # Peers
@@ -181,8 +181,8 @@ def test_folders(
 
 def spoil(shelf: Shelf, chance: random.Random) -> None:
     """Damage or lose some of the blocks that a peer has."""
-    for key in chance.sample(sorted(shelf._blocks), min(len(shelf._blocks), 3)):
-        content = bytearray(shelf._blocks[key])
+    for key in chance.sample(sorted(kept_on(shelf)), min(len(kept_on(shelf)), 3)):
+        content = bytearray(kept_on(shelf)[key])
         match chance.randrange(4):
             case 0:
                 shelf.drop(key)
@@ -192,8 +192,8 @@ def spoil(shelf: Shelf, chance: random.Random) -> None:
             case 2:
                 content = content[: chance.randrange(len(content))]
             case 3:
-                content = bytearray(shelf._blocks[chance.choice(sorted(shelf._blocks))])
-        shelf._blocks[key] = bytes(content)
+                content = bytearray(kept_on(shelf)[chance.choice(sorted(kept_on(shelf)))])
+        kept_on(shelf)[key] = bytes(content)
 
 
 class Dying(Exception):
@@ -213,15 +213,15 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
         LLM(model=model, **ENGINE, **giving) as one,
         LLM(model=model, **ENGINE, **taking) as other,
     ):
-        store = one._engine.core._executor.worker.runner.parts.of(BlockTransfers)._store
+        store = block_store_of(runner_of(one))
         kept = dict[bytes, Any]()
 
         def refill() -> None:
             for prompt, tokens in zip(PROMPTS, wanted, strict=True):
                 assert answer(one, prompt) == tokens
-            one._engine.core.step()
+            core_of(one).step()
             time.sleep(0.1)
-            kept.update(store._shelf._blocks)
+            kept.update(kept_on(shelf_of(store)))
 
         def ask() -> None:
             number = chance.randrange(len(PROMPTS))
@@ -231,12 +231,12 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
             old = store._server
             old.close()
             store._server = PeerServer(
-                store._shelf, old._facts, old._place, old._secret, old._carrier
+                shelf_of(store), old._facts, old._place, old._secret, old._carrier
             )
 
         refill()
         for number in range(FAULTS["p2p"]):
-            store._shelf._blocks.update(kept)
+            kept_on(shelf_of(store)).update(kept)
             match number % 12 if number < 12 else chance.randrange(12):
                 case 0:  # killed while it hands blocks over
                     countdown = [chance.randrange(6)]
@@ -245,11 +245,11 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
                         left[0] -= 1
                         if left[0] < 0:
                             raise Dying
-                        return Shelf.get(store._shelf, key)
+                        return Shelf.get(shelf_of(store), key)
 
-                    store._shelf.get = die
+                    shelf_of(store).get = die
                     ask()
-                    del store._shelf.get
+                    del shelf_of(store).get
                     serve_anew()
                 case 1:  # gone, and back
                     store._server.close()
@@ -259,18 +259,18 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
 
                     def wait(key: bytes) -> Any:
                         time.sleep(0.03)
-                        return Shelf.get(store._shelf, key)
+                        return Shelf.get(shelf_of(store), key)
 
-                    store._shelf.get = wait
+                    shelf_of(store).get = wait
                     ask()
-                    del store._shelf.get
+                    del shelf_of(store).get
                 case _:
-                    spoil(store._shelf, chance)
+                    spoil(shelf_of(store), chance)
                     ask()
-        store._shelf._blocks.update(kept)
+        kept_on(shelf_of(store)).update(kept)
         time.sleep(2)
         before = loaded(other)
         for prompt, tokens in zip(PROMPTS, wanted, strict=True):
             assert answer(other, prompt) == tokens
         assert loaded(other) > before
-        other._engine.core.check_idle()
+        core_of(other).check_idle()

@@ -14,12 +14,10 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest, RequestUpdate
-from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.errors import ConfigError
-from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_plugins.kv_connectors import _peer_client
 from support import kv_engines
-from support.engine_parts import part_of
+from support.inside import block_store_of, core_of, kv_transfer_of, runner_of, shelf_of
 from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
@@ -82,7 +80,7 @@ def test_another_engine_goes_on_from_the_blocks(
             if first == second:
                 assert told(taken[:1]) == told(warm[:1])
                 assert taken[0].num_cached_tokens == warm[0].num_cached_tokens > 0
-            other._engine.core.check_idle()
+            core_of(other).check_idle()
 
 
 def test_engines_of_one_and_two_ranks_give_each_other_their_heads(
@@ -95,7 +93,7 @@ def test_engines_of_one_and_two_ranks_give_each_other_their_heads(
     few = {"num_gpu_blocks_override": 20}
     with LLM(**model, **few, **peer(port, 0), block_size=32) as one:
         wanted = tokens(ask(one, theirs))  # which the other has to compute itself
-        one._engine.core._executor.worker.runner.parts.of(BlockTransfers)._store._shelf.clear()
+        shelf_of(block_store_of(runner_of(one))).clear()
         computed = tokens(ask(one, mine))
         settle(one)
         with LLM(**model, **few, **peer(port, 1), **TWO) as two:
@@ -112,7 +110,7 @@ def test_engines_of_one_and_two_ranks_give_each_other_their_heads(
 
 def run(llm: LLM, prompt: list[int], params: dict[str, Any] | None) -> RequestUpdate:
     """Run one request with kv_transfer_params; return the update that ends it."""
-    core = llm._engine.core
+    core = core_of(llm)
     sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     request_id = secrets.token_hex(4)
     core.add(
@@ -160,14 +158,14 @@ def test_a_request_names_the_engine_that_has_its_prompt(paths: Paths, port: int)
         assert (ticket["remote_engine_id"], ticket["remote_num_tokens"]) == ("first", 112)
         second = run(other, LONG, ticket)
         assert second.token_ids == first.token_ids and second.num_cached_tokens == 96
-        other._engine.core.reset_prefix_cache()
+        core_of(other).reset_prefix_cache()
     with LLM(**model, **peer(port, 1, "kv_consumer", kv_load_failure_policy="fail")) as other:
         failed = run(other, LONG, ticket)
         assert failed.finish_reason == "error" and "could not be loaded" in str(failed.error)
     with LLM(**model, **peer(port, 1, "kv_consumer")) as other:
         again = run(other, LONG, ticket)
         assert again.token_ids == first.token_ids and again.num_cached_tokens == 0
-        assert part_of(other._engine.core, KVTransfer).num_failures == 1
+        assert kv_transfer_of(core_of(other)).num_failures == 1
         nonsense = {"do_remote_prefill": True, "remote_host": "no.such.host", "remote_port": "x"}
         assert run(other, LONG[:60], nonsense).finish_reason == "length"
 

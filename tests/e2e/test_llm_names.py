@@ -15,6 +15,7 @@ from dovetail.errors import RequestError
 from dovetail.llm.facts import ABSENT
 from dovetail.outputs import CompletionOutput, Logprob
 from dovetail.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from support.inside import engine_of
 
 PROMPT = "Question: What is the capital of France?\nAnswer:"
 
@@ -149,7 +150,7 @@ def test_structured_outputs_that_are_wrong_are_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"structured_outputs\.json"):
         llm.generate(PROMPT, wrong)
     with pytest.raises(RequestError, match="not compiled"):
-        llm._engine.prepare(
+        engine_of(llm).prepare(
             "x", SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
         )
 

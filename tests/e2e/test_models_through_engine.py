@@ -14,6 +14,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.core import StepOutput
 from dovetail_testing.tiny.families import FAMILIES, VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of
 from support.older_transformers import skip_where_older
 
 TOLERANCE = 1e-4
@@ -74,7 +75,7 @@ def worst_difference(reference: Any, result: GenerationResult) -> float:
 
 def count_preemptions(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by each step's preemptions."""
-    core = llm._engine.core
+    core = core_of(llm)
     step, counts = core.step, []
 
     def counted() -> StepOutput:

@@ -26,6 +26,7 @@ from dovetail_kernels.cpu import library as native
 from dovetail_plugins.platforms.cpu import CpuPlatform
 from dovetail_plugins.platforms.cuda import CudaPlatform
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of, runner_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7, 8, 9] * 5, [3, 4, 5]]
@@ -63,8 +64,7 @@ def spec_of(folder: Path, num_bytes: int) -> EngineSpec:
 
 
 def model_of(llm: LLM) -> nn.Module:
-    executor: Any = llm._engine.core._executor
-    return cast(nn.Module, executor.worker.runner.model)
+    return cast(nn.Module, runner_of(llm).model)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -157,7 +157,7 @@ def test_copies_begin_before_they_are_needed(folder: Path, monkeypatch: pytest.M
     with LLM.from_spec(spec_of(folder, ALL)) as llm:
         told.clear()
         tokens(llm)
-        num_steps = llm._engine.core.num_steps
+        num_steps = core_of(llm).num_steps
     # The first block's weights were fetched by the last block of the step before.
     assert told == ["wait", "send"] * (len(told) // 2)
     assert len(told) == 2 * (NUM_BLOCKS - 1) * num_steps

@@ -19,6 +19,7 @@ from dovetail.engine.client.text.vocabularies import Vocabularies
 from dovetail.engine.core import StepOutput
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
+from support.inside import core_of
 from support.tiny_decoders import SIZE, hidden_states, saved, tiny_model, to_length_1, write_modules
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
@@ -98,7 +99,7 @@ def test_preempted_prompts_are_computed_again(
     }
     counts = []
     with LLM(model=str(folder), **ENGINE, **flags) as llm:
-        core = llm._engine.core
+        core = core_of(llm)
         step = core.step
 
         def counted() -> StepOutput:

@@ -22,6 +22,7 @@ from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.layers.native import use_ops
 from dovetail.registry import discovery
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
+from support.inside import core_of, scheduler_of
 
 SAMPLE = Path(__file__).resolve().parents[2] / "contrib" / "pretend-device"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -124,10 +125,10 @@ def test_scheduler_worker_and_ops_work_together(llama: Path) -> None:
         from dovetail_pretend_device import ops
 
         assert answers(llm) == plain
-        core = llm._engine.core
-        assert type(core._scheduler).__name__ == "BucketScheduler"
-        assert core._scheduler.num_padding > 0
-        assert core._scheduler.num_planned > len(PROMPTS) * GREEDY.max_tokens
+        core = core_of(llm)
+        assert type(scheduler_of(core)).__name__ == "BucketScheduler"
+        assert scheduler_of(core).num_padding > 0
+        assert scheduler_of(core).num_planned > len(PROMPTS) * GREEDY.max_tokens
         assert ops.calls["rms_norm"] > core.num_steps
     with open_llm(llama, device="cpu") as llm:
         called = ops.calls["rms_norm"]
@@ -140,7 +141,7 @@ def test_the_kv_policy_leaves_its_share(llama: Path) -> None:
     for share in (0.0, 0.5):
         options = {"kv_policy": {"share": share}}
         with open_llm(llama, device="pretend", plugin_options=options) as llm:
-            sizes[share] = llm._engine.core.layout.num_blocks
+            sizes[share] = core_of(llm).layout.num_blocks
     assert sizes[0.5] == sizes[0.0] // 2
 
 

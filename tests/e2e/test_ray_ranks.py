@@ -22,6 +22,7 @@ from dovetail.errors import ConfigError, EngineDead
 from dovetail.processes.process import child_environment
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import ranks_answers
+from support.inside import core_of, executor_of
 
 ray = pytest.importorskip("ray", reason="ray is not installed; make test-machines installs it")
 # Ray's own processes and sockets are not closed in order when a cluster ends.
@@ -72,7 +73,7 @@ def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
 
 def links_of(llm: LLM) -> Any:
     """Return the executor's links to its ranks."""
-    executor: Any = llm._engine.core._executor
+    executor: Any = executor_of(core_of(llm))
     return executor._links
 
 

@@ -13,6 +13,7 @@ import pytest
 from dovetail import LLM
 from dovetail.runner.replay.recorded import MAX_PROMPT_TOKENS, MAX_PROMPTS
 from dovetail_kernels.cpu.library import library, missing_reason
+from support.inside import programs_of, recorder_of, runner_of
 from support.tiny_encoders import write_tiny_bert
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def engine(model: str | None, **flags: Any) -> Iterator[tuple[LLM, Any]]:
     with LLM(model, max_model_len=128, use_tqdm_on_load=False, **flags) as llm:
-        yield llm, llm._engine.core._executor.worker.runner.passes.recorded
+        yield llm, recorder_of(runner_of(llm))
 
 
 def vectors(llm: LLM) -> list[np.ndarray]:
@@ -94,9 +95,9 @@ def test_pairs_of_texts_and_single_ones(folder: Path) -> None:
 
 def test_large_steps_are_not_recorded(folder: Path) -> None:
     with engine(str(folder), convert="embed", max_num_seqs=32) as (llm, recorded):
-        seen = set(recorded._programs)
+        seen = set(programs_of(recorded))
         for _ in range(3):
             llm.encode([[7]] * (MAX_PROMPTS + 1), use_tqdm=False)
             llm.encode([[7] * 100, [8] * (MAX_PROMPT_TOKENS - 99)], use_tqdm=False)
         assert recorded.reason is None
-        assert set(recorded._programs) == seen
+        assert set(programs_of(recorded)) == seen

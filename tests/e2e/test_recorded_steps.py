@@ -11,6 +11,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail_kernels.cpu.library import library, missing_reason
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import programs_of, recorder_of, runner_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason=missing_reason() or "")
 
@@ -42,15 +43,15 @@ def test_only_the_sizes_asked_for_are_recorded() -> None:
     for sizes, recorded in ((["1", "3"], {1, 3}), (["2"], {1, 2})):
         with LLM(cuda_graph_sizes=sizes) as llm:
             llm.generate(prompts, [WISHES[2], WISHES[1], WISHES[0]])
-            runner = llm._engine.core._executor.worker.runner
-            assert set(runner.passes.recorded._programs) == {(size, False) for size in recorded}
+            runner = runner_of(llm)
+            assert set(programs_of(recorder_of(runner))) == {(size, False) for size in recorded}
 
 
 def kernels_of_a_step(**flags: object) -> list[int]:
     """Return the native kernels that a decode step of one row calls, in their order."""
     with LLM(**flags) as llm:
         llm.generate([[5, 7, 9, 11]], WISHES[0])
-        program = llm._engine.core._executor.worker.runner.passes.recorded._programs[1, False]
+        program = programs_of(recorder_of(runner_of(llm)))[1, False]
         return [step.kernel for step in program._steps]
 
 
@@ -64,12 +65,12 @@ def test_steps_are_recorded_unless_forbidden() -> None:
     for is_eager in (False, True):
         with LLM(enforce_eager=is_eager) as llm:
             llm.generate(prompts, WISHES[0])
-            runner = llm._engine.core._executor.worker.runner
-            recorded = runner.passes.recorded
+            runner = runner_of(llm)
+            recorded = recorder_of(runner)
             assert (recorded is None) == is_eager
             if recorded is not None:
                 assert recorded.reason is None
-                assert recorded._programs[1, False] is not None
+                assert programs_of(recorded)[1, False] is not None
 
 
 @pytest.mark.any_isa  # what is recorded calls what is not
@@ -113,9 +114,9 @@ def test_steps_of_families_are_recorded(
     path = write_tiny_checkpoint(tmp_path, family, **{"hidden_size": 64, **fields})
     with LLM(model=str(path), max_model_len=64, dtype="float32") as llm:
         llm.generate([[5, 7, 9, 11], [6, 8, 4]], WISHES[0])
-        recorded = llm._engine.core._executor.worker.runner.passes.recorded
+        recorded = recorder_of(runner_of(llm))
         assert recorded is not None and recorded.reason is None
-        assert recorded._programs[2, False] is not None
+        assert programs_of(recorded)[2, False] is not None
 
 
 @pytest.mark.any_isa  # what is recorded calls what is not
@@ -128,9 +129,9 @@ def test_steps_of_experts_are_recorded(family: str, tmp_path: Path) -> None:
     prompts = [[5, 7, 9, 11], [6, 8], [7, 9, 3]]
     with LLM(model=str(model)) as llm:
         recorded = [o.outputs[0].token_ids for o in llm.generate(prompts, WISHES)]
-        runner = llm._engine.core._executor.worker.runner
-        assert runner.passes.recorded.reason is None
-        assert runner.passes.recorded._programs[3, False] is not None
+        runner = runner_of(llm)
+        assert recorder_of(runner).reason is None
+        assert programs_of(recorder_of(runner))[3, False] is not None
     with LLM(model=str(model), enforce_eager=True) as llm:
         assert recorded == [o.outputs[0].token_ids for o in llm.generate(prompts, WISHES)]
 
@@ -140,13 +141,13 @@ def test_what_cannot_be_recorded_leaves_the_cache_right() -> None:
     told = []
     for is_eager in (False, True):
         with LLM(enforce_eager=is_eager) as llm:
-            runner = llm._engine.core._executor.worker.runner
+            runner = runner_of(llm)
             layer = next(m for m in runner.model.modules() if type(m).__name__.endswith("MLP"))
             layer.register_forward_hook(_double_unseen)
             output = llm.generate([[5, 7, 9, 11]], WISHES[1])[0].outputs[0]
             told.append([place.logprob for place in output.logprobs or ()])
             if not is_eager:
-                assert "differed" in str(runner.passes.recorded.reason)
+                assert "differed" in str(recorder_of(runner).reason)
     assert len(told[0]) == 31 and told[0] == pytest.approx(told[1], abs=1e-4)
 
 

@@ -190,7 +190,7 @@ def test_a_taken_port_is_told_with_its_fix() -> None:
         # What is wrong with the model is not even looked for.
         with ServerProcess("/no/such/model", "--port", str(port)) as server:
             assert server.wait() == 2
-            server._reader.join(5)
+            server.reader.join(5)
     last = "\n".join(server.lines[-10:])
     assert f"port {port} is in use" in last
     assert "--port" in last

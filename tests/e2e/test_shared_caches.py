@@ -15,6 +15,7 @@ from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError
 from dovetail_plugins.layers.attention import shared as shared_attention
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import runner_of
 
 FAMILIES = ("Gemma3nForCausalLM", "Gemma4ForCausalLM")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
@@ -67,7 +68,7 @@ def same(ours: list[Any], theirs: list[Any], within: float = 1e-4) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_backends_agree_and_sharing_layers_keep_nothing(folder: Any, name: str) -> None:
     with LLM(model=str(folder(name)), attention_backend="torch_sdpa", **ENGINE) as llm:
-        kept = [layer.name for layer in llm._engine.core._executor.worker.runner.kv_layers()]
+        kept = [layer.name for layer in runner_of(llm).kv_layers()]
         wanted = answers(llm)
     assert kept == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     with LLM(model=str(folder(name)), attention_backend="native_cpu", **ENGINE) as llm:
@@ -83,7 +84,7 @@ def test_narrow_caches_are_read_as_they_were_written(folder: Any, kv_dtype: str)
     with LLM(model=path, attention_backend="native_cpu", **ENGINE) as llm:
         exact = answers(llm)
     with LLM(model=path, attention_backend="native_cpu", **flags, **ENGINE) as llm:
-        layers = shared_attention.shared_layers(llm._engine.core._executor.worker.runner.model)
+        layers = shared_attention.shared_layers(runner_of(llm).model)
         rounded = answers(llm)
         scales = {layer.spec.k_scale for layer in layers}
     assert (scales == {1.0}) == (kv_dtype != "fp8")

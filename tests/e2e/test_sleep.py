@@ -19,6 +19,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineAsleep, RequestError
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
+from support.inside import caches_of, runner_of
 from support.server_process import ServerProcess
 
 MIB = 1 << 20
@@ -49,7 +50,7 @@ def tokens(llm: LLM) -> tuple[int, ...]:
 
 def fill_cache(llm: LLM) -> None:
     """Touch every page of the cache, as an engine that has served for a while has."""
-    for cache in llm._engine.core._executor.worker.runner.allocated.caches.values():  # type: ignore[attr-defined]
+    for cache in caches_of(runner_of(llm)).values():
         cache.zero_()
 
 
@@ -89,11 +90,11 @@ def test_enable_sleep_mode(folder: Path, level: int, async_scheduling: bool) -> 
     """The pages of weights and cache go back to the system; the same tokens are drawn after."""
     with open_llm(folder, async_scheduling=async_scheduling) as llm:
         wanted = tokens(llm)
-        runner = llm._engine.core._executor.worker.runner  # type: ignore[attr-defined]
+        runner = runner_of(llm)
         fill_cache(llm)
-        weights, cache = spans(runner.weights()), spans(runner.allocated.caches.values())
+        weights, cache = spans(runner.weights()), spans(caches_of(runner).values())
         weights_mib, awake_mib = resident_mib(weights), process_mib()
-        tensors = [weakref.ref(tensor) for tensor in runner.allocated.caches.values()]
+        tensors = [weakref.ref(tensor) for tensor in caches_of(runner).values()]
         assert weights_mib > 45
         assert resident_mib(cache) > 0.95 * KV_MIB
         llm.sleep(level)

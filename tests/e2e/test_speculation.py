@@ -22,6 +22,7 @@ from support.drafts import (
     prompts,
     write_known,
 )
+from support.inside import core_of
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_the_same_with_and_without(
     with engine.llm:
         for _ in range(2):  # the second time prompts come from the prefix cache
             assert_same(engine.answers(params(), prompts()), plain)
-        core = engine.llm._engine.core
+        core = core_of(engine.llm)
         core.check_idle()
     assert engine.count("accepted_tokens") > 0
     assert engine.count("draft_tokens") > engine.count("accepted_tokens")
@@ -88,7 +89,7 @@ def test_a_repetitive_answer_takes_far_fewer_steps(folder: Path) -> None:
         engine = Engine(folder, speculative_config=asked)
         with engine.llm:
             found.append(engine.answers(greedy, ["few letters"]))
-            num_steps.append(engine.llm._engine.core.num_steps)
+            num_steps.append(core_of(engine.llm).num_steps)
     assert_same(found[1], found[0])
     assert num_steps[0] == 60 and num_steps[1] <= 40
 
@@ -113,7 +114,7 @@ def test_an_end_among_accepted_tokens(
     with engine.llm, without.llm:
         crowd = [PROMPT] * len(wishes)
         assert_same(engine.answers(wishes, crowd), without.answers(wishes, crowd))
-        engine.llm._engine.core.check_idle()
+        core_of(engine.llm).check_idle()
     assert engine.count("accepted_tokens") > 0
 
 
@@ -122,9 +123,9 @@ def test_finished_answers_are_drafted_from(folder: Path, plain: list[GenerationR
     steps = []
     with engine.llm:
         for _ in range(2):
-            before = engine.llm._engine.core.num_steps
+            before = core_of(engine.llm).num_steps
             assert_same(engine.answers(params(), prompts()), plain)
-            steps.append(engine.llm._engine.core.num_steps - before)
+            steps.append(core_of(engine.llm).num_steps - before)
     assert steps[1] < 0.8 * steps[0]
     first = next(stats for stats in engine.stats if stats.drafts)
     assert sum(first.drafted_at) == first.draft_tokens
@@ -140,7 +141,7 @@ def test_typical_acceptance_of_whole_requests(
     with engine.llm:
         found = engine.answers(params(), prompts())
         again = engine.answers(params(), prompts())
-        engine.llm._engine.core.check_idle()
+        core_of(engine.llm).check_idle()
     assert_same(again, found)
     changed = 0
     for (_, one), ours, theirs in zip(REQUESTS, found, plain, strict=True):

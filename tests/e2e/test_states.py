@@ -14,6 +14,7 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.data.step import StateLayer
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import runner_of
 
 PROMPTS = [list(range(3, 43)), list(range(5, 25)), [4, 8]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
@@ -53,7 +54,7 @@ def test_states_of_16_bits_are_kept_so_and_answer_nearly_the_same(path: Path) ->
     with LLM(model=str(path), **ENGINE) as llm:
         exact = answers(llm)
     with LLM(model=str(path), mamba_ssm_cache_dtype="bfloat16", **ENGINE) as llm:
-        layers = llm._engine.core._executor.worker.runner.kv_layers()
+        layers = runner_of(llm).kv_layers()
         rounded = answers(llm)
     (layer, *_) = layers
     assert isinstance(layer, StateLayer)

@@ -21,7 +21,8 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import AmbiguousPlugin, BrokenPlugin, ConfigError, UnknownPlugin
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail.registry import BUILT_IN
+from dovetail.registry.catalog import Catalog
+from dovetail.registry.entry import BUILT_IN
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support import serving
 from support.third_party import installed
@@ -219,10 +220,10 @@ def test_a_wrong_one_is_refused_by_name(llama: Path, flags: dict[str, str], told
 @pytest.mark.parametrize("distribution", ["Third.Party", "third-party", "THIRD_party"])
 def test_a_distribution_is_spelt_as_pip_takes_it(distribution: str) -> None:
     assert registry.load("hash_algorithm", f"sha3@{distribution}").summary == "keyed SHA-3"
-    fresh = registry.Registry()
+    fresh = Catalog()
     assert fresh.block([distribution]) == []
     assert "sha3" not in fresh.names("hash_algorithm")
-    other = registry.Registry()
+    other = Catalog()
     assert other.block([f"sha3@{distribution}"]) == []
     assert "sha3" not in other.names("hash_algorithm")
     with pytest.raises(UnknownPlugin, match="sha3@third"):

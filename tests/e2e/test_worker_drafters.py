@@ -21,6 +21,7 @@ from dovetail.interfaces.data.constraint import Regex
 from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.interfaces.stats import StepStats
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of
 
 pytest.importorskip("dovetail_plugins")
 
@@ -63,7 +64,7 @@ class Engine:
             asked = {"method": METHOD, "model": str(draft), "num_speculative_tokens": 4}
             flags["speculative_config"] = asked | fields.pop("speculative_config", {})
         self.llm = LLM(model=str(folder), **(flags | fields))
-        self.core = self.llm._engine.core
+        self.core = core_of(self.llm)
         self.stats: list[StepStats] = []
         step = self.core.step
 

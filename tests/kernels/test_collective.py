@@ -128,10 +128,11 @@ def test_counters_wrap(name: str) -> None:
         last = (1 << 32) - 3
         line = 128 * (1 + ranks.rank)
         ctypes.c_uint32.from_buffer(ranks._memory, line).value = last
-        ranks._state.published = last
+        state = ranks._state
+        state.published = last
         meeting_point.wait()
         faults = [fault for case in cases()[:9] for fault in check_case(ranks, case)]
-        assert ranks._state.published < 1000
+        assert state.published < 1000
         return faults
 
     meeting_point = threading.Barrier(2)

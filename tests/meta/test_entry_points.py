@@ -74,5 +74,5 @@ def test_every_public_plugin_file_is_declared() -> None:
 @pytest.mark.parametrize("kind", sorted(registry.KINDS))
 def test_every_declaration_loads(kind: str) -> None:
     for entry in registry.entries(kind):
-        loaded = registry.load_target(kind, entry.target)
+        loaded = registry.admin.load_target(kind, entry.target)
         assert loaded is not None

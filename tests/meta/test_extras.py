@@ -48,7 +48,7 @@ def plugins() -> dict[str, Any]:
     for kind in registry.KINDS:
         for entry in registry.entries(kind):
             try:
-                plugin = registry.load_entry(entry)
+                plugin = registry.admin.load_entry(entry)
             except PluginError:
                 continue
             if isinstance(getattr(plugin, "info", None), Info):

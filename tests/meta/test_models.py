@@ -101,7 +101,7 @@ def test_every_family_has_its_defaults(architecture: str) -> None:
 def names_of_families() -> set[str]:
     """Return the model types and architectures that somebody declares."""
     types = [name for name in registry.names("model_type") if name != TABLE]
-    return {*types, *registry.value_of("model_type", TABLE).types, *architectures()}
+    return {*types, *registry.admin.value_of("model_type", TABLE).types, *architectures()}
 
 
 def families_named_in(path: Path, names: set[str], root: Path = CORE) -> list[str]:

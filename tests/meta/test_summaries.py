@@ -13,7 +13,7 @@ from dovetail.registry.summaries import summary_of
 @pytest.mark.parametrize("kind", sorted(registry.KINDS))
 def test_the_source_says_what_the_plugin_says(kind: str) -> None:
     for entry in registry.entries(kind):
-        plugin = registry.load_target(kind, entry.target)
+        plugin = registry.admin.load_target(kind, entry.target)
         stated = plugin.info.summary if isinstance(plugin, type) else plugin.summary
         assert summary_of(entry) == stated, entry.id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
@@ -99,3 +100,55 @@ def test_no_assertion_has_a_way_out() -> None:
 def test_ways_out_are_found(source: str) -> None:
     (statement,) = ast.parse(f"assert {source}").body
     assert isinstance(statement, ast.Assert) and _cannot_fail(statement.test)
+
+
+def _is_private(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    )
+
+
+def _num_private(node: ast.AST | None) -> int:
+    """Return how many private attributes are read on the way to a value: `a._b.c[0]._d` has 2."""
+    count = 0
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        count += _is_private(node)
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return count
+
+
+def _chains(source: str) -> list[int]:
+    """Return the lines with a chain of private attributes, also in the scripts that it holds."""
+    nodes = list(ast.walk(ast.parse(source)))
+    lines = [n.lineno for n in nodes if isinstance(n, ast.Attribute) and _num_private(n) > 1]
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "._" in node.value:
+            with contextlib.suppress(SyntaxError, ValueError):  # it is no script
+                lines += [node.lineno for _ in _chains(node.value)]
+    return lines
+
+
+def test_a_path_of_private_attributes_is_written_in_support_alone() -> None:
+    """A test asks support/inside.py for what is deep inside, so that a new name is set there."""
+    found = [
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if path.relative_to(TESTS).parts[0] != "support" and path.name != "test_tests.py"
+        for line in _chains(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source", ["a._b._c", "a._b.c._d()", "a._b(1)[0]._c = 2", "SCRIPT = '''\nx._a._b\n'''"]
+)
+def test_chains_are_found(source: str) -> None:
+    assert _chains(source) == [1]
+
+
+@pytest.mark.parametrize("source", ["a._b.c", "self._a._b", "f(a._b)._c", "a.__init__.__name__"])
+def test_single_steps_are_no_chains(source: str) -> None:
+    assert _chains(source) == []

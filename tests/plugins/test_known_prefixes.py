@@ -31,6 +31,7 @@ from dovetail_plugins.routers import prefix_aware
 from dovetail_plugins.routers._known_blocks import KnownBlocks
 from dovetail_plugins.routers.prefix_aware import PrefixAware
 from dovetail_testing.contract import default_options
+from support.inside import known_blocks_of, num_published, replace_router
 
 SIZE = 16
 PROMPT = tuple(3 + i * i % 90 for i in range(200))
@@ -134,7 +135,7 @@ def test_what_an_engine_says_counts_for_more_than_a_guess(
 def test_an_engine_of_which_something_was_missed_is_guessed_again(router: PrefixAware) -> None:
     router.learn(0, (AllBlocksCleared(), stored(PROMPT)))
     router.learn(0, None)
-    assert len(router._known) == 0 and router._known.informed == 0
+    assert len(known_blocks_of(router)) == 0 and known_blocks_of(router).informed == 0
     assert len(chosen(router, PROMPT)) == 1
     salted = chosen(router, PROMPT, "mine")
     router.learn(1 - min(salted), (AllBlocksCleared(), stored(PROMPT)))
@@ -157,7 +158,7 @@ def test_the_router_of_a_process_hears_the_news_before_it_chooses(router: Prefix
         def close(self) -> None:
             news.append((0, ()))
 
-    routing._router, routing._news = router, News()  # type: ignore[assignment]
+    replace_router(routing, router, News())
     first = SimpleNamespace(cache_salt="", adapter="")
     asked: Any = SimpleNamespace(prompt_ids=PROMPT, requests=[first], request_id="r")
     assert [routing.home_of(asked).number for _ in range(3)] == [1, 1, 1]
@@ -211,10 +212,10 @@ def test_news_come_without_a_gap_and_over_a_restart(folder: str) -> None:
     learner, news = Learner(), CacheNews(feeds)
     try:
         while not learner.learnt:  # until the subscription has arrived
-            publisher.publish(numbered(publisher._num_made))
+            publisher.publish(numbered(num_published(publisher)))
             news.tell(learner)  # type: ignore[arg-type]
             time.sleep(0.01)
-        sent = publisher._num_made
+        sent = num_published(publisher)
         assert until(news, learner, sent) == list(range(sent))
         publisher.close()
         publisher = ZmqPublisher(options_for(ZmqPublisher, plain), 0)
@@ -222,10 +223,10 @@ def test_news_come_without_a_gap_and_over_a_restart(folder: str) -> None:
         deadline_s = time.monotonic() + 60
         while None not in [events for _, events in learner.learnt]:
             assert time.monotonic() < deadline_s
-            publisher.publish(numbered(publisher._num_made))
+            publisher.publish(numbered(num_published(publisher)))
             news.tell(learner)  # type: ignore[arg-type]
             time.sleep(0.01)
-        count = publisher._num_made
+        count = num_published(publisher)
         assert until(news, learner, sent + 1 + count) == [*range(sent), None, *range(count)]
     finally:
         news.close()
@@ -241,7 +242,7 @@ def test_without_a_replay_a_gap_is_told(folder: str) -> None:
     deadline_s = time.monotonic() + 60
     while len(read) < 3:
         assert time.monotonic() < deadline_s
-        publisher.publish(numbered(publisher._num_made))
+        publisher.publish(numbered(num_published(publisher)))
         time.sleep(0.01)
         read += feed.read()
     assert read[0] is None or read[0] == (AllBlocksCleared(),)

@@ -29,7 +29,7 @@ UNUSED = frozenset({"jamba"})
 """Types whose source has a rotation that no layer uses."""
 
 OWN = [name for name in registry.names("model_type") if name != TABLE]
-TABLED: dict[str, ModelFacts] = dict(registry.value_of("model_type", TABLE).types)
+TABLED: dict[str, ModelFacts] = dict(registry.admin.value_of("model_type", TABLE).types)
 FACTS = TABLED | {name: facts_of({"model_type": name}) for name in OWN}
 
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.registry import options_for
+from dovetail.registry.options import options_for
 from dovetail_plugins.drafters.ngram import MAX_CANDIDATES, NgramDrafter, NgramOptions, TokenIndex
 from dovetail_testing.contract import model_spec
 

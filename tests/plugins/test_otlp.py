@@ -171,9 +171,9 @@ def test_nothing_of_it_is_imported_unless_asked_for() -> None:
         "import sys\n"
         "from dovetail.config.config import Config\n"
         "from dovetail.config.rules.selections import select_stat_loggers\n"
-        "from dovetail import registry\n"
+        "from dovetail.registry import admin\n"
         "for selection in select_stat_loggers(Config()):\n"
-        "    registry.load_selection(selection)(registry.build_options(selection), 'm', 64)\n"
+        "    admin.load_selection(selection)(admin.build_options(selection), 'm', 64)\n"
         "import dovetail_plugins.stat_loggers.otlp\n"
         "print([m for m in sys.modules if m.startswith('opentelemetry')])\n"
     )

@@ -27,7 +27,7 @@ TOOL_PARSERS = dict(registered())
 def reasoning_parsers() -> list[ReasoningParser]:
     """Return each reasoning parser once."""
     first = {entry.target: entry for entry in registry.entries("reasoning_parser")}
-    plugins = [registry.load_entry(entry) for entry in first.values()]
+    plugins = [registry.admin.load_entry(entry) for entry in first.values()]
     return [plugin(plugin.Options()) for plugin in plugins]
 
 

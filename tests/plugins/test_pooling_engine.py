@@ -14,6 +14,7 @@ from dovetail import LLM, PoolingParams
 from dovetail.engine.client.results.outputs import numbers
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import EMBED
+from support.inside import engine_of
 from support.tiny_encoders import mixed_texts, word_tokenizer, write_tiny_bert
 
 PARAMS = PoolingParams(task=EMBED)
@@ -65,7 +66,7 @@ def test_64_lengths_at_once_equal_each_alone(either: LLM) -> None:
 
 def test_an_abort_leaves_the_others_as_they_were(either: LLM) -> None:
     given = prompts(9, most=120)
-    engine = either._engine
+    engine = engine_of(either)
     keys = [engine.submit(engine.prepare_pooled(one, PARAMS)) for one in given]
     found: dict[int, Any] = dict(engine.step().outputs)
     dropped = {keys[1], keys[-1]} - set(found)  # the longest has begun, the last waits
@@ -103,7 +104,7 @@ def test_a_prefix_from_the_cache_changes_nothing(decoder: LLM) -> None:
 def test_prompts_that_cannot_be_pooled(either: LLM, prompt: list[int], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         either.embed([[6, 7], prompt], use_tqdm=False)
-    assert not either._engine.has_work
+    assert not engine_of(either).has_work
     assert vectors(either, [[6, 7]]).shape[0] == 1
 
 

@@ -18,6 +18,7 @@ from dovetail.registry.options import options_for
 from dovetail_plugins.gateway.prefill_choice import prefill_choice
 from dovetail_plugins.kv_event_publishers.zmq import ZmqPublisher
 from support.fake_upstream import FakeServer
+from support.inside import known_blocks_of, router_in
 
 
 def stored(tokens: Sequence[int]) -> BlockStored:
@@ -51,7 +52,7 @@ def test_a_prompt_goes_where_a_server_says_that_it_is_cached() -> None:
                 return choice.pick(ids, "", ())
 
             deadline_s = time.monotonic() + 30
-            while not choice._router._known.informed:  # type: ignore[union-attr]
+            while not known_blocks_of(router_in(choice)).informed:
                 assert time.monotonic() < deadline_s
                 publisher.publish(EventBatch(ts=0.0, events=()))
                 asyncio.run(chosen(prompt=text))

@@ -44,6 +44,11 @@ def families() -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
+def let_a_minute_pass(line: LogStats) -> None:
+    """Act as if the last line had been written a minute earlier. Mutates: line"""
+    line._since_s -= 60
+
+
 def family_of(row: dict[str, Any]) -> str:
     name: str = row["name"]
     return name.removesuffix("_total") if row["type"] == "counter" else name
@@ -142,7 +147,7 @@ def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         LogStats(LogStats.Options(), "m", 4096),
     )
     at = {"drafted_at": (3, 3, 3, 2, 1), "accepted_at": (3, 2, 1, 0, 0)}
-    line._since_s -= 60
+    let_a_minute_pass(line)
     with caplog.at_level(logging.INFO, "dovetail.stats"):
         for target in (stats, line):
             target.step(step(drafts=3, draft_tokens=12, accepted_tokens=6, **at))
@@ -165,7 +170,7 @@ def test_drafts_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     kept = "drafts kept 6 of 12 (50%; by position 100% 67% 33% 0% 0%)"
     assert f"preemptions 0, {kept}" in caplog.text
     with caplog.at_level(logging.INFO, "dovetail.stats"):
-        line._since_s -= 60
+        let_a_minute_pass(line)
         line.step(step(drafts=1, draft_tokens=1, drafted_at=(1,), accepted_at=(0,)))
     assert "drafts kept 0 of 1 (0%; by position 0%)" in caplog.text
 
@@ -176,13 +181,13 @@ def test_numbers_of_several_engines_are_told_apart_and_logged_together(
     stats = PrometheusStats(PrometheusStats.Options(), "engines", 4096)
     stats.expect((4, 5))
     line = LogStats(LogStats.Options(), "m", 4096)
-    line._since_s -= 60
+    let_a_minute_pass(line)
     with caplog.at_level(logging.INFO, "dovetail.stats"):
         for engine in (4, 5):
             stats.step(step(engine=engine, num_running=engine, preemptions=engine - 4))
         stats.request(msgspec.structs.replace(request_stats(), engine=5))
         line.step(step(engine=4, num_running=1))
-        line._since_s -= 60
+        let_a_minute_pass(line)
         line.step(step(engine=5, num_running=5))
     text = metrics.exposition().decode()
     for engine, finished in ((4, 0.0), (5, 1.0)):

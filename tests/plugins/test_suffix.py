@@ -8,11 +8,12 @@ from random import Random
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail.registry import options_for
+from dovetail.registry.options import options_for
 from dovetail_plugins.drafters import suffix as module
 from dovetail_plugins.drafters._suffixes import MAX_PLACES, SuffixIndex
 from dovetail_plugins.drafters.suffix import SuffixDrafter
 from dovetail_testing.contract import model_spec
+from support.inside import num_finished_tokens
 
 A, B, C, X, Y = 1, 2, 3, 8, 9
 
@@ -139,7 +140,7 @@ def test_only_the_latest_answers_are_remembered(monkeypatch: pytest.MonkeyPatch)
         told(long, [number], name=str(number))
         told(long, [number, *range(40)], name=str(number))
         long.forget(str(number))
-    assert len(long._finished._tokens) <= 128 and not long._live
+    assert num_finished_tokens(long) <= 128 and not long._live
 
 
 @pytest.mark.parametrize(

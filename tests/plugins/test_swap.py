@@ -23,6 +23,7 @@ from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.priority import PriorityFirst
 from dovetail_testing.simulate import SimReport, SimSettings, Simulation, simulate
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import core_of
 
 TIGHT = ContinuousOptions(growth_blocks=0)
 NUM_BLOCKS: dict[tuple[int | None, ...], int] = {(None,): 24, (None, 9): 40, (8,): 8}
@@ -131,7 +132,7 @@ def answers(folder: Path, num_blocks: int, **flags: Any) -> tuple[list[tuple[int
         plugin_options={"scheduler": {"growth_blocks": 0}},
         **flags,
     ) as llm:
-        core = llm._engine.core
+        core = core_of(llm)
         totals = []
         step = core.step
 

@@ -26,6 +26,7 @@ from dovetail_plugins.workers.cpu import CpuWorker
 from dovetail_plugins.workers.cuda import CudaWorker
 from dovetail_testing.tiny.transformer import tiny_layout, tiny_run
 from support.fake_device import FakeDevice
+from support.inside import calls_of, core_of, runner_of
 
 
 def write_group(folder: Path, limit: str, used: int, cached: int) -> tuple[str, str, str]:
@@ -113,9 +114,9 @@ def test_an_engine_one_ahead_says_the_same(is_async: bool) -> None:
 
     def answers(**flags: object) -> list[tuple[int, ...]]:
         with LLM(max_num_seqs=4, **flags) as llm:
-            watched(llm._engine.core)
+            watched(core_of(llm))
             found = [tuple(o.outputs[0].token_ids) for o in llm.generate(prompts, params)]
-            calls = llm._engine.core._executor.worker.runner._calls
+            calls = calls_of(runner_of(llm))
             assert (getattr(calls, "num_replays", 0) > 0) == ("worker_cls" in flags)
             return found
 

@@ -18,6 +18,7 @@ from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.layers.adapters.linear import SlotWeights
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import engine_of
 from support.written_lora import write_lora
 
 RUNNING, SERVED, NUM_TOKENS = 32, 6, 8
@@ -99,7 +100,7 @@ def churned(scratch: Path, rounds: int) -> Found:
     flags = {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 4, "dtype": "float32"}
     flags |= {"max_model_len": 32, "max_num_seqs": 32, "use_tqdm_on_load": False}
     with LLM(str(folder), **flags) as llm:
-        churn = Churn(llm._engine, sorts)
+        churn = Churn(engine_of(llm), sorts)
         early, kept = 0, 0
         for number in range(rounds):
             churn.round(number)

@@ -20,6 +20,7 @@ import psutil
 from fastapi import FastAPI
 
 from support.cut_kinds import KINDS
+from support.inside import num_in_line, num_open, turn_of
 from support.serving import post_scope
 
 AT_ONCE = 24
@@ -59,10 +60,10 @@ def holdings(app: FastAPI) -> Holdings:
     own = psutil.Process()
     return Holdings(
         inside=server.admission.num_inside,
-        waiting_constraints=compiler._num_waiting,
-        has_turn=compiler._turn.locked(),
+        waiting_constraints=num_in_line(compiler),
+        has_turn=turn_of(compiler).locked(),
         load=engine.load(),
-        outputs=len(engine._mailboxes) + len(engine._homes) + len(engine._keys),
+        outputs=num_open(engine),
         open_requests=app.state.open_requests.count,
         tasks=len(asyncio.all_tasks()),
         descriptors=own.num_fds(),

@@ -25,6 +25,7 @@ from dovetail import LLM, SamplingParams
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import draft_heads
 from support.draft_heads import VOCAB
+from support.inside import core_of
 
 BINS = 50
 LIMIT = 106.8
@@ -104,7 +105,7 @@ def draw(
     count = -(-num_draws // NUM_TOKENS)
     drafted = accepted = 0
     with llm:
-        step = llm._engine.core.step
+        step = core_of(llm).step
 
         def watched() -> Any:
             nonlocal drafted, accepted
@@ -114,7 +115,7 @@ def draw(
                 accepted += output.stats.accepted_tokens
             return output
 
-        llm._engine.core.step = watched  # type: ignore[method-assign]
+        core_of(llm).step = watched  # type: ignore[method-assign]
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
         found = llm.generate(prompts, params, use_tqdm=False)
     told = [(list(r.prompt_token_ids), list(r.outputs[0].token_ids)) for r in found]

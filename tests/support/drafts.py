@@ -17,6 +17,7 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.stats import StepStats
+from support.inside import core_of
 
 ROOMY, FEW = 400, 30
 PROMPT = "one two three one two three one two three one two"
@@ -81,7 +82,7 @@ class Engine:
         }
         self.llm = LLM(model=str(folder), **(flags | fields))
         self.stats: list[StepStats] = []
-        core = self.llm._engine.core
+        core = core_of(self.llm)
         step = core.step
 
         def watched() -> StepOutput:

@@ -17,11 +17,9 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.client.results.outputs import GenerationResult
-from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.engine.worker_calls import worker_call
-from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support.engine_parts import part_of
+from support.inside import core_of, executor_of, kv_transfer_of, transfer_of
 
 IS_FULL = os.environ.get("KV_TESTS") == "full"
 ENGINE: dict[str, Any] = {"max_model_len": 128, "dtype": "float32", "use_tqdm_on_load": False}
@@ -75,22 +73,22 @@ def tokens(results: list[GenerationResult]) -> list[Any]:
 
 def loaded(llm: LLM) -> int:
     """Return how many tokens came from elsewhere since the start."""
-    return llm._engine.core.cache.num_loaded_tokens
+    return core_of(llm).cache.num_loaded_tokens
 
 
 def forget(llm: LLM) -> None:
     """Have the device lose all that it has cached, once what was ordered is with the store."""
     settle(llm)
-    llm._engine.core.cache.forget_all()
+    core_of(llm).cache.forget_all()
 
 
 def settle(llm: LLM) -> None:
     """Return once the store has all that it is to get."""
-    core = llm._engine.core
+    core = core_of(llm)
     deadline_s = time.monotonic() + 30
-    while part_of(core, KVTransfer).collect() and time.monotonic() < deadline_s:
+    while kv_transfer_of(core).collect() and time.monotonic() < deadline_s:
         core.step()
-    executor = core._executor
+    executor = executor_of(core)
     if hasattr(executor, "worker"):
         wait_written(executor.worker)
     else:
@@ -99,7 +97,7 @@ def settle(llm: LLM) -> None:
 
 def wait_written(worker: Any) -> None:
     """Return once a rank's store has all blocks that its steps have copied."""
-    transfer = worker.runner.parts.of(BlockTransfers)._current
+    transfer = transfer_of(worker.runner)
     deadline_s = time.monotonic() + 30
     while transfer._pending_bytes:
         assert time.monotonic() < deadline_s, "blocks are not written"

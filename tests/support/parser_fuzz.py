@@ -30,7 +30,7 @@ def registered() -> Iterator[tuple[str, ToolParser]]:
     first = {entry.target: entry for entry in reversed(registry.entries("tool_parser"))}
     for entry in reversed(first.values()):
         try:
-            plugin = registry.load_entry(entry)
+            plugin = registry.admin.load_entry(entry)
         except PluginError:
             continue
         yield entry.name, plugin(plugin.Options())

@@ -44,8 +44,8 @@ class ServerProcess:
             env=_environment() | (env or {}),
         )
         self._known: dict[int, psutil.Process] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -113,7 +113,7 @@ class ServerProcess:
         for child in left:
             if is_running(child):
                 child.kill()
-        self._reader.join(STOP_LIMIT_S)
+        self.reader.join(STOP_LIMIT_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
 

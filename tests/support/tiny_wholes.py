@@ -55,7 +55,7 @@ _WHISPER = Own(
     config={"audio_config": {"max_source_positions": 1500}}, sounds={"feature_size": 128}
 )
 _WINDOWED = Own(config={"vision_config": {"window_size": 112, "fullatt_block_indexes": [1]}})
-_OWN: dict[str, Own] = {
+OWN: dict[str, Own] = {
     "aria": Own(
         config={"vision_config": {"image_size": 490, "patch_size": 14}},
         pictures={"max_image_size": 490},
@@ -162,7 +162,7 @@ def _write(folder: Path, model_type: str, architecture: str) -> Path:
     import torch
     import transformers
 
-    own = _OWN.get(model_type, Own())
+    own = OWN.get(model_type, Own())
     made = _processor_class(model_type)
     tokenizer = _tokenizer(folder, made, own)
     processor = _processor(made, model_type, tokenizer, own)
@@ -224,7 +224,7 @@ def _tokenizer(folder: Path, processor: type[Any], own: Own) -> Any:
 
 def whole_config(model_type: str) -> Any:
     """Return a small config with a type's own settings laid over it."""
-    own = _OWN.get(model_type, Own())
+    own = OWN.get(model_type, Own())
     small = tiny_config(model_type)
     fields = small.to_dict()
     merge_deep(fields, own.config)

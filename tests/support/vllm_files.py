@@ -34,9 +34,9 @@ def demo_tokenizer() -> Tokenizer:
 
 def load_parser(kind: str, name: str, file: str | Path, **options: Any) -> Any:
     """Return a parser of a plugin file, bound to the demo model's tokenizer."""
-    registry.load_file(FILES / file)
+    registry.admin.load_file(FILES / file)
     selection = registry.choose(kind, name, options=options)
-    made = registry.load_selection(selection)(registry.build_options(selection))
+    made = registry.admin.load_selection(selection)(registry.admin.build_options(selection))
     return made.bound(demo_tokenizer())
 
 

@@ -129,7 +129,7 @@ def load_command(name: str) -> Command:
 
 def part_of(command: Command, part: str) -> Command:
     """Return a part of a command that has parts. Raises: PluginError"""
-    cls: Any = registry.load_target(KIND, command.parts[part])
+    cls: Any = registry.admin.load_target(KIND, command.parts[part])
     found: Command = cls(command.options)
     return found
 

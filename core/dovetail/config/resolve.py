@@ -98,6 +98,7 @@ from dovetail.interfaces.data.spec import (
 )
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform
+from dovetail.registry import hooks
 from dovetail.registry.blame import blaming
 
 
@@ -112,8 +113,8 @@ def resolve(config: Config) -> EngineSpec:
         spec = _resolved(config, purpose(config, model), platform, executor)
         spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
         platform.check(spec)
-    if registry.hook_entries():
-        registry.hooks.tell(registry.hooks.config_resolved, {"spec": spec})
+    if registry.admin.hook_entries():
+        hooks.tell(hooks.config_resolved, {"spec": spec})
     return spec
 
 
@@ -123,7 +124,7 @@ def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Select
     if config.model.disable_sliding_window:
         model = without_window(model)
     aim = replace(aim, model=model)
-    requested = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
+    requested = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
     rank = stages.staged(rank_spec(config), config, model)
@@ -170,7 +171,7 @@ def cache_spec(
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
         uses_prefix_cache=section.enable_prefix_caching and finds_prefixes(config, model),
-        hash_algorithm=registry.value_of("hash_algorithm", section.prefix_caching_hash_algo),
+        hash_algorithm=registry.admin.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
 
@@ -228,7 +229,7 @@ def _worker_drafts(
 ) -> WorkerDraftSpec | None:
     """Return the drafter that runs on the worker of a generating model, if one was requested."""
     asked = speculation.asked_drafter(config)
-    if asked is None or not runs_on_worker(registry.load_selection(asked.drafter)):
+    if asked is None or not runs_on_worker(registry.admin.load_selection(asked.drafter)):
         return None
     if aim.pooling is not None:
         raise ConfigError(
@@ -273,7 +274,7 @@ def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
         config_format=config.model.config_format,
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
-    requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    requested = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
     computed, kept = chosen_dtypes(requested, model.hf_config, platform)
     found = msgspec.structs.replace(
         model,
@@ -342,7 +343,7 @@ def _engine_spec(
         tokenizer_path=str(path),
         drafting=speculation.draft_spec(config, model, schedule, scheduler),
         stat_loggers=selections.select_stat_loggers(config),
-        hooks=registry.hooks.selections() if registry.hook_entries() else (),
+        hooks=hooks.selections() if registry.admin.hook_entries() else (),
         served_names=served_names(config),
         request_seed=_request_seed(config),
         max_logprobs=config.model.max_logprobs,
@@ -389,9 +390,9 @@ def _run_spec(
     knows_cores = on_cores and not places_ranks(config)
     threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
     offloaded = offload_bytes(config, platform)
-    stage, scale = registry.value_of("logprobs_mode", config.model.logprobs_mode)
-    conv_dtype = registry.value_of("mamba_cache_dtype", config.cache.mamba_cache_dtype)
-    state_dtype = registry.value_of("mamba_cache_dtype", config.cache.mamba_ssm_cache_dtype)
+    stage, scale = registry.admin.value_of("logprobs_mode", config.model.logprobs_mode)
+    conv_dtype = registry.admin.value_of("mamba_cache_dtype", config.cache.mamba_cache_dtype)
+    state_dtype = registry.admin.value_of("mamba_cache_dtype", config.cache.mamba_ssm_cache_dtype)
     recorded = platform.defaults().recorded_rows
     communicator = select_communicator(config, platform, rank)
     making = step_making(config, recorded_rows=recorded, max_rows=schedule.max_rows)
@@ -456,7 +457,7 @@ def _load_options(config: Config) -> dict[str, Any]:
 def _check_checkpoint(config: Config, run: RunSpec) -> None:
     """Check the weight files. For files of an unknown format the load format's own check decides.
     Test models without weights pass if their plugin says so."""
-    reader = registry.load_selection(run.load_format)
+    reader = registry.admin.load_selection(run.load_format)
     if "random_weights" in reader.capabilities or not engine_numbers(config):
         return
     if has_weights(run.model.path):
@@ -465,14 +466,14 @@ def _check_checkpoint(config: Config, run: RunSpec) -> None:
     files = Checkpoint(path=run.model.path, ignore_patterns=config.load.ignore_patterns)
     if not reader.why_not(files):
         return
-    if "no_weights" not in registry.load_selection(run.model_plugin).capabilities:
+    if "no_weights" not in registry.admin.load_selection(run.model_plugin).capabilities:
         raise no_weights(run.model.path)
 
 
 def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
     source: str | None = config.model.generation_config
     if source in registry.names("generation_config_source"):
-        source = registry.value_of("generation_config_source", source)
+        source = registry.admin.value_of("generation_config_source", source)
     return default_sampling(source, model_path, config.model.override_generation_config)
 
 

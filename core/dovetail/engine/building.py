@@ -22,8 +22,8 @@ from dovetail.registry.blame import blaming
 
 def build_executor(spec: EngineSpec) -> Executor:
     """Return the executor with its ranks started."""
-    executor_class = registry.load_selection(spec.executor)
-    options = registry.build_options(spec.executor)
+    executor_class = registry.admin.load_selection(spec.executor)
+    options = registry.admin.build_options(spec.executor)
     with blaming("starting the workers"):
         executor: Executor = executor_class(options, spec.run, spec.worker)
     return executor

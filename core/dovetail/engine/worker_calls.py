@@ -32,8 +32,8 @@ TIMED_OUT, FAILED = 504, 500
 
 def make_worker(selection: Selection, run: RunSpec) -> Worker:
     """Return a rank's worker, with the methods of the run's extension. Raises: ConfigError"""
-    plugin = cast(type[Worker], registry.load_selection(selection))
-    options = registry.build_options(selection)
+    plugin = cast(type[Worker], registry.admin.load_selection(selection))
+    options = registry.admin.build_options(selection)
     if not run.worker_extension:
         return plugin(options, run)
     extension = _extension(run.worker_extension)

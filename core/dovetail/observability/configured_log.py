@@ -13,12 +13,13 @@ def set_log_up(config: Config, *, has_uvicorn: bool = False) -> None:
     ConfigError"""
     wanted, uvicorn_level = config.observability, None
     if has_uvicorn:
-        uvicorn_level = registry.value_of("uvicorn_log_level", config.frontend.uvicorn_log_level)
+        asked = config.frontend.uvicorn_log_level
+        uvicorn_level = registry.admin.value_of("uvicorn_log_level", asked)
     configure(
-        registry.value_of("log_level", wanted.log_level),
+        registry.admin.value_of("log_level", wanted.log_level),
         uvicorn_level=uvicorn_level,
         config=read_log_config(wanted.log_config_file),
-        form=registry.value_of("log_format", wanted.log_format),
+        form=registry.admin.value_of("log_format", wanted.log_format),
         prefix=wanted.log_prefix,
         is_wanted=wanted.configure_logging,
     )

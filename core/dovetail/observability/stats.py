@@ -26,7 +26,7 @@ class StatLoggers:
         Raises: PluginError
         """
         name = spec.model_names[0]
-        chosen = [(s, registry.load_selection(s)) for s in spec.stat_loggers]
+        chosen = [(s, registry.admin.load_selection(s)) for s in spec.stat_loggers]
         loggers: list[StatLogger] = [
             registry.make(selection, name, spec.run.max_model_tokens)
             for selection, plugin in chosen

@@ -236,4 +236,4 @@ def alternates(run: RunSpec) -> bool:
     """Return whether this run divides steps into halves that overlap with exchanges."""
     if run.halves is None or run.communicator is None:
         return False
-    return OVERLAPS in registry.load_selection(run.communicator).capabilities
+    return OVERLAPS in registry.admin.load_selection(run.communicator).capabilities

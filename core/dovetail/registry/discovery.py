@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.registry.entry import BUILT_IN, Entry, Origin
@@ -64,26 +64,16 @@ def scan() -> tuple[Entry, ...]:
     )
 
 
-class _Kinds:
-    """The entries of the last `scan`, also grouped by kind."""
-
-    scanned: tuple[Entry, ...] | None = None
-    found: ClassVar[dict[str, tuple[Entry, ...]]] = {}
-
-
+@cache
 def scan_kind(kind: str) -> tuple[Entry, ...]:
     """Return the scanned entries of one kind; cached for a hundred calls at each start."""
-    entries = scan()
-    if _Kinds.scanned is not entries:
-        kinds = dict.fromkeys(entry.kind for entry in entries)
-        _Kinds.found = {one: tuple(e for e in entries if e.kind == one) for one in kinds}
-        _Kinds.scanned = entries
-    return _Kinds.found.get(kind, ())
+    return tuple(entry for entry in scan() if entry.kind == kind)
 
 
 def forget() -> None:
     """Make the next `scan` look again."""
     scan.cache_clear()
+    scan_kind.cache_clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

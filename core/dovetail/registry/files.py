@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 
 from dovetail.errors import BrokenPlugin, ConfigError, DovetailError
 from dovetail.registry import moved
+from dovetail.registry.entry import Entry
 from dovetail.registry.foreign_files import Importer, imported_roots, package_advice
+from dovetail.registry.kinds import kind_named
 
 Registered = TypeVar("Registered")
 ImporterOf = Callable[[set[str]], Importer | None]
@@ -78,6 +80,34 @@ def import_file(path: Path, importer_of: ImporterOf = lambda roots: None) -> Mod
             "is not a Python file.", where=str(path), fix="name a file ending in .py."
         )
     return _run(spec, path, importer_of(imported_roots(path)), where=str(path))
+
+
+def entries_of(path: Path, importer_of: ImporterOf) -> list[Entry]:
+    """Import a file and return the entries that its @register decorators made.
+
+    Raises: ConfigError when there is no such file or it registers nothing, BrokenPlugin.
+    """
+    file = path.expanduser().resolve()
+    module = import_file(file, importer_of).__name__
+    entries = [
+        Entry(
+            kind=kind_named(registration.kind).name,
+            name=registration.name,
+            distribution=file.name,
+            target=f"{file}:{registration.attribute}",
+            origin="file",
+        )
+        for registration in registrations
+        if registration.module == module
+    ]
+    if not entries:
+        raise ConfigError(
+            "the file registers no plugin.",
+            where=str(path),
+            fix=package_advice(imported_roots(file))
+            or 'write @register("<kind>", "<name>") above its class.',
+        )
+    return entries
 
 
 def _run(spec: ModuleSpec, path: Path, importer: Importer | None, *, where: str) -> ModuleType:

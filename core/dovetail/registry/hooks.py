@@ -15,8 +15,8 @@ import pluggy
 
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.spec import Selection
-from dovetail.registry import default, files
-from dovetail.registry.registry import selection_of
+from dovetail.registry import files
+from dovetail.registry.registry import default, selection_of
 
 logger = logging.getLogger("dovetail.registry")
 
@@ -70,7 +70,7 @@ class _Specifications:
 
 def selections() -> tuple[Selection, ...]:
     """Return the hook modules of this environment as data; imports none of them."""
-    return tuple(selection_of(entry, {}) for entry in default.hook_entries())
+    return tuple(selection_of(entry, {}) for entry in default.catalog.hook_entries())
 
 
 @cache
@@ -113,14 +113,9 @@ def tell(
 def _add(made: pluggy.PluginManager, selection: Selection) -> None:
     name = f"{selection.name}@{selection.distribution}"
     try:
-        made.register(_module(selection.target), name=name)
+        load = files.import_target if ":" in selection.target else files.import_module
+        made.register(load(selection.target), name=name)
         made.check_pending()
     except (DovetailError, pluggy.PluginValidationError) as error:
         made.set_blocked(name)
         logger.error("hooks %s are left out: %s", name, error)
-
-
-def _module(target: str) -> Any:
-    if ":" in target:
-        return files.import_target(target)
-    return files.import_module(target)

@@ -9,6 +9,7 @@ import difflib
 import importlib
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Plugin, Value
@@ -57,41 +58,14 @@ class Kind:
         return self.flags[0] if self.flags else self.name
 
 
-def _kind(
-    name: str,
-    interface: str,
-    summary: str,
-    *flags: str,
-    default: str | None = None,
-    auto: str = "",
-    has_named_options: bool = False,
-    is_open: bool = False,
-) -> Kind:
-    return Kind(
-        name=name,
-        interface=f"dovetail.interfaces.{interface}",
-        summary=summary,
-        flags=flags,
-        default=default,
-        auto=auto,
-        has_named_options=has_named_options,
-        is_open=is_open,
-    )
+def _kind(name: str, interface: str, summary: str, *flags: str, **more: Any) -> Kind:
+    interface = f"dovetail.interfaces.{interface}"
+    return Kind(name=name, interface=interface, summary=summary, flags=flags, **more)
 
 
-def _value(
-    name: str,
-    flag: str,
-    summary: str,
-    *,
-    also: tuple[str, ...] = (),
-    default: str | None = "auto",
-    is_open: bool = False,
-) -> Kind:
-    flags = (flag, *also)
-    return Kind(
-        name=name, interface=VALUE, summary=summary, flags=flags, default=default, is_open=is_open
-    )
+def _value(name: str, flag: str, summary: str, *also: str, **more: Any) -> Kind:
+    more = {"default": "auto"} | more
+    return Kind(name=name, interface=VALUE, summary=summary, flags=(flag, *also), **more)
 
 
 _BY_TEMPLATE = "by the markers that the model's chat template mentions"
@@ -177,7 +151,7 @@ _TABLE = (
          summary="runs plugin files that are written for another engine; the name is the module "
          "that such files import"),
     _value("dtype", "--dtype", "data type of weights and activations",
-           also=("--override-attention-dtype",)),
+           "--override-attention-dtype"),
     _value("kv_cache_dtype", "--kv-cache-dtype", "data type of the KV cache"),
     _value("hash_algorithm", "--prefix-caching-hash-algo", "hash function of the prefix cache",
            default="sha256"),
@@ -216,8 +190,8 @@ _TABLE = (
            default="linear"),
     _value("lora_dtype", "--lora-dtype", "data type of LoRA adapters"),
     _value("mamba_cache_dtype", "--mamba-cache-dtype", "data type of Mamba states",
-           also=("--mamba-ssm-cache-dtype",)),
-    _value("modality", "--limit-mm-per-prompt", "kinds of media", also=("--media-io-kwargs",),
+           "--mamba-ssm-cache-dtype"),
+    _value("modality", "--limit-mm-per-prompt", "kinds of media", "--media-io-kwargs",
            default=None),
     _value("mm_cache", "--mm-processor-cache-type", "where processed media are cached",
            default="lru"),

@@ -48,7 +48,7 @@ class ServedApi:
 def own_apis() -> tuple[Selection, ...]:
     """Return dovetail's own families, which are always served. Imports none of them."""
     return tuple(
-        registry.selection_of(entry, {}) for entry in registry.entries(KIND) if entry.is_own
+        registry.admin.selection_of(entry, {}) for entry in registry.entries(KIND) if entry.is_own
     )
 
 

@@ -118,7 +118,7 @@ def check_backend(spec: StructuredOutputSpec, name: str, where: str) -> None:
 
 def backend_class(selection: Selection) -> type[StructuredOutputBackend]:
     """Return a backend's class. Raises: PluginError"""
-    plugin: type[StructuredOutputBackend] = registry.load_selection(selection)
+    plugin: type[StructuredOutputBackend] = registry.admin.load_selection(selection)
     return plugin
 
 

@@ -51,7 +51,7 @@ def draw_prompts(
     chosen = registry.choose(
         "bench_dataset", flags.dataset_name, query=query, options=options, where="--dataset-name"
     )
-    dataset_class = registry.load_selection(chosen)
+    dataset_class = registry.admin.load_selection(chosen)
     if not isinstance(dataset_class, type):
         raise ConfigError("a dataset must be a class.", where="--dataset-name")
     dataset: BenchDataset = registry.make(chosen)
@@ -95,7 +95,7 @@ def _code(flags: TargetFlags, name: str) -> CodePin | None:
 def load_tokenizer(folder: Path, code: CodePin | None = None) -> Tokenizer:
     """Return the tokenizer of a folder, which may run the pinned code. Raises: ConfigError"""
     chosen = select("tokenizer", "auto", query=str(folder), where="--tokenizer")
-    tokenizer_class = registry.load_selection(chosen)
+    tokenizer_class = registry.admin.load_selection(chosen)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer")
     if code is not None:

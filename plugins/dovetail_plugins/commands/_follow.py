@@ -35,5 +35,5 @@ def _follow(config: Config) -> int:
 
     set_log_up(config)
     spec = resolve(config)
-    executor: type[Executor] = registry.load_selection(spec.executor)
+    executor: type[Executor] = registry.admin.load_selection(spec.executor)
     return executor.follow(spec.run, spec.worker)

@@ -261,7 +261,7 @@ def _plugins() -> dict[str, Any]:
 
     facts: dict[str, Any] = {}
     entries = [entry for kind in registry.KINDS for entry in registry.entries(kind)]
-    for entry in (*entries, *registry.hook_entries()):
+    for entry in (*entries, *registry.admin.hook_entries()):
         if not entry.is_own:
             label = f"{entry.distribution} {_version(entry.distribution) or ''}".strip()
             facts.setdefault(label, []).append(f"{entry.kind}:{entry.name}")
@@ -284,10 +284,11 @@ def _environment() -> dict[str, str]:
 def _told_by_plugins() -> dict[str, Any]:
     from dovetail import registry
     from dovetail.config.report.secrets import masked
+    from dovetail.registry import hooks
 
-    if not registry.hook_entries():
+    if not registry.admin.hook_entries():
         return {}
-    told = registry.hooks.tell(registry.hooks.environment_facts, {})
+    told = hooks.tell(hooks.environment_facts, {})
     facts: dict[str, Any] = masked({k: v for answer in told for k, v in dict(answer).items()})
     return facts
 

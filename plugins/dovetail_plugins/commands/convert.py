@@ -50,7 +50,7 @@ class ConvertCommand(Command):
                 "must be at least 1.", where="--ranks", fix="leave it out for one rank."
             )
         target = registry.load("load_format", args.to, where="--to")
-        own = {"skip_tokenizer_init": True, "device": registry.own("platform", "cpu")}
+        own = {"skip_tokenizer_init": True, "device": registry.admin.own("platform", "cpu")}
         spec = resolve(config.with_fields(own, origin="convert"))
 
         from dovetail_plugins.commands._converted import convert  # torch: after the checks

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from dovetail import registry
@@ -18,7 +19,6 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 from dovetail.registry import Entry
 from dovetail.registry.options import options_place
-from dovetail.registry.registry import describe_metadata
 
 
 class PluginsCommand(Command):
@@ -71,14 +71,14 @@ def chosen_entries(words: Sequence[str]) -> list[Entry]:
     entries: list[Entry] = []
     for word in words or list(registry.KINDS):
         kind, _, spec = word.partition(":")
-        registry.kind_named(kind)
+        registry.admin.kind_named(kind)
         entries += [registry.find(kind, spec)] if spec else registry.entries(kind)
     return entries
 
 
 def _list(words: Sequence[str], *, as_json: bool, with_status: bool) -> int:
     rows = [_row(entry, with_status) for entry in chosen_entries(words)]
-    for sentence in registry.lost():
+    for sentence in registry.admin.lost():
         print(sentence, file=sys.stderr)
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -92,7 +92,7 @@ def _list(words: Sequence[str], *, as_json: bool, with_status: bool) -> int:
 
 
 def _row(entry: Entry, with_status: bool) -> dict[str, Any]:
-    row = describe_metadata(entry)
+    row = asdict(entry)
     if with_status:
         status = registry.status(entry)
         row |= {"status": status.word, "reason": status.reason}
@@ -106,7 +106,7 @@ def _print_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None
 
 
 def _show(words: Sequence[str], *, as_json: bool) -> int:
-    facts = [registry.describe_entry(entry) for entry in chosen_entries(words)]
+    facts = [registry.admin.describe_entry(entry) for entry in chosen_entries(words)]
     if as_json:
         print(json.dumps(facts, indent=2, default=str))
         return 0
@@ -121,7 +121,7 @@ def _shown(facts: dict[str, Any]) -> str:
         if name in ("kind", "name", "options") or value in ("", None, [], {}):
             continue
         lines.append(f"  {name.replace('_', ' ') + ':':<20}{_value_text(value)}")
-    place = options_place(registry.kind_named(facts["kind"]), facts["name"])
+    place = options_place(registry.admin.kind_named(facts["kind"]), facts["name"])
     for option in facts.get("options", []):
         unit = f" {option['unit']}" if option["unit"] else ""
         default = "empty" if option["default"] == "" else _value_text(option["default"])

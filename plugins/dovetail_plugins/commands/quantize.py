@@ -47,7 +47,7 @@ class QuantizeCommand(Command):
         flags = group_of(args, QuantizeFlags)
         check_flags(flags)
         config = parse_config(args)
-        own: dict[str, Any] = {"device": registry.own("platform", "cpu")}
+        own: dict[str, Any] = {"device": registry.admin.own("platform", "cpu")}
         if not flags.calibration:
             own["skip_tokenizer_init"] = True
         spec = resolve(config.with_fields(own, origin="quantize"))
@@ -55,7 +55,7 @@ class QuantizeCommand(Command):
         method = registry.choose(
             "quantizer", flags.method, query=spec.run.model, options=options, where="--method"
         )
-        check_text(flags, registry.load_selection(method).capabilities)
+        check_text(flags, registry.admin.load_selection(method).capabilities)
 
         from dovetail_plugins.quantize.job import Job  # torch: after the checks
         from dovetail_plugins.quantize.text import windows_of

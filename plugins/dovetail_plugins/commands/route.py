@@ -95,7 +95,7 @@ class RouteCommand(Command):
         from dovetail.server.launch.sockets import listening, url_of
 
         began_s = time.monotonic()
-        setup("info", form=registry.value_of("log_format", args.log_format))
+        setup("info", form=registry.admin.value_of("log_format", args.log_format))
         frontend = frontend_of(args)
         config = server_of(args, frontend)
         with listening(frontend) as sock:

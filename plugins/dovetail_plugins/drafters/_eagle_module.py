@@ -64,7 +64,7 @@ class JoinedLinear(nn.Module):
 def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderConfig]:
     """Return the class that provides a head's layers, and how it differs. Raises: ConfigError"""
     selection, model = context.model_plugin, context.build.model
-    found = registry.require_selection(selection) if selection is not None else None
+    found = registry.admin.require_selection(selection) if selection is not None else None
     if found is None or not issubclass(found, DecoderForCausalLM):
         raise ConfigError(
             f"there are no layers of the family {model.architecture} to make a head of.",

@@ -29,8 +29,8 @@ class DraftModel(WorkerDrafter):
 
     def __init__(self, options: Any, context: DraftContext) -> None:
         assert context.model_plugin is not None, "core names the class of a whole model"
-        plugin = registry.require_selection(context.model_plugin)
-        made_of = registry.build_options(context.model_plugin)
+        plugin = registry.admin.require_selection(context.model_plugin)
+        made_of = registry.admin.build_options(context.model_plugin)
         self._model: Model = plugin(made_of, context.build)
 
     def module(self) -> nn.Module:

@@ -46,7 +46,7 @@ class UniExecutor(Executor):
 
     def __init__(self, options: Any, run: RunSpec, worker: Selection) -> None:
         self.options = options
-        is_ahead = "overlapped_steps" in registry.load_selection(worker).capabilities
+        is_ahead = "overlapped_steps" in registry.admin.load_selection(worker).capabilities
         self._thread = _WorkThread() if run.async_steps and not is_ahead else None
         self._caller: _WorkThread | None = None
         self._late: Future[Any] | None = None

@@ -133,7 +133,7 @@ def prefill_choice(
         max_rows=1 << 10,
     )
     target = registry.load("router", "prefix_aware", where=FLAG)
-    router: Router = target(registry.options_for(target, {}), facts)
+    router: Router = target(registry.admin.options_for(target, {}), facts)
     feeds = {
         n: _feed(text, server) for n, (text, server) in enumerate(zip(each, servers, strict=True))
     }
@@ -150,7 +150,7 @@ def _feed(text: str, server: Upstream) -> EventFeed:
         ) from None
     is_on = keys.pop("enable_kv_cache_events", True)
     publisher = registry.load("kv_event_publisher", keys.pop("publisher", "zmq"), where=FLAG)
-    options = registry.options_for(publisher, keys, where=FLAG)
+    options = registry.admin.options_for(publisher, keys, where=FLAG)
     feed: EventFeed | None = publisher.feed(options, 0, host=server.hostname) if is_on else None
     if feed is None:
         raise ConfigError(

@@ -198,10 +198,10 @@ def _pieces(config: Config) -> Parts:
     facts = load_model_facts(
         path, overrides=config.model.hf_overrides, config_format=config.model.config_format
     )
-    asked = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    asked = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
     computed, kept = chosen_dtypes(asked, facts.hf_config, platform)
     model = msgspec.structs.replace(facts, dtype=computed, weight_dtype=kept)
-    kv_dtype = registry.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
+    kv_dtype = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = kv_dtype or platform.defaults().kv_dtype or model.weight_dtype
     parts = Parts(model=model, platform=platform, kv_dtype=kv_dtype)
     with _tried(parts):
@@ -233,8 +233,8 @@ def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
         path=parts.model.path, ignore_patterns=tuple(config.load.ignore_patterns)
     )
     with _tried(parts, is_once=True):
-        plugin = registry.load_selection(parts.load_format)
-        headers = plugin(registry.build_options(parts.load_format)).headers(checkpoint)
+        plugin = registry.admin.load_selection(parts.load_format)
+        headers = plugin(registry.admin.build_options(parts.load_format)).headers(checkpoint)
         if headers is not None:
             return list(headers)
         parts.warnings.append(
@@ -255,7 +255,7 @@ def _method(parts: Parts) -> QuantMethod | None:
 
 def _how(parts: Parts, method: QuantMethod | None) -> How:
     native = library() if parts.device == "cpu" else None
-    options = registry.build_options(parts.quantization) if parts.quantization else None
+    options = registry.admin.build_options(parts.quantization) if parts.quantization else None
     return How(
         model=parts.model,
         method=method,

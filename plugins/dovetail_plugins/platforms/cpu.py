@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.config.rules.machine.platform import available_bytes
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
-from dovetail.registry import own
+from dovetail.registry.admin import own
 
 RECORDED_ROWS = 64
 """Above this many rows a CPU's products take so long that recording saves nothing."""

@@ -13,7 +13,7 @@ from dovetail.config.rules.machine import platform as machine
 from dovetail.errors import ConfigError, with_fix
 from dovetail.interfaces.platform import AUTO_DTYPE, Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
-from dovetail.registry import own
+from dovetail.registry.admin import own
 
 log = logging.getLogger(__name__)
 

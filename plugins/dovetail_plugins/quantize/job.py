@@ -68,7 +68,7 @@ class Job:
         self._run, self._windows, self._is_shown = run, windows, is_shown
         self._source = Source(run)
         check_head(run, self._source)
-        kind = registry.load_selection(method)
+        kind = registry.admin.load_selection(method)
         self._is_grouped = "grouped" in kind.capabilities
         if group is not None and not self._is_grouped:
             raise ConfigError(

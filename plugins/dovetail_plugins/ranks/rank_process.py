@@ -227,7 +227,7 @@ class RankServer:
     def _start(self) -> None:
         """Build the worker, which takes its device, and join the other ranks."""
         task, run = self._task, self._task.run
-        plugin = registry.load_selection(task.worker)
+        plugin = registry.admin.load_selection(task.worker)
         is_ahead = run.async_steps and "overlapped_steps" in plugin.capabilities
         self._most_begun = 1 if is_ahead else 0
         self._worker = make_worker(task.worker, run)

@@ -32,7 +32,7 @@ def fresh(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 
 def _packages(entry: Entry) -> tuple[str, ...]:
     try:
-        plugin = registry.load_target(entry.kind, entry.target)
+        plugin = registry.admin.load_target(entry.kind, entry.target)
     except ConfigError:
         return ()
     return plugin.requires if isinstance(plugin, Value) else plugin.info.requires
@@ -92,7 +92,7 @@ class TestEveryPlugin:
         """The selection received by a child process names the same plugin."""
         sent = msgspec.msgpack.encode(selection(entry))
         received = msgspec.msgpack.decode(sent, type=Selection)
-        assert registry.load_selection(received) is plugin, f"{received} names another plugin"
+        assert registry.admin.load_selection(received) is plugin, f"{received} names another plugin"
 
     def test_options_explain_themselves(self, plugin: Any) -> None:
         """Every option has a help text."""

@@ -105,7 +105,7 @@ class TestReasoningParser:
         """Thinking, then a call: each is recognized, with every available tool parser."""
         for entry in registry.entries("tool_parser"):
             try:
-                made = registry.load_entry(entry)
+                made = registry.admin.load_entry(entry)
             except PluginError:
                 continue
             tool_parser = made(made.Options())

@@ -48,6 +48,7 @@ from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.executor import WorkerCall
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import connections_of
 
 OPERATIONS: dict[type, Operation[Any]] = {
     type(operation): operation
@@ -208,7 +209,7 @@ def test_callers_that_left_leave_nothing_behind() -> None:
             await asyncio.gather(caller, return_exceptions=True)
             with pytest.raises(Overloaded, match=r"within 0\.01 s"):
                 await engine.call(Sleep(level=1, waits=True), 0.01)
-            assert len(engine._connections[0].calls) <= 1  # the ping
+            assert len(connections_of(engine)[0].calls) <= 1  # the ping
             await request
             while not await engine.is_sleeping():  # it was asked to, whoever has left
                 await asyncio.sleep(0.01)
@@ -247,7 +248,7 @@ def test_calls_end_with_the_engine(in_process: bool) -> None:
                 await request
             with pytest.raises(EngineDead):
                 await engine.call(GetSleepStatus())
-            assert len(engine._connections[0].calls) == 0
+            assert len(connections_of(engine)[0].calls) == 0
 
     run(main())
 

@@ -17,6 +17,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.stats import StepStats
 from dovetail_testing.fakes.engine import EOS, fake_spec
+from support.inside import executor_of, pool_of, scheduler_of
 
 
 def request(request_id: str, prompt: str = "prompt", **fields: Any) -> EngineRequest:
@@ -82,7 +83,7 @@ def test_many_requests_get_the_tokens_each_gets_alone(async_steps: bool) -> None
 def test_async_steps_submit_before_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(async_steps=True)
     events: list[str] = []
-    submit = run.core._executor.submit
+    submit = executor_of(run.core).submit
 
     class Watched:
         def __init__(self, plan: StepPlan) -> None:
@@ -94,7 +95,7 @@ def test_async_steps_submit_before_waiting(monkeypatch: pytest.MonkeyPatch) -> N
             events.append(f"result {self.step_id}")
             return self.pending.result()
 
-    monkeypatch.setattr(run.core._executor, "submit", Watched)
+    monkeypatch.setattr(executor_of(run.core), "submit", Watched)
     run.core.add(request("r", max_tokens=3))
     run.finish()
     assert events[:4] == ["submit 1", "submit 2", "result 1", "submit 3"]
@@ -218,7 +219,7 @@ def test_a_scheduler_that_plans_nothing_is_waited_for_and_then_given_up(
 ) -> None:
     run = Run()
     monkeypatch.setattr(core_module, "STALL_LIMIT_S", 0.0)
-    monkeypatch.setattr(run.core._scheduler, "plan", lambda: StepPlan(step_id=1, rows=()))
+    monkeypatch.setattr(scheduler_of(run.core), "plan", lambda: StepPlan(step_id=1, rows=()))
     run.core.add(request("r"))
     assert run.step().is_stalled
     run.finish()
@@ -227,7 +228,7 @@ def test_a_scheduler_that_plans_nothing_is_waited_for_and_then_given_up(
 
 def test_lost_blocks_are_noticed_when_idle() -> None:
     run = Run()
-    run.core.cache._pool.take(1)
+    pool_of(run.core.cache).take(1)
     with pytest.raises(AssertionError):
         run.core.check_idle()
 

@@ -25,6 +25,7 @@ from dovetail.errors import ConfigError, EngineDead, Overloaded
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import connections_of, grow_older, pool_of
 
 
 def spec_with(*, options: dict[str, Any] | None = None, **changes: Any) -> EngineSpec:
@@ -82,12 +83,12 @@ def test_a_step_is_timed_from_when_work_began() -> None:
             while not engine.load()[1]:
                 await asyncio.sleep(0)
             # As if it had been idle, and not been asked, for so long. Nothing is heard meanwhile.
-            engine._connections[0]._heard_s -= 60
+            grow_older(connections_of(engine)[0], heard_s=60)
             assert engine.heartbeat_age_s() > 59
-            engine._connections[0].check_step()
+            connections_of(engine)[0].check_step()
             assert engine.is_alive
-            engine._connections[0]._busy_since_s -= 60
-            engine._connections[0].check_step()
+            grow_older(connections_of(engine)[0], busy_s=60)
+            connections_of(engine)[0].check_step()
             assert not engine.is_alive
             with pytest.raises(EngineDead):
                 await task
@@ -139,10 +140,10 @@ def test_a_reset_does_not_wait_for_ever_and_late_answers_go_to_nobody() -> None:
 
 def test_a_reset_empties_the_index_of_prefixes() -> None:
     core = EngineCore(spec_with())
-    core.cache._pool.publish(0, core.cache._pool.take(1)[0], b"hash")
-    assert core.cache._pool.find(0, b"hash") != 0
+    pool_of(core.cache).publish(0, pool_of(core.cache).take(1)[0], b"hash")
+    assert pool_of(core.cache).find(0, b"hash") != 0
     core.reset_prefix_cache()
-    assert core.cache._pool.find(0, b"hash") == 0
+    assert pool_of(core.cache).find(0, b"hash") == 0
     core.shutdown()
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from dovetail.llm import llm
 
+frozen = llm._loaded_is_frozen
+
 
 class Collector:
     """Stands in for the module gc: some objects are frozen, or none; notes what is asked of it."""
@@ -37,16 +39,16 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
 
 def test_what_is_loaded_is_frozen_while_requests_run(collector: Collector) -> None:
     for _ in range(2):
-        with llm._loaded_is_frozen():
+        with frozen():
             assert collector.count == 1
         assert collector.count == 0
     assert collector.asked == ["count", "freeze", "unfreeze"] * 2
 
 
 def test_the_first_of_two_at_once_freezes(collector: Collector) -> None:
-    with llm._loaded_is_frozen(), llm._loaded_is_frozen():
+    with frozen(), frozen():
         assert collector.count == 1
-    with pytest.raises(ValueError), llm._loaded_is_frozen():
+    with pytest.raises(ValueError), frozen():
         raise ValueError
     assert collector.asked == ["count", "freeze", "unfreeze"] * 2
 
@@ -56,6 +58,6 @@ def test_a_program_that_froze_objects_is_left_alone_and_counted_once(
 ) -> None:
     collector.count = 5
     for _ in range(3):
-        with llm._loaded_is_frozen():
+        with frozen():
             assert collector.count == 5
     assert collector.asked == ["count"]

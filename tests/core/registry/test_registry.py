@@ -19,6 +19,7 @@ from dovetail.errors import (
     UnknownPlugin,
 )
 from dovetail.interfaces.data.spec import Selection
+from dovetail.registry.catalog import Catalog
 from dovetail.registry.kinds import Kind
 from support import sample_plugins
 
@@ -37,7 +38,7 @@ def entries() -> Iterator[None]:
     samples = {"good": at("Good"), "better": at("Better"), "gone": at("Unavailable")}
     broken = {"no_module": "no_such_module:Thing", "not_there": at("NotThere")}
     sizes = {"16": at("SIXTEEN"), "8": at("MISSING_VALUE")}
-    with registry.with_entries({KIND: samples | broken, "block_size": sizes}, only=True):
+    with registry.admin.with_entries({KIND: samples | broken, "block_size": sizes}, only=True):
         yield
 
 
@@ -88,7 +89,7 @@ def test_unknown_kind_names_the_nearest() -> None:
 
 
 def test_two_distributions_offering_one_name() -> None:
-    with registry.with_entries({KIND: {"good@other": at("Better")}}):
+    with registry.admin.with_entries({KIND: {"good@other": at("Better")}}):
         with pytest.raises(AmbiguousPlugin, match="offered by other and test") as raised:
             registry.load(KIND, "good")
         assert "good@other or good@test" in str(raised.value)
@@ -113,9 +114,9 @@ def test_unavailable_says_what_to_install() -> None:
 
 
 def test_a_deferred_choice_is_asked_what_is_missing_where_it_is_loaded() -> None:
-    deferred = registry.defer(KIND, "gone")
+    deferred = registry.admin.defer(KIND, "gone")
     with pytest.raises(UnavailablePlugin) as raised:
-        registry.require_selection(deferred)
+        registry.admin.require_selection(deferred)
     text = str(raised.value)
     assert text.startswith("--scheduling-policy gone: unavailable: ")
     assert text.endswith('Fix: run `pip install "dovetail-llm[gpu]"`.')
@@ -178,11 +179,11 @@ def test_a_class_is_no_value() -> None:
 def test_dotted_path_and_file_path(monkeypatch: pytest.MonkeyPatch) -> None:
     by_name = registry.choose(KIND, "support.sample_plugins:Good")
     assert by_name.target == "support.sample_plugins:Good"
-    assert registry.load_selection(by_name).__name__ == "Good"
+    assert registry.admin.load_selection(by_name).__name__ == "Good"
     monkeypatch.chdir(SAMPLES.parent)
     by_file = registry.choose(KIND, "sample_plugins.py:Good")
     assert by_file.target == at("Good")
-    assert registry.load_selection(by_file) is registry.load(KIND, "good")
+    assert registry.admin.load_selection(by_file) is registry.load(KIND, "good")
 
 
 def test_file_path_errors(tmp_path: Path) -> None:
@@ -209,21 +210,21 @@ def test_file_with_register(tmp_path: Path) -> None:
         "    def key(self, request):\n"
         "        return (0.0,)\n"
     )
-    made = registry.load_file(file)
+    made = registry.admin.load_file(file)
     assert [entry.id for entry in made] == ["mine@mine.py"]
-    assert registry.load_file(str(file)) == made
+    assert registry.admin.load_file(str(file)) == made
     assert [entry.name for entry in registry.entries(KIND)].count("mine") == 1
     chosen = registry.choose(KIND, "mine")
-    assert registry.load_selection(chosen).__name__ == "Mine"
+    assert registry.admin.load_selection(chosen).__name__ == "Mine"
 
 
 def test_with_entries_forgets_files_and_blocks(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(
         f"from dovetail.registry import register\n@register('{KIND}', 'late')\nclass Late: pass\n"
     )
-    with registry.with_entries({}):
-        registry.load_file(tmp_path / "late.py")
-        registry.block(["good"])
+    with registry.admin.with_entries({}):
+        registry.admin.load_file(tmp_path / "late.py")
+        registry.admin.block(["good"])
         assert "late" in registry.names(KIND)
         assert "good" not in registry.names(KIND)
     assert "late" not in registry.names(KIND)
@@ -233,7 +234,7 @@ def test_with_entries_forgets_files_and_blocks(tmp_path: Path) -> None:
 def test_file_that_registers_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="registers no plugin"):
-        registry.load_file(tmp_path / "empty.py")
+        registry.admin.load_file(tmp_path / "empty.py")
 
 
 @pytest.mark.parametrize("is_verbose", [False, True])
@@ -243,7 +244,7 @@ def test_auto_takes_the_highest_rank_and_logs_one_line(
     allow_auto(monkeypatch)
     monkeypatch.setenv("DOVETAIL_VERBOSE", str(int(is_verbose)))
     with (
-        registry.with_entries({KIND: {"picky": at("Picky")}}),
+        registry.admin.with_entries({KIND: {"picky": at("Picky")}}),
         caplog.at_level(logging.INFO, "dovetail.registry"),
     ):
         assert registry.choose(KIND, "auto", query="plain").name == "better"
@@ -261,27 +262,27 @@ def test_auto_takes_the_highest_rank_and_logs_one_line(
 def test_auto_with_nothing_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_auto(monkeypatch)
     with (
-        registry.with_entries({KIND: {"picky": at("Picky")}}, only=True),
+        registry.admin.with_entries({KIND: {"picky": at("Picky")}}, only=True),
         pytest.raises(PluginError, match="does not like plain"),
     ):
         registry.choose(KIND, "auto", query="plain")
 
 
 def test_auto_is_a_name_where_one_is_registered() -> None:
-    with registry.with_entries({KIND: {"auto": at("Good")}}):
+    with registry.admin.with_entries({KIND: {"auto": at("Good")}}):
         assert registry.choose(KIND, "auto").target == at("Good")
 
 
 def test_explicit_choice_that_does_not_fit() -> None:
     with (
-        registry.with_entries({KIND: {"picky": at("Picky")}}),
+        registry.admin.with_entries({KIND: {"picky": at("Picky")}}),
         pytest.raises(PluginError, match="does not fit: does not like plain"),
     ):
         registry.choose(KIND, "picky", query="plain")
 
 
 def test_default_choice() -> None:
-    with registry.with_entries({KIND: {"fcfs": at("Good")}}):
+    with registry.admin.with_entries({KIND: {"fcfs": at("Good")}}):
         assert registry.choose(KIND).name == "fcfs"
     with pytest.raises(PluginError, match="no tool_parser was named"):
         registry.choose("tool_parser")
@@ -291,21 +292,21 @@ def test_selection_crosses_processes() -> None:
     chosen = registry.choose(KIND, "good", options={"weight": "2.5", "names": '["a", "b"]'})
     assert chosen.options == {"weight": 2.5, "names": ["a", "b"]}
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(chosen), type=Selection)
-    built = registry.build_options(received)
+    built = registry.admin.build_options(received)
     assert (built.weight, built.names, built.mode) == (2.5, ("a", "b"), "up")
 
 
 def test_deferred_choice_imports_nothing() -> None:
-    deferred = registry.defer(KIND, "no_module")
+    deferred = registry.admin.defer(KIND, "no_module")
     assert deferred.target == "no_such_module:Thing"
     with pytest.raises(BrokenPlugin):
-        registry.load_selection(deferred)
+        registry.admin.load_selection(deferred)
     with pytest.raises(UnknownPlugin):
-        registry.defer(KIND, "nothing")
+        registry.admin.defer(KIND, "nothing")
 
 
 def test_blocked_plugins_are_hidden() -> None:
-    fresh = registry.Registry()
+    fresh = Catalog()
     with fresh.with_entries(
         {KIND: {"a": at("Good"), "b@x": at("Good"), "c@y": at("Good")}}, only=True
     ):
@@ -317,13 +318,13 @@ def test_blocked_plugins_are_hidden() -> None:
 
 
 def test_values() -> None:
-    assert registry.value_of("block_size", "16") == 16
+    assert registry.admin.value_of("block_size", "16") == 16
     with pytest.raises(ConfigError, match="has no options"):
         registry.choose("block_size", "16", options={"x": 1})
 
 
 def test_describe_is_plain_data() -> None:
-    facts = {kind["kind"]: kind for kind in registry.describe()}
+    facts = {kind["kind"]: kind for kind in registry.admin.describe()}
     msgspec.json.encode(list(facts.values()))
     assert set(facts) == set(registry.KINDS)
     shown = {entry["name"]: entry for entry in facts[KIND]["entries"]}

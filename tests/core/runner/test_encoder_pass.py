@@ -10,6 +10,7 @@ from torch import nn
 
 from dovetail.layers.media import blocks_of
 from dovetail.runner.media.encoder_pass import EncoderPass, pause_before
+from support.inside import is_computing
 
 
 class Tower(nn.Module):
@@ -71,5 +72,5 @@ def test_one_that_is_dropped_computes_no_more(tower: Tower) -> None:
     running.advance(2)
     running.drop()
     unused.drop()
-    assert not running._thread.is_alive()
+    assert not is_computing(running)
     assert tower.num_done == 2

@@ -24,6 +24,7 @@ from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, c
 from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
 from support import fake_device
 from support.fake_device import FakeDevice
+from support.inside import batch_of, caches_of, graphs_of, layout_of, unread_steps_of
 
 CPU = torch.device("cpu")
 Tokens = dict[str, tuple[int, ...]]
@@ -69,13 +70,13 @@ def tokens(outputs: dict[str, DriveOutput]) -> Tokens:
 
 def run(runner: ModelRunner, requests: Sequence[DriveRequest], **ways: Any) -> Tokens:
     """Return what the requests draw, a result read before the next step begins."""
-    plans = Driver(runner.allocated.layout).plans(requests, **ways)
+    plans = Driver(layout_of(runner)).plans(requests, **ways)
     return tokens(collect((plan, runner.step(plan)) for plan in plans))
 
 
 def run_ahead(runner: ModelRunner, requests: Sequence[DriveRequest]) -> Tokens:
     """Return what the requests draw, each step begun before the one before is read."""
-    plans = list(Driver(runner.allocated.layout).plans(requests))
+    plans = list(Driver(layout_of(runner)).plans(requests))
     told: list[tuple[StepPlan, StepResult]] = []
     before = None
     for plan in plans:
@@ -107,7 +108,7 @@ def test_long_rows_run_the_graph_of_a_longer_context(
     monkeypatch.setattr(graphs, "FIRST_CONTEXT_TOKENS", 16)
     device = FakeDevice()
     runner = made(device, sizes=(1, 2, 3))
-    assert runner.passes.graphs is not None and runner.passes.graphs.num_graphs == 6
+    assert graphs_of(runner).num_graphs == 6
     growing = [replace(one, num_tokens=20) for one in asks(3)]
     assert run(runner, growing) == run(eager, growing)
     assert device.num_replays == 19
@@ -144,21 +145,21 @@ def test_steps_with_a_prompt_fall_back(eager: ModelRunner) -> None:
     runner = made(device)
     joining = [replace(one, joins_at=2 * i) for i, one in enumerate(asks(4))]
     assert run(runner, joining, chunk_tokens=3) == run(eager, joining, chunk_tokens=3)
-    plans = list(Driver(runner.allocated.layout).plans(joining, chunk_tokens=3))
+    plans = list(Driver(layout_of(runner)).plans(joining, chunk_tokens=3))
     alone = [p for p in plans if p.rows and all(r.num_tokens == 1 and r.samples for r in p.rows)]
     assert 0 < device.num_replays == len(alone) < len(plans)
 
 
 def test_padding_leaves_live_blocks_alone() -> None:
     runner = made(FakeDevice(), sizes=(8,))
-    layout = runner.allocated.layout
-    for cache in runner.allocated.caches.values():
+    layout = layout_of(runner)
+    for cache in caches_of(runner).values():
         cache.fill_(7.0)
     plans = list(Driver(layout).plans([replace(one, num_tokens=2) for one in asks(3)]))
     for plan in plans[:2]:
         runner.step(plan)
     used = {block for plan in plans for row in plan.rows for g in row.new_blocks for block in g}
-    for cache in runner.allocated.caches.values():
+    for cache in caches_of(runner).values():
         for block in set(range(1, layout.num_blocks)) - used:
             assert bool((cache[:, block] == 7.0).all())
 
@@ -191,11 +192,11 @@ def test_what_only_the_device_knows_is_read_in_time(eager: ModelRunner) -> None:
 def test_the_host_is_ahead() -> None:
     """A step begins though the one before is unread, and reads its token on the device."""
     runner = made(FakeDevice(), async_steps=True)
-    plans = list(Driver(runner.allocated.layout).plans(asks(1)))
+    plans = list(Driver(layout_of(runner)).plans(asks(1)))
     first = runner.begin(plans[0])
     second = runner.begin(plans[1])
-    assert len(runner._pending_steps) == 2
-    assert runner.allocated.batch.output_ids(0)[:] == [UNKNOWN, UNKNOWN]
+    assert len(unread_steps_of(runner)) == 2
+    assert batch_of(runner).output_ids(0)[:] == [UNKNOWN, UNKNOWN]
     drawn = [step.result().rows[0].token_ids for step in (first, second)]
     whole = run(made(HostDevice()), asks(1))["0"]
     assert drawn == [(whole[0],), (whole[1],)]
@@ -206,7 +207,7 @@ def test_what_cannot_be_captured_runs_all_the_same(eager: ModelRunner) -> None:
     device = FakeDevice(fails_to_capture=True)
     runner = made(device)
     assert run(runner, asks(3)) == run(eager, asks(3))
-    assert runner.passes.graphs is not None and "capturing" in (runner.passes.graphs.reason or "")
+    assert "capturing" in (graphs_of(runner).reason or "")
     assert device.num_replays == 0
 
 

@@ -22,6 +22,7 @@ from dovetail.runner.rows.batch import StepInputs
 from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
 from dovetail_testing.tiny.transformer import WINDOW_TOKENS, tiny_layout, tiny_run
 from support.fake_device import FakeDevice
+from support.inside import layout_of, set_halves
 
 RANDOM = SamplingParams(temperature=1.0, top_k=20, logprobs=2, prompt_logprobs=1)
 REQUESTS = [
@@ -143,8 +144,7 @@ def made_runner(
     made.load()
     made.allocate(tiny_layout(list(made.kv_layers()), num_blocks=128))
     made.warm_up()
-    if made.passes.halves is not None:
-        made.passes.halves._halves = Halves(alternates=alternates)
+    set_halves(made, Halves(alternates=alternates))
     return made
 
 
@@ -153,7 +153,7 @@ def answers(
 ) -> tuple[dict[str, Any], list[bool]]:
     """Return what a runner draws, and which of its steps were divided."""
     made = made_runner(calls, halves, alternates=alternates, **changes)
-    plans = list(Driver(made.allocated.layout).plans(REQUESTS, chunk_tokens=13))
+    plans = list(Driver(layout_of(made)).plans(REQUESTS, chunk_tokens=13))
     results = [made.step(plan) for plan in plans]
     return collect(zip(plans, results, strict=True)), [one.is_divided for one in results]
 
@@ -199,7 +199,7 @@ def test_a_half_that_fails_fails_the_step(
             raise ValueError("this half fails")
         return own(token_ids, positions)
 
-    plans = list(Driver(made.allocated.layout).plans(REQUESTS[:2]))
+    plans = list(Driver(layout_of(made)).plans(REQUESTS[:2]))
     monkeypatch.setattr(made.model, "forward", forward)
     with pytest.raises(ValueError, match="this half fails"):
         made.step(plans[0])

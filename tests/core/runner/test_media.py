@@ -20,6 +20,7 @@ from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.media.runner_media import RunnerMedia
 from dovetail.runner.stage_link import HandOnEnd
 from dovetail_testing.tiny.transformer import tiny_run
+from support.inside import encoded_in, failures_in, passes_of
 
 
 class Encoder(nn.Module):
@@ -60,25 +61,25 @@ def media_of(stage: int, *, takes_media: bool = True) -> Any:
 @pytest.mark.parametrize(("stage", "is_told"), [(0, False), (1, True)])
 def test_one_that_fails_ends_its_request_alone(stage: int, is_told: bool) -> None:
     media = media_of(stage)
-    assert media._encodings["good"].eq(1).all()
-    assert "it shows something" in media._failures["bad"]
-    assert media._encodings["bad"].isnan().all() != is_told
+    assert encoded_in(media)["good"].eq(1).all()
+    assert "it shows something" in failures_in(media)["bad"]
+    assert encoded_in(media)["bad"].isnan().all() != is_told
 
 
 def test_stages_that_take_none_make_none() -> None:
-    assert media_of(1, takes_media=False)._encodings == {}
+    assert encoded_in(media_of(1, takes_media=False)) == {}
 
 
 def test_pieces_of_a_pass() -> None:
     """The last one brings the encoding, or the reason why there is none."""
     media = media_of(1)
-    kept = media._encodings["good"]
+    kept = encoded_in(media)["good"]
     for key, value in (("whole", 1.0), ("broken", 0.0)):
         features = (feature_of("pixels", torch.full((3,), value)),)
         for share in (0.3, 0.6, 1.0):
             piece = Encode(key, "image", 2, features if share == 0.3 else (), share)
             media.follow(StepPlan(step_id=0, rows=(), encode=(piece,)))
-            assert (key in media._encodings) == (share == 1)
-    assert torch.equal(media._encodings["whole"], kept)
-    assert "it shows something" in media._failures["broken"]
-    assert not media._passes
+            assert (key in encoded_in(media)) == (share == 1)
+    assert torch.equal(encoded_in(media)["whole"], kept)
+    assert "it shows something" in failures_in(media)["broken"]
+    assert not passes_of(media)

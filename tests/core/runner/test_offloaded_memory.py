@@ -74,13 +74,14 @@ def test_a_device_without_room_is_asked_again() -> None:
     wanted = [tensor.clone() for tensor in tensors]
     offloaded = put(OffloadedStorages, tensors, keeps=True)
     assert isinstance(offloaded, OffloadedStorages)
-    storage, size = offloaded._missing[0]
-    offloaded._missing[0] = (Full(), size)  # type: ignore[assignment]
+    missing = offloaded._missing
+    storage, size = missing[0]
+    missing[0] = (Full(), size)  # type: ignore[assignment]
     with pytest.raises(RequestError, match="no free memory") as caught:
         offloaded.restore()
     assert caught.value.status == 503
     assert torch.equal(tensors[0], wanted[0])
-    offloaded._missing[0] = (storage, size)
+    missing[0] = (storage, size)
     offloaded.restore()
     assert torch.equal(tensors[1], wanted[1])
 

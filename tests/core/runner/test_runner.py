@@ -14,6 +14,7 @@ from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_testing.scripted_steps import DriveOutput, Driver, DriveRequest, collect
 from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from support.inside import caches_of, layout_of
 
 RANDOM = SamplingParams(temperature=1.0, top_p=0.9, top_k=20)
 
@@ -44,7 +45,7 @@ def mixed() -> list[DriveRequest]:
 def run(
     made: ModelRunner, requests: Sequence[DriveRequest], *, chunk_tokens: int = 1 << 20
 ) -> dict[str, DriveOutput]:
-    driver = Driver(made.allocated.layout)
+    driver = Driver(layout_of(made))
     plans = driver.plans(requests, chunk_tokens=chunk_tokens)
     return collect((plan, made.step(plan)) for plan in plans)
 
@@ -97,8 +98,7 @@ def test_resumes_after_preemption(made: ModelRunner) -> None:
     one = request("a", 11, sampling=replace_sampling(RANDOM, frequency_penalty=0.7), seed=9)
     drawn = tokens(run(made, [replace(one, num_tokens=10)]))["a"]
     # Groups share tensors, so each needs block ids of its own.
-    groups = made.allocated.layout.groups
-    blocks = tuple(tuple(range(1 + 10 * g, 9 + 10 * g)) for g in range(len(groups)))
+    blocks = tuple(tuple(range(1 + 10 * g, 9 + 10 * g)) for g in range(len(layout_of(made).groups)))
     row = NewRow(
         row=2,
         request_id="a",
@@ -109,7 +109,7 @@ def test_resumes_after_preemption(made: ModelRunner) -> None:
         sampling=one.sampling,
         seed=9,
     )
-    empty = tuple(() for _ in groups)
+    empty = tuple(() for _ in layout_of(made).groups)
     again = []
     for start, count in ((0, 15), *((p, 1) for p in range(15, 20))):
         step = RowStep(row=2, start=start, num_tokens=count, samples=True, new_blocks=empty)
@@ -125,7 +125,7 @@ def replace_sampling(params: SamplingParams, **changes: Any) -> SamplingParams:
 
 def test_unused_blocks_do_not_matter(made: ModelRunner) -> None:
     clean = tokens(run(made, mixed()))
-    for cache in made.allocated.caches.values():
+    for cache in caches_of(made).values():
         cache.fill_(float("nan"))
     assert tokens(run(made, mixed())) == clean
 

@@ -18,6 +18,7 @@ from dovetail.runner.drafts.verify import one_by_one
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_testing.scripted_steps import DriveOutput, DriveRequest
 from dovetail_testing.tiny.transformer import VOCAB, WINDOW_TOKENS, tiny_layout, tiny_run
+from support.inside import batch_of, layout_of, update_rows
 
 ROW_BLOCKS = 20
 Guess = Callable[[DriveRequest, Sequence[int]], tuple[int, ...]]
@@ -90,7 +91,7 @@ class Rows:
 
     def __init__(self, made: ModelRunner, asked: Sequence[DriveRequest]) -> None:
         self.made, self.asked = made, asked
-        self.groups = len(made.allocated.layout.groups)
+        self.groups = len(layout_of(made).groups)
         self.outputs = [DriveOutput() for _ in asked]
         self.num_steps = 0
 
@@ -209,7 +210,7 @@ def test_a_fault_after_the_first_draw_waits_for_the_next_step() -> None:
     """The tokens before it may end the request, and then it never happened."""
     rows = first_draft(*replaying(nan_at=2), (8, 9, 10))
     assert (rows.outputs[0].token_ids, rows.outputs[0].faults) == ([7, 8], [])
-    assert rows.made.allocated.batch.lengths[0] == 4
+    assert batch_of(rows.made).lengths[0] == 4
     rows.step([rows.row_step(0, 3, 1, (9,))])
     assert rows.outputs[0].token_ids == [7, 8] and "not finite" in rows.outputs[0].faults[0]
 
@@ -224,9 +225,9 @@ def test_attention_sees_rows_of_one_token() -> None:
     made = runner()
     rows = Rows(made, requests()[:2])
     fresh = [rows.new_row(row, one) for row, one in enumerate(rows.asked)]
-    made._update_rows(StepPlan(step_id=0, rows=(), new_rows=tuple(fresh)))
+    update_rows(made, StepPlan(step_id=0, rows=(), new_rows=tuple(fresh)))
     steps = (rows.row_step(0, 2, 1, (9, 5)), rows.row_step(1, 0, 10, ()))
-    spread = one_by_one(made.allocated.batch.gather(StepPlan(step_id=1, rows=steps)))
+    spread = one_by_one(batch_of(made).gather(StepPlan(step_id=1, rows=steps)))
     assert spread.rows.tolist() == [0, 0, 0, 1]
     assert spread.seq_lens.tolist() == [3, 4, 5, 10]
     assert spread.query_start.tolist() == [0, 1, 2, 3, 13]
@@ -235,7 +236,7 @@ def test_attention_sees_rows_of_one_token() -> None:
 
 def test_a_model_sees_drafts_and_processors_do_not() -> None:
     rows = first_draft(*replaying(), ())
-    batch = rows.made.allocated.batch
+    batch = batch_of(rows.made)
     inputs = batch.gather(StepPlan(step_id=9, rows=(rows.row_step(0, 3, 1, (9, 5)),)))
     assert list(batch.views(inputs)[0].token_ids) == [1, 2, 7, 8, 9, 5]
     assert list(batch.output_ids(0)) == [7, 8]

@@ -18,6 +18,7 @@ from dovetail.errors import RequestError
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
 from support.added_tokens import NUM_ADDED, enlarged, saved, saved_for_vllm
+from support.inside import engine_of
 from support.peft_adapters import Answer, asked, counting, load, made, wanted
 
 TOLERANCE = 1e-4
@@ -115,8 +116,8 @@ FLAGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def loaded(tiny: Made) -> Iterator[Any]:
     with LLM(str(tiny.folder), **FLAGS) as llm:
-        load(llm._engine, *tiny.paths(*NAMES, "few"))
-        yield llm._engine
+        load(engine_of(llm), *tiny.paths(*NAMES, "few"))
+        yield engine_of(llm)
 
 
 def check(ours: Answer, theirs: Answer) -> None:
@@ -178,9 +179,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_running(tiny: Made, way: str) -> None:
     with LLM(str(tiny.folder), **(FLAGS | WAYS[way])) as llm:
-        counted = counting(llm._engine)
-        load(llm._engine, *tiny.paths(*NAMES, "few"))
-        check_all(llm._engine, tiny, ("", "saved", "few", "vllm", "single"))
+        counted = counting(engine_of(llm))
+        load(engine_of(llm), *tiny.paths(*NAMES, "few"))
+        check_all(engine_of(llm), tiny, ("", "saved", "few", "vllm", "single"))
         assert counted["preemptions"] > 0 or way != "preemption"
 
 
@@ -209,8 +210,8 @@ def test_a_head_that_shares_the_table(tmp_path: Path, layout: str) -> None:
         model = saved(wide, config, place, save_embedding_layers=False)
     theirs = [wanted(model, ids, NUM_TOKENS) for ids in WIDE_PROMPTS]
     with LLM(str(folder), **FLAGS) as llm:
-        load(llm._engine, place)
-        found = asked(llm._engine, [(layout, ids) for ids in WIDE_PROMPTS], NUM_TOKENS)
+        load(engine_of(llm), place)
+        found = asked(engine_of(llm), [(layout, ids) for ids in WIDE_PROMPTS], NUM_TOKENS)
     for ours, its in zip(found, theirs, strict=True):
         check(ours, its)
 
@@ -296,10 +297,10 @@ def test_what_is_refused(tiny: Made, flags: dict[str, Any], text: str) -> None:
     with LLM(str(tiny.folder), **(FLAGS | flags)) as llm:
         for name in ("saved", "vllm"):
             with pytest.raises(RequestError, match=text) as caught:
-                load(llm._engine, *tiny.paths(name))
+                load(engine_of(llm), *tiny.paths(name))
             assert str(tiny.adapters / name) in str(caught.value.where)
-        load(llm._engine, *tiny.paths("few"))
-        check_all(llm._engine, tiny, ("", "few"))
+        load(engine_of(llm), *tiny.paths("few"))
+        check_all(engine_of(llm), tiny, ("", "few"))
 
 
 def test_tokens_in_rows_to_spare(tmp_path: Path) -> None:
@@ -323,6 +324,6 @@ def test_tokens_in_rows_to_spare(tmp_path: Path) -> None:
         llm.load_adapter("spare", str(tmp_path / "spare"))
         greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         (result,) = llm.generate("the <|two|> dog<|one|>", greedy, lora_request="spare")
-        (found,) = llm._engine.adapters()
+        (found,) = engine_of(llm).adapters()
     assert list(result.outputs[0].token_ids) == wanted(model, ids, NUM_TOKENS).token_ids
     assert (found.num_added_tokens, found.has_tokenizer) == (0, True)

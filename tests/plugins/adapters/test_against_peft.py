@@ -14,6 +14,7 @@ import torch
 from dovetail import LLM
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import engine_of
 from support.peft_adapters import Answer, asked, counting, load, made, peft_warns, wanted
 
 TOLERANCE = 1e-4
@@ -116,7 +117,7 @@ def engine(tiny: Made, **flags: Any) -> Iterator[Any]:
         "use_tqdm_on_load": False,
     }
     with LLM(str(tiny.folder), **(given | flags)) as llm:
-        yield llm._engine
+        yield engine_of(llm)
 
 
 @pytest.fixture(scope="module")

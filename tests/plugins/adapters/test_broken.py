@@ -15,6 +15,7 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail_testing.checkpoints import code_running_pickle
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer
+from support.inside import engine_of
 from support.peft_adapters import asked, load
 from support.written_lora import CONFIG, FILE, MODULE, write_lora
 
@@ -29,8 +30,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with LLM(
         str(folder), max_model_len=64, max_logprobs=-1, use_tqdm_on_load=False, **flags
     ) as llm:
-        load(llm._engine, write_lora(root / "good"))
-        yield llm._engine
+        load(engine_of(llm), write_lora(root / "good"))
+        yield engine_of(llm)
 
 
 def tensors_changed(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:

@@ -15,6 +15,7 @@ from dovetail import LLM
 from dovetail.errors import RequestError
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import engine_of
 from support.peft_adapters import asked, load, peft_warns, wanted
 
 peft = pytest.importorskip("peft")
@@ -35,7 +36,7 @@ def engine(base_folder: Path) -> Iterator[Any]:
     with LLM(
         str(base_folder), max_model_len=64, max_logprobs=-1, use_tqdm_on_load=False, **flags
     ) as llm:
-        yield llm._engine
+        yield engine_of(llm)
 
 
 def trained(base: Any, start: str) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from dovetail.engine.client.results.outputs import numbers
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_tokenizer
 from support.added_tokens import enlarged, saved
+from support.inside import engine_of
 from support.peft_adapters import load, made
 from support.tiny_configs import tiny_config
 
@@ -46,7 +47,7 @@ def told_by(
     """Return what is told of prompts, each with its adapter's name."""
     flags = {"enable_lora": True, "dtype": "float32", "max_model_len": 64, "runner": "pooling"}
     with LLM(str(folder), use_tqdm_on_load=False, **flags) as llm:
-        engine = llm._engine
+        engine = engine_of(llm)
         load(engine, adapter)
         keys = []
         for name, ids in batch:

@@ -18,6 +18,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import engine_of
 from support.peft_adapters import Answer, asked, counting, load, made, wanted
 from support.written_lora import write_lora
 
@@ -70,8 +71,8 @@ def opened(folders: Path, **flags: Any) -> LLM:
 @pytest.fixture(scope="module")
 def engine(folders: Path, theirs: dict[str, Answer]) -> Iterator[Any]:
     with opened(folders) as llm:
-        load(llm._engine, folders / "tuned", folders / "encoded", folders / "lora")
-        yield llm._engine
+        load(engine_of(llm), folders / "tuned", folders / "encoded", folders / "lora")
+        yield engine_of(llm)
 
 
 def check(ours: Answer, its: Answer) -> None:
@@ -129,10 +130,10 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_running(folders: Path, theirs: dict[str, Answer], way: str) -> None:
     with opened(folders, **WAYS[way]) as llm:
-        counted = counting(llm._engine)
-        load(llm._engine, folders / "tuned", folders / "encoded")
+        counted = counting(engine_of(llm))
+        load(engine_of(llm), folders / "tuned", folders / "encoded")
         names = ("", "tuned", "encoded", "tuned")
-        found = asked(llm._engine, [(name, PROMPT) for name in names], NUM_TOKENS)
+        found = asked(engine_of(llm), [(name, PROMPT) for name in names], NUM_TOKENS)
         for name, ours in zip(names, found, strict=True):
             check(ours, theirs[name])
         assert counted["preemptions"] > 0 or way != "preemption"
@@ -143,4 +144,4 @@ def test_without_room_they_are_refused(folders: Path, theirs: dict[str, Answer])
         LLM(str(folders / "base"), **FLAGS) as llm,
         pytest.raises(RequestError, match="there are 7, and 0 is the most"),
     ):
-        load(llm._engine, folders / "tuned")
+        load(engine_of(llm), folders / "tuned")

@@ -15,6 +15,7 @@ from dovetail import LLM
 from dovetail.errors import ConfigError, RequestError
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import engine_of
 from support.peft_adapters import Answer, asked, load, made, wanted
 
 TOLERANCE, TRAINED, NUM_TOKENS = 1e-4, 128, 4
@@ -74,8 +75,8 @@ def opened(request: pytest.FixtureRequest, tiny: Any) -> Iterator[Any]:
     parts = {"max_num_batched_tokens": 40} if request.param == "in parts" else {}
     flags = SMALL | parts | {"long_lora_scaling_factors": ["2.0", "4,1.5"], "max_model_len": 400}
     with LLM(str(tiny[0] / "base"), **flags) as llm:
-        load(llm._engine, *(tiny[0] / name for name in FACTORS))
-        yield llm._engine
+        load(engine_of(llm), *(tiny[0] / name for name in FACTORS))
+        yield engine_of(llm)
 
 
 def check(opened: Any, tiny: Any, batch: list[tuple[str, str]]) -> None:

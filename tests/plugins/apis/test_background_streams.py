@@ -13,6 +13,7 @@ import pytest
 from dovetail.errors import RequestFault
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_testing.fakes.async_engine import Script
+from support.inside import bytes_in, owners_in
 from support.serving import app_for, client_of, send
 
 openai = pytest.importorskip("openai")
@@ -42,7 +43,7 @@ async def names_of(app: Any) -> list[str]:
     async with asyncio.timeout(5):
         while not len(store_of(app)):
             await asyncio.sleep(0.01)
-    return list(store_of(app)._kept._owners)
+    return list(owners_in(store_of(app)))
 
 
 def events_of(answer: Any) -> list[dict[str, Any]]:
@@ -148,6 +149,6 @@ def test_events_count_as_what_a_client_keeps() -> None:
     app, _ = app_for(Script(pieces=["x" * 50] * 50))
     stored = store_of(app)
     send(app, "POST", "/v1/responses", {"input": "hi"})
-    plain = stored._kept._bytes_of.total()
+    plain = bytes_in(stored)
     send(app, "POST", "/v1/responses", {"input": "hi", "background": True, "stream": True})
-    assert stored._kept._bytes_of.total() > 2 * plain + 50 * 100
+    assert bytes_in(stored) > 2 * plain + 50 * 100

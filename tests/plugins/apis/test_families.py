@@ -20,7 +20,7 @@ from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.api import Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
-from dovetail.registry import Registry
+from dovetail.registry.catalog import Catalog
 from dovetail.server.families import (
     ServedApi,
     build_apis,
@@ -198,7 +198,7 @@ def test_naming_one_of_dovetails_own_changes_nothing() -> None:
 
 
 def test_an_own_family_is_left_out_by_name() -> None:
-    registry = Registry()
-    registry.block(["api:ollama"])
-    names = {entry.name for entry in registry.entries("api")}
+    catalog = Catalog()
+    catalog.block(["api:ollama"])
+    names = {entry.name for entry in catalog.entries("api")}
     assert "chat" in names and "ollama" not in names

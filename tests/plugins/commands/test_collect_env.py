@@ -27,6 +27,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return collect_env.collect()
 
 
+def section(name: str) -> Any:
+    """Return the facts of one section."""
+    return collect_env.SECTIONS[name]()
+
+
 def program(folder: Path, name: str, text: str) -> None:
     file = folder / name
     file.write_text(f"#!/bin/sh\n{text}\n")
@@ -78,7 +83,7 @@ def test_nvidia_smi(
         program(tmp_path, "nvidia-smi", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
     monkeypatch.setattr(collect_env, "LIMIT_S", 0.5)
-    facts = collect_env._gpus()
+    facts = section("gpus")
     assert re.match(told, facts["nvidia-smi"])
     assert facts.get("gpu 0", "NVIDIA").startswith("NVIDIA")
 
@@ -88,15 +93,15 @@ def test_a_torch_that_cannot_be_loaded_is_told(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "libcudart.so is missing" in collect_env._torch()["fault"]
+    assert "libcudart.so is missing" in section("torch")["fault"]
     (tmp_path / "torch.py").write_text("import os\nos.abort()")
-    assert "status -6" in collect_env._torch()["fault"]
+    assert "status -6" in section("torch")["fault"]
     assert collect_env._asked("import time\ntime.sleep(60)", 0.5)["fault"]
 
 
 @pytest.mark.slow
 def test_torch_and_the_native_kernels_are_asked() -> None:
-    torch, native = collect_env._torch(), collect_env._native()
+    torch, native = section("torch"), section("native kernels")
     assert torch["version"] == metadata.version("torch")
     assert torch["threads"] >= 1
     assert native["state"] != "loaded" or native["isa"]
@@ -121,7 +126,7 @@ def test_variables_are_shown_and_secrets_masked(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("PYTHONPATH", "/home/somebody/src:/opt")
-    shown = collect_env._environment()
+    shown = section("environment")
     assert "hunter2" not in json.dumps(shown)
     assert set(shown) == {*given, "PYTHONPATH"} - {"MY_DIARY"}
     plain = ("DOVETAIL_MAX_NUM_BATCHED_TOKENS", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
@@ -148,8 +153,11 @@ def test_plugins_of_others_are_listed_and_may_add_facts(
     discovery.forget()
     hooks.manager.cache_clear()
     try:
-        assert collect_env._plugins()["my-pack 1.5"] == ["tool_parser:mine", "hooks:mine"]
-        assert collect_env._told_by_plugins() == {"card": "Mine 3", "card_key": "***"}
+        assert section("plugins of other packages")["my-pack 1.5"] == [
+            "tool_parser:mine",
+            "hooks:mine",
+        ]
+        assert section("reported by plugins") == {"card": "Mine 3", "card_key": "***"}
     finally:
         discovery.forget()
         hooks.manager.cache_clear()

@@ -160,7 +160,7 @@ def test_a_choice_of_another_package_names_it(
 ) -> None:
     file = tmp_path / "policies.py"
     file.write_text('raise RuntimeError("help imported a plugin")\nX = V(summary="by length")\n')
-    with registry.with_entries({"scheduling_policy": {"shortest@mine": f"{file}:X"}}):
+    with registry.admin.with_entries({"scheduling_policy": {"shortest@mine": f"{file}:X"}}):
         assert "shortest  by length (mine)" in choice_lines(capsys, "scheduling-policy")
 
 

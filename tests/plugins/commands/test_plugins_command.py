@@ -21,7 +21,7 @@ def entries() -> Iterator[None]:
     names = {"good": "Good", "gone": "Unavailable", "wrong": "Abstract"}
     targets = {name: f"{SAMPLES}:{attribute}" for name, attribute in names.items()}
     commands = {"plugins": "dovetail_plugins.commands.plugins:PluginsCommand"}
-    with registry.with_entries({KIND: targets, "command": commands}, only=True):
+    with registry.admin.with_entries({KIND: targets, "command": commands}, only=True):
         yield
 
 
@@ -45,7 +45,7 @@ def test_list_with_status(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("words", [["--json", KIND], [KIND, "--json"], ["--json", f"{KIND}:good"]])
 def test_json_lists_what_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     other = {"hash_algorithm": {"elsewhere": f"{SAMPLES}:Good"}}
-    with registry.with_entries(other):
+    with registry.admin.with_entries(other):
         assert main(["plugins", "list", *words]) == 0
         rows = json.loads(capsys.readouterr().out)
         assert {row["kind"] for row in rows} == {KIND}

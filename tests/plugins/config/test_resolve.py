@@ -168,7 +168,7 @@ def test_generation_config_becomes_the_default(folder: Path) -> None:
 def test_an_installed_broken_logits_processor_is_left_out(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with registry.with_entries({"logits_processor": {"bad": "no.such.module:Thing"}}):
+    with registry.admin.with_entries({"logits_processor": {"bad": "no.such.module:Thing"}}):
         names = [p.name for p in spec_of(folder).run.logits_processors]
         assert "bad" not in names
         assert "bad" in caplog.text

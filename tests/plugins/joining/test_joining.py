@@ -43,6 +43,7 @@ from dovetail.processes.handshake import (
 from dovetail_plugins.joining.headless import HeadlessEngines
 from dovetail_plugins.joining.join import join_engines
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import loggers_of
 from support.orphans import survivors
 
 SECRET = b"a secret of the tests"
@@ -186,7 +187,7 @@ def test_engines_of_three_machines_answer_as_one_and_leave_in_order(meeting: Mee
         async with serving(spec, meeting, far(spec, 2), far(spec, 1)) as (engine, machines):
             texts = await asyncio.gather(*(whole(engine, "p" * (1 + i % 3)) for i in range(12)))
             assert texts == [texts[i % 3] for i in range(12)]
-            (ledger,) = engine._stats._loggers
+            (ledger,) = loggers_of(engine)
             numbers = sorted(stats.engine for stats in ledger.requests)  # type: ignore[attr-defined]
             assert numbers == [0] * 4 + [1] * 4 + [2] * 4
             own, *others = engine.states()
@@ -233,7 +234,7 @@ def test_clocks_of_other_machines_are_brought_to_this_one(
     async def main() -> None:
         async with serving(spec, meeting, far(spec, 0)) as (engine, _):
             await whole(engine)
-            (ledger,) = engine._stats._loggers
+            (ledger,) = loggers_of(engine)
             times = ledger.requests[-1].times  # type: ignore[attr-defined]
             assert 0 < times.first_token_s - (times.arrival_s - 5000) < 5
             assert 0 < times.scheduled_s - (times.arrival_s - 5000) < 5

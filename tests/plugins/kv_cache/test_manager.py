@@ -15,6 +15,7 @@ from dovetail.interfaces.data.spec import CacheSpec
 from dovetail.interfaces.data.step import CrossLayer, KVLayer
 from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_plugins.kv_cache.manager import KVCacheManager
+from support.inside import pool_of
 
 
 def make_cache(
@@ -239,7 +240,7 @@ def test_every_group_must_have_the_prefix() -> None:
     a = make_request("a", range(17))
     fill(cache, a)
     block = cache.blocks_of(a)[1][2]
-    cache._pool.forget(block)
+    pool_of(cache).forget(block)
     # Without block 2, prefixes of 3 and 4 blocks miss part of the window of 9.
     assert cache.find_prefix(make_request("b", range(17))) == 8
 
@@ -251,15 +252,15 @@ def test_the_checker_sees_damage(damage: str) -> None:
     cache.allocate(a, 8)
     cache.allocate(b, 8)
     cache.check_invariants()
+    of_a, of_b = (cache._holdings[name].tables[0] for name in "ab")
     if damage == "lost":
-        cache._holdings["a"].tables[0][1] = 0
+        of_a[1] = 0
     elif damage == "twice":
-        cache._holdings["a"].tables[0][1] = cache._holdings["b"].tables[0][1]
+        of_a[1] = of_b[1]
     else:
-        block = cache._holdings["b"].tables[0][1]
-        cache._pool.release([cache._holdings["a"].tables[0][1]])
-        cache._pool.share([block])
-        cache._holdings["a"].tables[0][1] = block
+        pool_of(cache).release([of_a[1]])
+        pool_of(cache).share([of_b[1]])
+        of_a[1] = of_b[1]
     with pytest.raises(AssertionError):
         cache.check_invariants()
 

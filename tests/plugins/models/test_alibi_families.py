@@ -22,6 +22,7 @@ from dovetail_kernels.cpu.library import missing_reason
 from dovetail_testing.harness import PagedModel, StagedModel, load_model
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support.inside import programs_of, recorder_of, runner_of
 from support.thread_ranks import DividedModel
 
 TOLERANCE = 1e-4
@@ -89,10 +90,10 @@ def test_steps_are_recorded(family: str, fields: dict[str, Any], tmp_path: Path)
     wish = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     with LLM(model=str(path), max_model_len=64, dtype="float32") as llm:
         llm.generate([[5, 7, 9, 11], [6, 8, 4]], wish, use_tqdm=False)
-        recorded = llm._engine.core._executor.worker.runner.passes.recorded  # type: ignore[attr-defined]
+        recorded = recorder_of(runner_of(llm))
         assert llm.spec.run.attention.name == "native_cpu"
         assert recorded is not None and recorded.reason is None
-        assert recorded._programs[2, False] is not None
+        assert programs_of(recorded)[2, False] is not None
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.parts.encodings import Encodings
 from dovetail.interfaces.data.media import Encode
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.llm.prompts import listed
 from dovetail.multimodal.processors import load_processor
-from dovetail.runner.media.runner_media import RunnerMedia
-from support.engine_parts import part_of
+from support.inside import (
+    core_of,
+    encoder_passes_of,
+    encodings_of,
+    engine_of,
+    is_computing,
+    runner_of,
+)
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -45,9 +50,9 @@ class Watched:
     """An engine whose plans are kept: those since answers run."""
 
     def __init__(self, llm: LLM) -> None:
-        self.engine: Any = llm._engine
+        self.engine: Any = engine_of(llm)
         self.plans: list[StepPlan] = []
-        encodings: Any = part_of(self.engine.core, Encodings)
+        encodings = encodings_of(self.engine.core)
         take = encodings.take
 
         def kept(plan: StepPlan, requests: Any) -> StepPlan:
@@ -86,8 +91,8 @@ def verify_divided(folder: Path, **settings: Any) -> None:
         prompts = [*listed(TEXTS), *listed(asked(folder, 1))]
         wanted = [drawn(llm.generate([p], LONG, use_tqdm=False))[0] for p in prompts[:2]]
         late = drawn(llm.generate(prompts[2:], SHORT, use_tqdm=False))[0]
-        llm._engine.core.reset_prefix_cache()
-        part_of(llm._engine.core, Encodings).forget_memory()
+        core_of(llm).reset_prefix_cache()
+        encodings_of(core_of(llm)).forget_all()
         watched = Watched(llm)
         running = [watched.begin(prompt, LONG) for prompt in TEXTS]
         watched.run(5)
@@ -125,20 +130,20 @@ def test_a_pass_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     folder = write_media_checkpoint(tmp_path, LLAVA)
     with LLM(model=str(folder), **FLAGS) as llm:
         (late,) = drawn(llm.generate(listed(asked(folder, 2)), SHORT, use_tqdm=False))
-        core = llm._engine.core
+        core = core_of(llm)
         core.reset_prefix_cache()
-        part_of(core, Encodings).forget_memory()
+        encodings_of(core).forget_all()
         watched = Watched(llm)
         watched.begin(TEXTS[0], LONG)
         watched.run(5)
         first = watched.begin(asked(folder, 2), SHORT)
         watched.run(1)
-        passes: Any = core._executor.worker.runner.parts.of(RunnerMedia)._passes
+        passes = encoder_passes_of(runner_of(llm))
         (running,) = passes.values()
-        assert running._thread.is_alive()
+        assert is_computing(running)
         watched.engine.abort(first)
         watched.run(2)
-        assert not passes and not running._thread.is_alive()
+        assert not passes and not is_computing(running)
         again = watched.begin(asked(folder, 2), SHORT)
         watched.run()
         assert watched.result(again) == late
@@ -147,4 +152,4 @@ def test_a_pass_that_nobody_waits_for_ends(tmp_path: Path) -> None:
         watched.begin(asked(folder, 3), SHORT)
         watched.run(1)
         (running,) = passes.values()
-    assert not running._thread.is_alive(), "it ends with the engine"
+    assert not is_computing(running), "it ends with the engine"

@@ -16,6 +16,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.errors import RequestError
 from dovetail.multimodal.processors import load_processor
+from support.inside import core_of
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -125,7 +126,7 @@ def test_preempted_among_images(
     small = {"max_num_batched_tokens": 14, "max_num_seqs": 6}
     small["num_gpu_blocks_override"] = num_blocks
     with LLM(model=str(folder), swap_space=swap_space, **FLAGS, **small) as llm:
-        core, told = llm._engine.core, []
+        core, told = core_of(llm), []
         step = core.step
 
         def told_step() -> Any:

@@ -34,13 +34,13 @@ BLOCKS = {"gemma": 8, "gemma2": 16}
 
 
 def written(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    usual = tiny_wholes._OWN["paligemma"]
+    usual = tiny_wholes.OWN["paligemma"]
     own = Own(
         config={**usual.config, "text_config": TEXTS[text]},
         words=usual.words,
         pictures=usual.pictures,
     )
-    monkeypatch.setitem(tiny_wholes._OWN, "paligemma", own)
+    monkeypatch.setitem(tiny_wholes.OWN, "paligemma", own)
     return write_whole(folder, "paligemma", ARCHITECTURE)
 
 

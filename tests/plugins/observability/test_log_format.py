@@ -16,7 +16,7 @@ from dovetail.observability.caller import CALLER
 from dovetail.observability.logging import LogSettings, configure, settings
 from support.serving import app_for
 
-JSON = registry.value_of("log_format", "json")
+JSON = registry.admin.value_of("log_format", "json")
 
 
 @pytest.fixture

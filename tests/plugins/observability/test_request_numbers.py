@@ -21,6 +21,7 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, Token
 from dovetail.llm.llm import LLM
 from dovetail.server.app import build_app
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import engine_of, loggers_of
 from support.serving import built_in_apis
 
 
@@ -53,7 +54,7 @@ LOGGERS = (Selection(kind="stat_logger", name="ledger", target=f"{__file__}:Ledg
 async def running(spec: EngineSpec) -> AsyncIterator[tuple[AsyncEngine, Any]]:
     engine = await AsyncEngine.start(spec, in_process=True)
     try:
-        yield engine, engine._stats._loggers[0]
+        yield engine, loggers_of(engine)[0]
     finally:
         await engine.shutdown()
 
@@ -153,6 +154,6 @@ def test_the_callers_trace_comes_along(stream: bool) -> None:
 def test_an_engine_without_a_server_tells_of_its_requests() -> None:
     with LLM.from_spec(fake_spec(stat_loggers=LOGGERS)) as llm:
         llm.generate(["a", "b FAULT"], SamplingParams(max_tokens=3), use_tqdm=False)
-        ledger: Any = llm._engine._stats._loggers[0]
+        ledger: Any = loggers_of(engine_of(llm))[0]
     assert sorted(s.finish_reason for s in ledger.requests) == ["error", "length"]
     assert ledger.num_closed == 1

@@ -15,12 +15,16 @@ from dovetail.observability import metrics, supervise
 from support.serving import app_for, send
 
 
+def forget_failures() -> None:
+    supervise._failed_s.clear()
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(supervise, "FIRST_WAIT_S", 0.001)
-    supervise._failed_s.clear()
+    forget_failures()
     yield
-    supervise._failed_s.clear()
+    forget_failures()
 
 
 def failures(name: str) -> float:

@@ -19,6 +19,7 @@ from dovetail_kernels.gemm.weight import FORMATS, Weight
 from dovetail_plugins.layers.stored.products import multiplied, takes_of, with_floats, with_integers
 from dovetail_plugins.layers.stored.rounding import ActivationOptions
 from dovetail_testing.contract import model_spec
+from support.inside import format_in
 
 INT8_INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 FLOAT_FORMATS = [f for f in FORMATS if "_" not in f or f == "int8_float32"]
@@ -69,8 +70,7 @@ def filled(made: QuantMethod, spec: LinearSpec) -> tuple[Any, nn.Module]:
 
 def format_of(made: QuantMethod, spec: LinearSpec) -> str:
     linear, _ = filled(made, spec)
-    found = linear._matrix.packed
-    return str(linear._matrix._weight.format if found is None else found.format)
+    return str(format_in(linear))
 
 
 def test_every_method_has_the_option_and_float() -> None:

@@ -50,11 +50,16 @@ CASES: list[tuple[Any, dict[str, Any], bool]] = [
 ]
 
 
+def forget_device() -> None:
+    """Have the next layer find out anew whether the device rounds."""
+    _float8_rounding._device_rounds.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _float8_rounding._device_rounds.cache_clear()
+    forget_device()
     yield
-    _float8_rounding._device_rounds.cache_clear()
+    forget_device()
 
 
 def rounds(cls: Any, config: dict[str, Any], **options: str) -> bool:
@@ -79,7 +84,7 @@ def test_those_that_are_meant_so(
 ) -> None:
     monkeypatch.setenv(gpu.VARIABLE, "0")
     assert not rounds(cls, config), "a CPU rounds nothing"
-    _float8_rounding._device_rounds.cache_clear()
+    forget_device()
     monkeypatch.setenv(gpu.VARIABLE, "1")
     assert rounds(cls, config) == is_meant
     assert not rounds(cls, config, activations="float")

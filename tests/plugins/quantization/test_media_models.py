@@ -12,6 +12,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail.multimodal.processors import load_processor
 from dovetail_kernels.gemm.weight import quantize_int8
+from support.inside import runner_of
 from support.tiny_media import write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -61,7 +62,7 @@ def test_int8_is_what_its_matrices_mean(family: str, matrix: str, tmp_path: Path
     with LLM(str(path), quantization="int8", plugin_options=options, **flags) as llm:
         prompt = {"prompt": text, "multi_modal_data": {"image": picture}}
         (told,) = llm.generate([prompt], PARAMS, use_tqdm=False)
-        module = llm._engine.core._executor.worker.runner.model.get_submodule(matrix)
+        module = runner_of(llm).model.get_submodule(matrix)
         held = [*module.parameters(), *module.buffers()]
     assert torch.uint8 in {one.dtype for one in held}  # packed
     (answer,) = told.outputs

@@ -293,7 +293,7 @@ def distance(name: str, parts: Any, wanted: list[torch.Tensor]) -> float:
 
 
 def test_every_method_has_a_case() -> None:
-    (kind,) = (kind for kind in registry.describe() if kind["kind"] == "quantization")
+    (kind,) = (kind for kind in registry.admin.describe() if kind["kind"] == "quantization")
     built_in = {e["name"] for e in kind["entries"] if e["distribution"] == "dovetail-llm"}
     assert built_in - {"none"} == {case.method for case in CASES.values()} | {"compressed-tensors"}
 

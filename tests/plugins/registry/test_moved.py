@@ -111,13 +111,13 @@ def test_plugins_of_a_group_that_nobody_knows_are_named(
 
     entries = {"guided_decoding_backend": {"mine": "old:X"}, "sampler": {"odd": "old:Y"}}
     with installed(tmp_path, "older", "", entries):
-        moved, unknown = registry.lost()
+        moved, unknown = registry.admin.lost()
         assert "older offers mine" in moved
         assert "is now dovetail.structured_output_backend" in moved
         assert "older offers odd" in unknown and "dovetail.sampler" in unknown
         assert main(["plugins", "list", "router"]) == 0
         assert moved in capsys.readouterr().err
-    assert registry.lost() == []
+    assert registry.admin.lost() == []
 
 
 def test_an_import_of_a_module_that_moved_says_where_it_is(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_import_of_a_module_that_moved_says_where_it_is(tmp_path: Path) -> No
         path = file.with_stem(f"older_{abs(hash(line))}")
         path.write_text(line + "\n")
         with pytest.raises(BrokenPlugin) as caught:
-            registry.load_file(path)
+            registry.admin.load_file(path)
         assert told in str(caught.value)
 
 

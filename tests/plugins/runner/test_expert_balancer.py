@@ -218,10 +218,11 @@ def test_experts_that_are_stored_in_different_ways_are_told_at_the_start() -> No
         layer.slots.group = replace(layer.slots.group, communicator=member)  # type: ignore[arg-type]
     balancers = [balancer_of(layer, spec) for layer in layers]
     assert_told(balancers)
-    mixed = [*layers[0]._matrices["down_proj"][:-1], layers[1]._matrices["down_proj"][0]]
-    layers[1]._matrices = {**layers[0]._matrices, "down_proj": mixed}
+    first, second = (layer._matrices for layer in layers)
+    mixed = [*first["down_proj"][:-1], second["down_proj"][0]]
+    layers[1]._matrices = {**first, "down_proj": mixed}
     assert_told(balancers)
-    layers[1]._matrices = layers[0]._matrices
+    layers[1]._matrices = first
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(check, balancers))
 

@@ -22,6 +22,7 @@ from dovetail_testing.scripted_steps import Driver, DriveRequest, collect
 from dovetail_testing.tiny.transformer import WINDOW_TOKENS, tiny_layout, tiny_run
 from support import fake_device
 from support.fake_device import FakeDevice
+from support.inside import batch_of, layout_of
 
 CPU = torch.device("cpu")
 ASKS = [
@@ -105,7 +106,7 @@ def wanted() -> dict[str, Any]:
     """Return what one runner with both layers answers."""
     runner = loaded(HostDevice())
     allocated(runner, tiny_layout(list(runner.kv_layers()), num_blocks=256))
-    plans = Driver(runner.allocated.layout).plans(ASKS, chunk_tokens=7)
+    plans = Driver(layout_of(runner)).plans(ASKS, chunk_tokens=7)
     return collect((plan, runner.step(plan)) for plan in plans)
 
 
@@ -135,22 +136,22 @@ def test_what_comes_late_for_a_row_of_another_request_is_dropped() -> None:
     result = stages.first.step(first) and stages.last.step(first)
     taken = msgspec.structs.replace(second, step_id=99, freed_rows=(0,))
     stages.first.step(taken)
-    known = stages.first.allocated.batch.lengths[0]
+    known = batch_of(stages.first).lengths[0]
     stages.first.learn(result)
-    assert stages.first.allocated.batch.lengths[0] == known
+    assert batch_of(stages.first).lengths[0] == known
     later = stages.last.step(taken)
     stages.first.learn(later)
-    assert stages.first.allocated.batch.lengths[0] == known + 1
+    assert batch_of(stages.first).lengths[0] == known + 1
 
 
 def test_a_token_and_forced_ones_behind_it_are_learnt() -> None:
     stages = Stages(HostDevice)
     plan = next(Driver(stages.layout).plans([ASKS[0]]))
     stages.first.step(plan)
-    known = int(stages.first.allocated.batch.lengths[0])
+    known = int(batch_of(stages.first).lengths[0])
     told = StepResult(step_id=plan.step_id, rows=(RowResult(row=0, token_ids=(7, 8, 9)),))
     stages.first.learn(told)
-    assert stages.first.allocated.batch.tokens[0, known : known + 3].tolist() == [7, 8, 9]
+    assert batch_of(stages.first).tokens[0, known : known + 3].tolist() == [7, 8, 9]
 
 
 def test_a_model_without_a_stage_is_told() -> None:

@@ -40,6 +40,7 @@ from dovetail.structured_output.select_backend import select_backend
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import Wanderer
 from support.hostile_constraints import HOSTILE
+from support.inside import backends_of, process_of, turn_of
 
 pytest.importorskip("dovetail_plugins")
 
@@ -244,8 +245,7 @@ def test_it_is_prepared_before_the_first_request_and_at_ordinary_priority() -> N
         async with asyncio.timeout(60):
             while "guidance" not in compiler._ready:
                 await asyncio.sleep(0.01)
-        assert compiler._process is not None
-        assert psutil.Process(compiler._process.pid).nice() == psutil.Process().nice()
+        assert psutil.Process(process_of(compiler).pid).nice() == psutil.Process().nice()
         await compiler.close()
 
     asyncio.run(body())
@@ -255,10 +255,10 @@ def test_the_engine_prepares_the_vocabulary_on_a_thread_of_its_own() -> None:
     table = ConstraintCache(spec_of("guidance", "outlines"))
     table.start()
     deadline_s = time.monotonic() + 60.0
-    while "guidance" not in table._backends:
+    while "guidance" not in backends_of(table):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    assert set(table._backends) == {"guidance"}
+    assert set(backends_of(table)) == {"guidance"}
     threads: list[str] = []
     real = registry.make
 
@@ -315,11 +315,11 @@ def test_waiting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         compiler = ConstraintCompiler(spec_of("guidance"))
         await compiler.compile(Literal("x"), where="f")
-        await compiler._turn.acquire()
+        await turn_of(compiler).acquire()
         monkeypatch.setattr(compiler_module, "MAX_WAIT_S", 0.05)
         with pytest.raises(Overloaded):
             await compiler.compile(Literal("y"), where="f")
-        compiler._turn.release()
+        turn_of(compiler).release()
         await compiler.close()
 
     asyncio.run(body())
@@ -330,13 +330,12 @@ def test_every_backend_stays_ready_after_a_constraint_that_took_too_long() -> No
         compiler = ConstraintCompiler(spec_of("guidance", "outlines", limit_s=0.3))
         for name in ("guidance", "outlines"):
             await compiler.compile(Literal("x"), where="f", backend=name)
-        assert compiler._process is not None
-        pid = compiler._process.pid
+        pid = process_of(compiler).pid
         with pytest.raises(RequestError, match="took more"):
             await compiler.compile(HOSTILE["twentieth from the end"], where="f", backend="outlines")
         for name in ("guidance", "outlines"):
             await compiler.compile(Literal("y"), where="f", backend=name)
-        assert compiler._process.pid == pid
+        assert process_of(compiler).pid == pid
         assert psutil.Process(pid).children() == []
         await compiler.close()
 

@@ -101,7 +101,7 @@ KINDS: tuple[Callable[[Path], str], ...] = (demo, byte_pairs, pieces, tekken, gg
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tokenizer, Vocabulary]:
     """Return a tokenizer and its vocabulary."""
     path = request.param(tmp_path / "model")
-    plugin = registry.load_selection(registry.choose("tokenizer", "auto", query=path))
+    plugin = registry.admin.load_selection(registry.choose("tokenizer", "auto", query=path))
     tokenizer: Tokenizer = plugin(plugin.Options(), path)
     facts = tokenizer.facts()
     eos = facts.eos_token_id if facts.eos_token_id is not None else 2

@@ -16,6 +16,7 @@ from dovetail.interfaces.data.constraint import JsonSchema, Literal
 from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.structured_output.compiler import ConstraintCompiler
 from support.impostors import make_impostors
+from support.inside import num_in_line, process_of, turn_of
 from support.orphans import kill_parent, survivors
 
 pytest.importorskip("dovetail_plugins")
@@ -91,17 +92,17 @@ def test_callers_that_leave_while_they_wait_leave_no_place_taken() -> None:
         try:
             await compiler.compile(Literal("warm"), where="f")
             for which in range(20):
-                await compiler._turn.acquire()
+                await turn_of(compiler).acquire()
                 work = compiler.compile(Literal(f"x{which}"), where="f")
                 task = asyncio.ensure_future(work)
-                while not compiler._turn._waiters:  # type: ignore[attr-defined]
+                while not turn_of(compiler)._waiters:  # type: ignore[attr-defined]
                     await asyncio.sleep(0.001)
-                compiler._turn.release()
+                turn_of(compiler).release()
                 for _ in range(which % 4):
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                assert compiler._num_waiting == 0 and task.cancelled()
+                assert num_in_line(compiler) == 0 and task.cancelled()
             async with asyncio.timeout(20):
                 assert (await compiler.compile(Literal("last"), where="f")).artifact
         finally:
@@ -118,8 +119,7 @@ def test_a_constraint_is_compiled_at_the_priority_of_its_server() -> None:
         compiler = ConstraintCompiler(spec())
         try:
             await compiler.compile(Literal("x"), where="f")
-            assert compiler._process is not None
-            worker = psutil.Process(compiler._process.pid)
+            worker = psutil.Process(process_of(compiler).pid)
             schema = JsonSchema({"type": "object", "properties": properties})
             task = asyncio.ensure_future(compiler.compile(schema, where="f"))
             found: list[int] = []

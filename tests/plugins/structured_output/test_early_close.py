@@ -26,6 +26,7 @@ from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import Wanderer, allowed, small_vocabulary
+from support.inside import backends_of
 from support.schema_judge import Judge
 from support.schema_keywords import node, pairs_of, placed
 
@@ -79,7 +80,7 @@ def table_of(name: str) -> ConstraintCache:
     )
     table = ConstraintCache(spec)
     table._vocabulary = VOCABULARY
-    table._backends[name] = backend(name)
+    backends_of(table)[name] = backend(name)
     return table
 
 

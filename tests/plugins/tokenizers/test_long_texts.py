@@ -42,6 +42,11 @@ def long_text(seed: int) -> str:
     return "".join(pieces)
 
 
+def encoded_at_once(tokenizer: FastTokenizer, text: str, adds_special: bool) -> list[int]:
+    """Return the tokens that the library gives to a text that is not cut."""
+    return tokenizer._backend.encode(text, add_special_tokens=adds_special).ids
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("adds_special", [True, False])
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_pieces_have_the_tokens_of_the_whole(
     tokenizer, text = tokenizer_of(make(), tmp_path), long_text(seed)
     parts = list(tokenizer.encode_parts(text, add_special_tokens=adds_special))
     assert len(parts) > 4
-    whole = tokenizer._backend.encode(text, add_special_tokens=adds_special).ids
+    whole = encoded_at_once(tokenizer, text, adds_special)
     assert [i for part in parts for i in part] == whole
     assert tokenizer.encode(text, add_special_tokens=adds_special) == whole
     longest = tokenizer.longest_token_chars()
@@ -72,7 +77,7 @@ def test_a_vocabulary_that_joins_words_keeps_a_text_whole(tmp_path: Path) -> Non
     tokenizer = tokenizer_of(Tokenizer.from_str(json.dumps(content)), tmp_path)
     text = "the dog " * PIECE_CHARS
     (only,) = tokenizer.encode_parts(text, add_special_tokens=False)
-    assert only == tokenizer._backend.encode(text, add_special_tokens=False).ids
+    assert only == encoded_at_once(tokenizer, text, False)
     assert vocab[joined] in only
 
 

@@ -28,7 +28,7 @@ def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
 
     Raises: ConfigError if the path does not have this layout, or any.
     """
-    target = registry.value_of(KIND, name, where=FLAG)
+    target = registry.admin.value_of(KIND, name, where=FLAG)
     settings = _read(Path(path), target) if target is not None else _first_that_fits(Path(path))
     if settings is None:
         layout = "any known layout" if target is None else f'the layout "{name}"'
@@ -46,7 +46,7 @@ def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
 def _first_that_fits(path: Path) -> dict[str, Any] | None:
     names = sorted(registry.names(KIND), key=lambda name: (name != FIRST, name))
     for name in names:
-        target = registry.value_of(KIND, name)
+        target = registry.admin.value_of(KIND, name)
         found = None if target is None else _read(path, target)
         if found is not None:
             return found

@@ -89,7 +89,7 @@ def unused_positions(config: Mapping[str, Any]) -> int:
 
 def _value(name: str, wanted: type[Facts]) -> Facts:
     """Return the value of an entry. Raises: as `registry.load`, BrokenPlugin for another type."""
-    value = registry.value_of(KIND, name, where=WHERE)
+    value = registry.admin.value_of(KIND, name, where=WHERE)
     if isinstance(value, wanted):
         return value
     raise BrokenPlugin(

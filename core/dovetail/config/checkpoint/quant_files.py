@@ -62,8 +62,8 @@ def build_method(selection: Selection, model: ModelSpec) -> QuantMethod:
 
     Raises: ConfigError if the settings are not valid for the method, or have wrong types.
     """
-    plugin: type[QuantMethod] = registry.load_selection(selection)
-    options = registry.build_options(selection)
+    plugin: type[QuantMethod] = registry.admin.load_selection(selection)
+    options = registry.admin.build_options(selection)
     try:
         return plugin(options, model)
     except MALFORMED as error:

@@ -197,7 +197,7 @@ def rope_rules(config: Mapping[str, Any]) -> dict[str, str]:
     """Return rope_type -> "module:function" for the registered rules that a config names."""
     known = registry.names("rope_type")
     named = {DEFAULT_RULE, *(rule_name(rule) for rule in _rules(config))}
-    return {name: registry.value_of("rope_type", name) for name in named if name in known}
+    return {name: registry.admin.value_of("rope_type", name) for name in named if name in known}
 
 
 def rule_name(rule: Mapping[str, Any]) -> str:

@@ -69,7 +69,9 @@ def adapter_spec(config: Config, model: ModelSpec, tokenizer: Selection) -> Adap
         max_slots=num_lora + num_prompt,
         max_rank=lora.max_lora_rank if lora.enable_lora else 0,
         max_host=num_host + num_prompt,
-        dtype=registry.value_of("lora_dtype", lora.lora_dtype) or model.weight_dtype or model.dtype,
+        dtype=registry.admin.value_of("lora_dtype", lora.lora_dtype)
+        or model.weight_dtype
+        or model.dtype,
         max_prompt_slots=num_prompt,
         max_prompt_tokens=prompt.max_prompt_adapter_token if num_prompt else 0,
         takes_bias=lora.enable_lora_bias,

@@ -83,13 +83,13 @@ def check_frontend_flags(config: Config) -> None:
 
 def load_plugin_files(config: Config) -> None:
     """Disable the plugins of --no-plugin, and import the files of the parser plugin flags."""
-    for name in registry.block(config.plugin.no_plugin):
+    for name in registry.admin.block(config.plugin.no_plugin):
         log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
-    for sentence in registry.lost():
+    for sentence in registry.admin.lost():
         log.warning("%s", sentence)
     for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
         if path:
-            registry.load_file(path)
+            registry.admin.load_file(path)
 
 
 def check_choices(config: Config) -> None:

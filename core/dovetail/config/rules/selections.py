@@ -26,6 +26,7 @@ from dovetail.interfaces.data.spec import LOGITS, NO_TOKENIZER, ModelSpec, Selec
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.interfaces.quantization import QuantMethod
+from dovetail.registry.entry import BUILT_IN
 from dovetail.registry.select import reasons_against
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def select(
 ) -> Selection:
     """Return the Selection of a name or "auto". Raises: PluginError."""
     if kind in _USE_TORCH and not options and _is_built_in(kind, spec):
-        return registry.defer(kind, spec, where=where)
+        return registry.admin.defer(kind, spec, where=where)
     return registry.choose(kind, spec, query=query, options=options, where=where)
 
 
@@ -93,9 +94,7 @@ def no_tokenizer(config: Config) -> Selection:
                 fix="leave it or --skip-tokenizer-init out.",
             )
     target = "dovetail.engine.client.text.no_tokenizer:NoTokenizer"
-    return Selection(
-        kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=registry.BUILT_IN
-    )
+    return Selection(kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=BUILT_IN)
 
 
 def select_scheduler(config: Config, defaults: PlatformDefaults) -> Selection:
@@ -179,7 +178,7 @@ def quantization_of(
         )
     return select(
         "quantization",
-        requested or stored or registry.own("quantization", "none"),
+        requested or stored or registry.admin.own("quantization", "none"),
         where=where if requested else "quantization_config of the checkpoint",
         options=options,
     )
@@ -219,7 +218,7 @@ def _fitting(kind: str, entries: Iterable[registry.Entry], query: Any) -> list[r
     found: list[tuple[int, registry.Entry]] = []
     for entry in entries:
         try:
-            plugin = registry.load_entry(entry)
+            plugin = registry.admin.load_entry(entry)
         except PluginError as error:
             log.debug("%s %s is not asked: %s", kind, entry.id, error)
             continue
@@ -257,7 +256,7 @@ def select_load_format(config: Config, path: str) -> Selection:
     given = config.load.model_loader_extra_config
     options = {**config.plugin.options_of("load_format"), **given}
     name = config.load.safetensors_load_strategy
-    strategy = str(registry.value_of("safetensors_load_strategy", name, where=STRATEGY))
+    strategy = str(registry.admin.value_of("safetensors_load_strategy", name, where=STRATEGY))
     _lay_flag(options, config, "safetensors_load_strategy", strategy)
     _lay_flag(options, config, "pt_load_map_location", _places(config))
     try:
@@ -344,7 +343,7 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
     spec = config.parallel.distributed_executor_backend
     usual = defaults.executor or registry.KINDS["executor"].default
     if num_ranks > 1:
-        usual = registry.own("executor", PROCESSES)
+        usual = registry.admin.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
     asked = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}

@@ -29,8 +29,8 @@ def feeds_of(spec: EventsSpec | None, num_engines: int) -> dict[int, EventFeed]:
     Raises: PluginError, ConfigError"""
     if spec is None or num_engines < 2:
         return {}
-    publisher = registry.load_selection(spec.publisher)
-    options = registry.options_for(publisher, spec.publisher.options)
+    publisher = registry.admin.load_selection(spec.publisher)
+    options = registry.admin.options_for(publisher, spec.publisher.options)
     found = ((number, publisher.feed(options, number)) for number in range(num_engines))
     return {number: feed for number, feed in found if feed is not None}
 

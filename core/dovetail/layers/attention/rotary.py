@@ -136,7 +136,7 @@ def _rule(name: str, found: Mapping[str, str]) -> Rule:
     """Return the rule of a name: from the checkpoint's facts, or from the registry if the facts
     were written by hand. Raises: UnknownPlugin, BrokenPlugin"""
     where = "rope_type of the checkpoint"
-    rule = import_target(found.get(name) or registry.value_of("rope_type", name, where=where))
+    rule = import_target(found.get(name) or registry.admin.value_of("rope_type", name, where=where))
     if not callable(rule):
         raise BrokenPlugin(
             f"{found.get(name, name)} is not a function of RopeSettings.", where=f"rope_type {name}"

@@ -83,14 +83,14 @@ def load_drafter(
     """Return the drafter with its weights. `run` is its own. Raises: ConfigError"""
     quant = method_of(run)
     with building(run, spec.drafter, device):
-        plugin = registry.require_selection(spec.drafter)
+        plugin = registry.admin.require_selection(spec.drafter)
         context = DraftContext(
             build=build_context(run, device, quant),
             target=target,
             max_draft_tokens=spec.max_tokens,
             model_plugin=spec.model_plugin,
         )
-        drafter: WorkerDrafter = plugin(registry.build_options(spec.drafter), context)
+        drafter: WorkerDrafter = plugin(registry.admin.build_options(spec.drafter), context)
     module = drafter.module()
     with torch.inference_mode():
         load_format = cast(LoadFormat, registry.make(run.load_format))

@@ -307,7 +307,7 @@ class BlockTransfers(RunnerPart):
         return Pieces(
             layout,
             layers,
-            registry.load_selection(run.attention),
+            registry.admin.load_selection(run.attention),
             run.rank,
             model_heads=run.model.num_kv_heads,
             unit_tokens=spec.unit_tokens,

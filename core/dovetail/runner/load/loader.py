@@ -191,8 +191,8 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
     """Return the model with empty parameters. Raises: ConfigError"""
     context = build_context(run, device, quant)
     with building(run, run.model_plugin, device):
-        plugin = registry.require_selection(run.model_plugin)
-        return cast(nn.Module, plugin(registry.build_options(run.model_plugin), context))
+        plugin = registry.admin.require_selection(run.model_plugin)
+        return cast(nn.Module, plugin(registry.admin.build_options(run.model_plugin), context))
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def add_middleware(app: FastAPI, frontend: FrontendConfig) -> None:
 
 def _find(path: str) -> Any:
     if path in registry.names("middleware"):
-        return registry.value_of("middleware", path)
+        return registry.admin.value_of("middleware", path)
     module, separator, name = path.rpartition(":" if ":" in path else ".")
     if not separator or not module or not name:
         raise ConfigError(f'"{path}" is not an import path.', where=FLAG, fix=_FIX)

@@ -34,7 +34,7 @@ def main() -> int:
     boot = process.read_boot(ChildBoot)
     log_setup.configure(
         boot.spec.log_level,
-        uvicorn_level=registry.value_of("uvicorn_log_level", boot.frontend.uvicorn_log_level),
+        uvicorn_level=registry.admin.value_of("uvicorn_log_level", boot.frontend.uvicorn_log_level),
         config=boot.spec.log_config,
         form=boot.spec.log_format,
         prefix=boot.spec.log_prefix,

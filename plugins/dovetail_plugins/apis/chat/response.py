@@ -64,7 +64,7 @@ def reasoning_names(field: str) -> tuple[str, ...]:
     """Return the fields that contain the reasoning, by --reasoning-field."""
     if field == BOTH:
         return BOTH_NAMES
-    names: tuple[str, ...] = registry.value_of("reasoning_field", field)
+    names: tuple[str, ...] = registry.admin.value_of("reasoning_field", field)
     return names
 
 

@@ -27,6 +27,7 @@ from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import connections_of, loggers_of, num_open
 
 
 @asynccontextmanager
@@ -151,11 +152,7 @@ def test_closing_cancelling_and_aborting_free_everything(in_process: bool) -> No
                 assert (await aborted)[1] == "abort"
             await asyncio.gather(*tasks, return_exceptions=True)
             await settled(engine)
-            assert (
-                not engine._mailboxes
-                and not engine._keys
-                and not len(engine._connections[0].output)
-            )
+            assert num_open(engine) == len(connections_of(engine)[0].output) == 0
 
     asyncio.run(main())
 
@@ -302,7 +299,7 @@ def test_stat_loggers_live_in_the_api_process() -> None:
             await anext(stream)
             await stream.aclose()
             await settled(engine)
-            (logger,) = engine._stats._loggers
+            (logger,) = loggers_of(engine)
             assert sum(stats.prompt_tokens for stats in logger.steps) == 4 * 6 + 1
             assert sum(stats.generated_tokens for stats in logger.steps) >= 81
             reasons = [stats.finish_reason for stats in logger.requests]

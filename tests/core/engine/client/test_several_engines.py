@@ -28,6 +28,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import EngineView, RoutedRequest, Router, RouterFacts
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import connections_of, grow_older, loggers_of, num_open, router_of
 
 FIRST = 3
 """The number of the first engine: numbers need not begin at 0."""
@@ -105,10 +106,6 @@ async def running(
         await engine.shutdown()
 
 
-def router_of(engine: AsyncEngine) -> Any:
-    return engine._routing._router
-
-
 def test_answers_of_the_workers_of_all_engines_are_one_list() -> None:
     async def main() -> None:
         async with running() as engine:
@@ -119,7 +116,7 @@ def test_answers_of_the_workers_of_all_engines_are_one_list() -> None:
 
 
 def ledger_of(engine: AsyncEngine) -> Any:
-    (ledger,) = engine._stats._loggers
+    (ledger,) = loggers_of(engine)
     return ledger
 
 
@@ -222,7 +219,7 @@ def test_a_router_that_fails_ends_that_request_alone() -> None:
             with pytest.raises(RequestFault, match="router turns chose 7, but no engine"):
                 await whole(engine, "nobody")
             assert len((await other)[0]) == 50
-            assert not engine._mailboxes and not engine._homes and not engine._keys
+            assert num_open(engine) == 0
 
     asyncio.run(main())
 
@@ -258,14 +255,14 @@ def test_calls_and_aborts_reach_every_engine_that_they_concern() -> None:
 def test_a_request_goes_to_an_engine_that_is_awake_and_moves() -> None:
     async def main() -> None:
         async with running() as engine:
-            first, second = engine._connections
+            first, second = connections_of(engine)
             second.asleep = ("weights",)
             assert engine.asleep == ()
             for _ in range(3):
                 await whole(engine)
             second.asleep = ()
             # As if it had had a request for a minute and said nothing.
-            second._heard_s -= 60
+            grow_older(second, heard_s=60)
             second._num_of_others = 1
             assert second.state().is_stalled and not first.state().is_stalled
             await whole(engine)
@@ -328,12 +325,11 @@ def test_an_engine_that_hangs_is_given_up_and_ended() -> None:
             ):
                 await anext(one)
                 await anext(two)
-                for connection in engine._connections:  # as if this process had been stopped
-                    connection._heard_s -= 5
-                    connection._busy_since_s -= 5
+                for connection in connections_of(engine):  # as if this process had been stopped
+                    grow_older(connection, heard_s=5, busy_s=5)
                     connection.note_pause(5.0)
                     connection.check_step()
-                assert all(connection.is_alive for connection in engine._connections)
+                assert all(connection.is_alive for connection in connections_of(engine))
                 process.suspend()
                 ended = await asyncio.gather(_rest(one), _rest(two), return_exceptions=True)
                 dead = [error for error in ended if isinstance(error, EngineDead)]

@@ -7,6 +7,7 @@ from dovetail.engine.client.results.collector import RequestCollector
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.llm.llm import LLM
 from dovetail_testing.fakes.engine import EOS, fake_spec
+from support.inside import core_of
 
 
 def test_submit_step_gather() -> None:
@@ -49,8 +50,8 @@ def test_stop_strings_end_the_engine_request_too() -> None:
     with LLM.from_spec(fake_spec(options={"script": "abcdefgh"})) as llm:
         (result,) = llm.generate("x", SamplingParams(stop=("cd",)), use_tqdm=False)
         assert (result.outputs[0].text, result.outputs[0].stop_reason) == ("ab", "cd")
-        assert not llm._engine.core.has_work
-        llm._engine.core.check_idle()
+        assert not core_of(llm).has_work
+        core_of(llm).check_idle()
 
 
 def test_chat_renders_with_the_template() -> None:

@@ -18,6 +18,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.router import RoutedRequest, Router, RouterFacts
 from dovetail.llm.llm import LLM
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import engine_of, hosts_of
 
 
 class Turns(Router):
@@ -73,7 +74,7 @@ def test_answers_are_those_of_one_engine_and_a_lost_engine_is_not_the_end() -> N
                 llm.generate("x", use_tqdm=False)
             llm.wake_up()
             assert not llm.is_sleeping
-            first, second = llm._engine._engine.hosts
+            first, second = hosts_of(llm)
             os.kill(first.pid, signal.SIGKILL)
             params = SamplingParams(max_tokens=40)
             ended = llm.generate(["x"] * 6, params, use_tqdm=False)
@@ -89,10 +90,10 @@ def test_answers_are_those_of_one_engine_and_a_lost_engine_is_not_the_end() -> N
 def test_an_interrupted_call_leaves_the_engines_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM.from_spec(spec_of()) as llm:
         with monkeypatch.context() as patch:
-            patch.setattr(llm._engine, "step", _interrupted)
+            patch.setattr(engine_of(llm), "step", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(["x"] * 3, SamplingParams(max_tokens=200), use_tqdm=False)
-        assert not llm._engine.has_work
+        assert not engine_of(llm).has_work
         (result,) = llm.generate("x", SamplingParams(max_tokens=3), use_tqdm=False)
         assert len(result.outputs[0].token_ids) == 3
     llm.close()

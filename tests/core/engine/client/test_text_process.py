@@ -406,9 +406,9 @@ def test_a_text_that_comes_as_the_process_is_given_up_is_read(
         loop.call_later(0.21, lambda: asked.send(None))  # in the turn in which the limit passes
         loop.call_soon(time.sleep, 0.3)
         async with asyncio.timeout(20):
-            while not lane._waiting:
+            while not (waiting := lane._waiting):
                 await asyncio.sleep(0)
-            while lane._waiting:
+            while waiting:
                 await asyncio.sleep(0.02)
         asked.close()
 

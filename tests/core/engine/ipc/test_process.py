@@ -21,6 +21,7 @@ from dovetail.engine.messages import Boot
 from dovetail.errors import EngineDead
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_testing.fakes.engine import fake_spec
+from support.inside import connections_of
 from support.wake_ups import counts_wake_ups, wake_ups
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -261,7 +262,7 @@ def test_an_api_process_that_dies_takes_its_requests_along(tmp_path: Path) -> No
             assert await loop.run_in_executor(None, other.stdout.readline) == b"running\n"
             other.kill()
         async with asyncio.timeout(2):
-            while engine.load() != (0, 0) or engine._connections[0].num_steps == 0:
+            while engine.load() != (0, 0) or connections_of(engine)[0].num_steps == 0:
                 await asyncio.sleep(0.01)
         assert len(await text_of(engine)) == 8
         await engine.shutdown()

@@ -18,6 +18,7 @@ from dovetail.errors import EngineAsleep, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
+from support.inside import connections_of, executor_of, pool_of
 
 
 def spec_with(*, can_sleep: bool = True, **options: Any) -> EngineSpec:
@@ -26,7 +27,7 @@ def spec_with(*, can_sleep: bool = True, **options: Any) -> EngineSpec:
 
 def core_with(**options: Any) -> tuple[EngineCore, FakeExecutor]:
     core = EngineCore(spec_with(**options))
-    executor = core._executor
+    executor = executor_of(core)
     assert isinstance(executor, FakeExecutor)
     return core, executor
 
@@ -78,7 +79,7 @@ def test_a_fault_changes_nothing() -> None:
 
 def test_prefixes_are_forgotten() -> None:
     core, _ = core_with()
-    pool = core.cache._pool
+    pool = pool_of(core.cache)
     taken = pool.take(1)
     pool.publish(0, taken[0], b"x")
     pool.release(taken)
@@ -123,7 +124,7 @@ def test_requests_end_and_further_ones_are_refused() -> None:
             with pytest.raises(EngineAsleep) as caught:
                 await generate(engine)
             assert caught.value.status == 503 and "/wake_up" in str(caught.value)
-            engine._connections[
+            connections_of(engine)[
                 0
             ].asleep = ()  # this process has not heard of it: the engine itself refuses
             with pytest.raises(EngineAsleep, match="wake_up"):

@@ -21,6 +21,7 @@ from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.data.step import StepPlan, StepResult
 from dovetail.interfaces.executor import PendingStep
 from dovetail_testing.fakes.engine import FakeExecutor, fake_spec
+from support.inside import executor_of
 
 LIMIT_S = 10.0
 PLAN = StepPlan(step_id=1, rows=())
@@ -84,7 +85,7 @@ def test_an_idle_engine_runs_the_steps_that_others_need(tmp_path: Path, async_st
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(serve, cores, arrivals))
     assert found == [{"a": 9, "c": 5}, {"b": 4, "d": 12}]
-    steps = [core._executor.num_steps for core in cores]
+    steps = [executor_of(core).num_steps for core in cores]
     assert steps[0] == steps[1] > 12
     assert all(core.num_steps < steps[0] for core in cores), "steps along count for nobody"
     for core in cores:

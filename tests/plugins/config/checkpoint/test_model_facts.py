@@ -48,7 +48,7 @@ def declared() -> Iterator[None]:
         "model_type": own | {"transformers": f"{__name__}:TABLE"},
         "config_format": {"auto": f"{__name__}:CONFIG_FORMAT"},
     }
-    with registry.with_entries(entries, only=True):
+    with registry.admin.with_entries(entries, only=True):
         yield
 
 
@@ -84,7 +84,7 @@ def test_unknown_types_are_usual(model_type: Any) -> None:
 
 
 def test_no_declaration_at_all_is_usual() -> None:
-    with registry.with_entries({}, only=True):
+    with registry.admin.with_entries({}, only=True):
         assert facts_of({"model_type": "learned"}) == ModelFacts()
 
 
@@ -96,7 +96,7 @@ def test_another_value_is_a_broken_plugin() -> None:
 
 def test_two_packages_that_declare_one_type_are_both_named() -> None:
     with (
-        registry.with_entries({"model_type": {"learned@other": f"{__name__}:SCALED"}}),
+        registry.admin.with_entries({"model_type": {"learned@other": f"{__name__}:SCALED"}}),
         pytest.raises(AmbiguousPlugin, match="other") as caught,
     ):
         facts_of({"model_type": "learned"})

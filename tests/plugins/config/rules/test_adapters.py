@@ -217,7 +217,7 @@ def test_prompt_adapters_where_a_plugin_reads_them(tmp_path: Path) -> None:
         "max_prompt_adapter_token": 20,
         "prompt_adapters": [f"p={folder}"],
     }
-    with registry.with_entries({"adapter": {"prompts": f"{__name__}:Prompts"}}):
+    with registry.admin.with_entries({"adapter": {"prompts": f"{__name__}:Prompts"}}):
         spec = spec_of(**fields)
         both = spec_of(**fields, enable_lora=True, max_loras=2)
     found = spec.run.adapters

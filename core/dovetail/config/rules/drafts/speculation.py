@@ -47,9 +47,9 @@ def draft_spec(
     asked = asked_drafter(config)
     assert asked is not None, "there are keys"
     needed = {"drafts"}
-    if runs_on_worker(registry.load_selection(asked.drafter)):
+    if runs_on_worker(registry.admin.load_selection(asked.drafter)):
         needed.add("worker_drafts")
-    if not needed <= registry.load_selection(scheduler).capabilities:
+    if not needed <= registry.admin.load_selection(scheduler).capabilities:
         raise ConfigError(
             f'the scheduler "{scheduler.name}" does not plan drafts.',
             where=FLAG,
@@ -137,7 +137,7 @@ def acceptance_of(config: Config) -> Selection | None:
     keys = draft_keys(config)
     if keys is None:
         return None
-    name = keys.acceptance_method or registry.own("acceptance", "rejection_sampler")
+    name = keys.acceptance_method or registry.admin.own("acceptance", "rejection_sampler")
     where = f"{FLAG}.{ACCEPTANCE}"
     plugin = registry.load("acceptance", name, where=where)
     types = option_types(plugin)
@@ -148,7 +148,7 @@ def acceptance_of(config: Config) -> Selection | None:
                 where=f"{FLAG}.{key}",
                 fix=f"leave it out, or set {where} to typical_acceptance_sampler.",
             )
-    registry.options_for(plugin, keys.acceptance_options, where=FLAG)
+    registry.admin.options_for(plugin, keys.acceptance_options, where=FLAG)
     options = {**config.plugin.options_of("acceptance"), **keys.acceptance_options}
     return select("acceptance", name, where=where, options=options)
 
@@ -199,7 +199,7 @@ def _drafter(config: Config, method: str, settings: Mapping[str, Any]) -> Select
     where = f"{FLAG}.method"
     plugin = registry.load("drafter", method, where=where)
     # Checked here first, so that an error names this flag.
-    registry.options_for(plugin, settings, where=FLAG)
+    registry.admin.options_for(plugin, settings, where=FLAG)
     options = {**config.plugin.options_of("drafter"), **settings}
     return select("drafter", method, where=where, options=options)
 

@@ -65,7 +65,7 @@ def worker_drafts(
     hub: Hub,
 ) -> WorkerDraftSpec:
     """Return the drafter and its checkpoint. Raises: ConfigError naming the key at fault."""
-    plugin = registry.load_selection(asked.drafter)
+    plugin = registry.admin.load_selection(asked.drafter)
     settings = asked.settings
     _check_place(config)
     if "own_weights" not in plugin.capabilities:
@@ -98,7 +98,7 @@ def draft_bytes(drafts: WorkerDraftSpec | None, kv_dtype: str, tensor_size: int)
     if drafts is None:
         return 0
     model = drafts.model
-    plugin = registry.load_selection(drafts.drafter)
+    plugin = registry.admin.load_selection(drafts.drafter)
     heads = max(1, model.num_kv_heads // (tensor_size if drafts.is_divided else 1))
     layer = KVLayer(name="", num_kv_heads=heads, head_size=model.head_size, dtype=kv_dtype)
     per_layer = layer.bytes_per_token(BYTES[kv_dtype])
@@ -149,7 +149,7 @@ def _model(
     if "own_weights" in plugin.capabilities:  # includes changes by flags
         raw = {**raw, **target.hf_config}
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
-    requested = registry.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    requested = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
     _, kept = chosen_dtypes(requested, found.hf_config, platform)
     rope = with_rope(found.hf_config, None, {})
     return msgspec.structs.replace(

@@ -31,7 +31,7 @@ def block_tokens(config: Config, platform: Platform) -> int:
     sizes = platform.limits().block_tokens
     if requested is None:
         return platform.defaults().block_tokens
-    found = int(registry.value_of("block_size", str(requested)))
+    found = int(registry.admin.value_of("block_size", str(requested)))
     _check_one_of(found, sizes, platform, where="--block-size", what="blocks of {} tokens")
     return found
 

@@ -65,4 +65,4 @@ def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
 
 
 def _has(selection: Selection, word: str) -> bool:
-    return word in registry.load_selection(selection).capabilities
+    return word in registry.admin.load_selection(selection).capabilities

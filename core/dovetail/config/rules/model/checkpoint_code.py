@@ -98,7 +98,7 @@ def tokenizer_source(config: Config, folder: Path) -> Source:
 def with_code(tokenizer: Selection, source: Source, hub: Hub) -> Selection:
     """Return a tokenizer that may run code, with the code it runs, if any. Raises: ConfigError if
     the pin does not match the code"""
-    if not registry.load_selection(tokenizer).runs_code(str(source.folder)):
+    if not registry.admin.load_selection(tokenizer).runs_code(str(source.folder)):
         return tokenizer
     code = msgspec.to_builtins(_allowed(source, hub, (TOKENIZER,)))
     return msgspec.structs.replace(tokenizer, options={**tokenizer.options, OPTION: code})

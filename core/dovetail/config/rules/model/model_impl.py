@@ -15,7 +15,7 @@ def wanted_impl(config: Config) -> str | None:
     given = config.model.model_impl
     if names_model(given):
         return given
-    value: str | None = registry.value_of("model_impl", given)
+    value: str | None = registry.admin.value_of("model_impl", given)
     return value
 
 

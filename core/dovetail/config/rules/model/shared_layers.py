@@ -22,7 +22,7 @@ def leaves_out_tokens(config: Config, model: ModelSpec, plugin: Selection) -> bo
     if model.cache is None or not model.cache.has_shared:
         log.info("%s changes nothing: no layer reads another's KV cache.", FLAG)
         return False
-    if CAPABILITY not in registry.load_selection(plugin).capabilities:
+    if CAPABILITY not in registry.admin.load_selection(plugin).capabilities:
         log.info("%s changes nothing: the model plugin %s computes all tokens.", FLAG, plugin.name)
         return False
     return True

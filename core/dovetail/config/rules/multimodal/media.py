@@ -64,7 +64,7 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
         return None
     if facts_of(model.whole_config).media_see_all:
         _verify_seen_whole(config, model)
-    cache = registry.value_of("mm_cache", given.mm_processor_cache_type, where=CACHE_FLAG)
+    cache = registry.admin.value_of("mm_cache", given.mm_processor_cache_type, where=CACHE_FLAG)
     return MediaSpec(
         kinds=kinds,
         options=dict(given.mm_processor_kwargs),
@@ -119,7 +119,7 @@ def divides_cache(config: Config) -> bool:
 def encoder_mode(config: Config) -> str:
     """Return how ranks divide an encoder. Raises: PluginError"""
     given = config.multimodal.mm_encoder_tp_mode
-    return str(registry.value_of("mm_encoder_tp_mode", given, where="--mm-encoder-tp-mode"))
+    return str(registry.admin.value_of("mm_encoder_tp_mode", given, where="--mm-encoder-tp-mode"))
 
 
 def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) -> int:
@@ -143,7 +143,7 @@ def takes_vectors(config: Config, run: RunSpec) -> bool:
     if run.pooling is not None or run.model.encoder is not None:
         what = "only a decoder that generates text reads embeddings as its prompt."
         raise ConfigError(what, where=VECTORS_FLAG, fix="leave the flag out.")
-    if VECTORS_WORD not in registry.load_selection(run.model_plugin).capabilities:
+    if VECTORS_WORD not in registry.admin.load_selection(run.model_plugin).capabilities:
         raise ConfigError(
             f"the model plugin {run.model_plugin.name} reads tokens alone.",
             where=VECTORS_FLAG,

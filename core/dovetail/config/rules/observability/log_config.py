@@ -20,9 +20,9 @@ FLAG = "--log-config-file"
 def log_fields(config: ObservabilityConfig) -> dict[str, Any]:
     """Return the fields of an EngineSpec for its processes' logging. Raises: ConfigError"""
     return {
-        "log_level": registry.value_of("log_level", config.log_level),
+        "log_level": registry.admin.value_of("log_level", config.log_level),
         "log_config": read_log_config(config.log_config_file),
-        "log_format": registry.value_of("log_format", config.log_format),
+        "log_format": registry.admin.value_of("log_format", config.log_format),
         "log_prefix": config.log_prefix,
         "sets_up_log": config.configure_logging,
     }

@@ -51,7 +51,7 @@ def profile_spec(config: Config, executor: Selection) -> ProfileSpec | None:
     if not raw or (keys.profiler is None and keys.torch_profiler_dir is None):
         return None
     _check(keys)
-    if "collective_rpc" not in registry.load_selection(executor).capabilities:
+    if "collective_rpc" not in registry.admin.load_selection(executor).capabilities:
         raise ConfigError(
             f"the executor {executor.name} does not reach all ranks with a call.",
             where=FLAG,

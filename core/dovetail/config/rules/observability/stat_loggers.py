@@ -44,7 +44,7 @@ def stat_loggers(config: Config) -> dict[str, dict[str, Any]]:
 def trace_parts(config: Config) -> set[str]:
     """Return the parts that are timed for every request: "model", "worker"."""
     names = config.observability.collect_detailed_traces
-    values = (registry.value_of("trace_module", name) for name in names)
+    values = (registry.admin.value_of("trace_module", name) for name in names)
     return {part for parts in values for part in parts}
 
 

@@ -106,13 +106,13 @@ def expert_settings(
         return "", None
     balance = _balance(config) if section.enable_eplb else None
     _check_division(num_experts, balance.num_redundant if balance else 0, rank.expert_size)
-    if "divided" in registry.load_selection(source).capabilities:
+    if "divided" in registry.admin.load_selection(source).capabilities:
         raise ConfigError(
             f"the files of load format {source.name} hold a part of every expert for each rank.",
             where=FLAG,
             fix="leave the flag out, or load the checkpoint that they were made from.",
         )
-    return registry.value_of("expert_placement", section.expert_placement_strategy), balance
+    return registry.admin.value_of("expert_placement", section.expert_placement_strategy), balance
 
 
 def _tell_idle(config: Config, num_experts: int, rank: RankSpec) -> None:

@@ -87,7 +87,7 @@ def starter_of(config: Config) -> str | None:
     if not config.is_given("data_parallel_backend"):
         return None
     name = config.parallel.data_parallel_backend
-    starter: str | None = registry.value_of("data_parallel_backend", name, where=BACKEND)
+    starter: str | None = registry.admin.value_of("data_parallel_backend", name, where=BACKEND)
     return starter
 
 

@@ -48,7 +48,7 @@ def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
     size = rank.tensor_size
     if size == 1:
         return
-    if DIVISIBLE not in registry.load_selection(plugin).capabilities:
+    if DIVISIBLE not in registry.admin.load_selection(plugin).capabilities:
         raise ConfigError(
             f"the model plugin {plugin.name} cannot be divided over ranks.",
             where=TENSOR,
@@ -140,7 +140,7 @@ def check_executor(executor: Selection, rank: RankSpec) -> None:
     """Raise ConfigError for an executor that cannot run all ranks."""
     if rank.world_size == 1:
         return
-    if SEVERAL_RANKS not in registry.load_selection(executor).capabilities:
+    if SEVERAL_RANKS not in registry.admin.load_selection(executor).capabilities:
         raise ConfigError(
             f"the executor {executor.name} runs one rank, not {rank.world_size}.",
             where="--distributed-executor-backend",

@@ -64,7 +64,7 @@ def check_model(plugin: Selection, rank: RankSpec) -> None:
     """Raise ConfigError for a model that cannot be divided into stages."""
     if rank.num_stages == 1:
         return
-    model = cast(type[Model], registry.load_selection(plugin))
+    model = cast(type[Model], registry.admin.load_selection(plugin))
     if MODEL_WORD not in model.capabilities:
         instead = f"an architecture whose plugin claims {MODEL_WORD}"
         if TENSOR_WORD in model.capabilities:
@@ -96,7 +96,7 @@ def check_parts(rank: RankSpec, *plugins: Selection) -> None:
     """Raise ConfigError for a scheduler, executor or worker that does not support stages."""
     for plugin in plugins if rank.num_stages > 1 else ():
         word = WORDS[plugin.kind]
-        if word not in registry.load_selection(plugin).capabilities:
+        if word not in registry.admin.load_selection(plugin).capabilities:
             raise ConfigError(
                 f"the {plugin.kind} {plugin.name} does not work with several stages.",
                 where=FLAG,

@@ -129,8 +129,8 @@ def _sees_all(facts: Mapping[str, Any]) -> bool:
 
 def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) -> str:
     """Return the head on the hidden states. Raises: ConfigError"""
-    runner = registry.value_of("runner", config.model.runner)
-    convert = registry.value_of("convert", config.model.convert)
+    runner = registry.admin.value_of("runner", config.model.runner)
+    convert = registry.admin.value_of("convert", config.model.convert)
     _, head = stem(model.architecture)
     if runner == "generate":
         if head not in (LOGITS, None):
@@ -244,7 +244,7 @@ def _is_per_token(name: str) -> bool:
 
 def _verify_pieces(whole: Selection) -> None:
     """Raises: ConfigError for a pooler whose vectors of pieces cannot be averaged"""
-    if _IN_PIECES not in registry.load_selection(whole).capabilities:
+    if _IN_PIECES not in registry.admin.load_selection(whole).capabilities:
         raise ConfigError(
             f"the vectors that the pooler {whole.name} makes of the pieces of a long prompt cannot "
             "be averaged.",
@@ -255,7 +255,7 @@ def _verify_pieces(whole: Selection) -> None:
 
 def _prefix_tasks(model: ModelSpec, tasks: tuple[str, ...], whole: Selection) -> tuple[str, ...]:
     """Return the tasks that need only the cache of a prompt's prefix."""
-    if not model.is_causal or _LAST_TOKEN not in registry.load_selection(whole).capabilities:
+    if not model.is_causal or _LAST_TOKEN not in registry.admin.load_selection(whole).capabilities:
         return ()
     return tuple(task for task in tasks if task in (EMBED, CLASSIFY))
 
@@ -288,5 +288,5 @@ def _is_reward(config: Config, model: ModelSpec) -> bool:
     """Return whether the class scores are rewards, which are not probabilities."""
     if model.architecture.endswith(PROCESS_REWARD):
         return False
-    converted = registry.value_of("convert", config.model.convert)
+    converted = registry.admin.value_of("convert", config.model.convert)
     return model.architecture.endswith(REWARD) or converted == "reward"

@@ -60,7 +60,7 @@ def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> 
     settings = config.engine.compilation_config
     for key, value in settings.items():
         _check_key(key, value)
-    does = registry.value_of("compilation_level", _level(settings), where=f"{FLAG}.level")
+    does = registry.admin.value_of("compilation_level", _level(settings), where=f"{FLAG}.level")
     may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
     sizes = _sizes(config, recorded_rows, max_rows)
     is_eager = config.model.enforce_eager or not may_capture
@@ -76,7 +76,8 @@ def _level(settings: Mapping[str, Any]) -> str:
     """Return the level, or the one that corresponds to vLLM's `mode`. Raises: ConfigError"""
     mode = settings.get("mode")
     if mode is None:
-        return str(settings.get("level", registry.own("compilation_level", str(DEFAULT_LEVEL))))
+        usual = registry.admin.own("compilation_level", str(DEFAULT_LEVEL))
+        return str(settings.get("level", usual))
     where = f"{FLAG}.mode"
     if "level" in settings:
         raise ConfigError("a level is given as well.", where=where, fix="leave one of them out.")
@@ -86,7 +87,7 @@ def _level(settings: Mapping[str, Any]) -> str:
         raise ConfigError(f"{mode!r} is not a mode.", where=where, fix=fix)
     compiles = word not in (COMPILE_MODES[0], "0")
     level = COMPILED_LEVEL if compiles else DEFAULT_LEVEL
-    return registry.own("compilation_level", str(level))
+    return registry.admin.own("compilation_level", str(level))
 
 
 def _check_key(key: str, value: Any) -> None:

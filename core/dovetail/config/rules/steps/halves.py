@@ -29,7 +29,7 @@ def halves_spec(
     if communicator is None or rank.tensor_size * rank.data_size == 1:
         log.warning("%s has no effect: a rank's layers exchange nothing with other ranks", FLAG)
         return None
-    if OVERLAPS not in registry.load_selection(communicator).capabilities:
+    if OVERLAPS not in registry.admin.load_selection(communicator).capabilities:
         log.warning(
             "%s: the communicator %s exchanges nothing while a rank computes, so large steps take "
             "longer in two half batches than whole, and answer the same; leave the flag out, or "

@@ -149,13 +149,13 @@ def check_parts(
     if transfer is None:
         return
     for part, word in ((scheduler, "swap"), (worker, CONNECTOR)):
-        if word not in registry.load_selection(part).capabilities:
+        if word not in registry.admin.load_selection(part).capabilities:
             raise ConfigError(
                 f"the {part.kind} {part.name} cannot start requests with blocks from elsewhere.",
                 where=FLAG,
                 fix=f"leave the flag out, or choose another {part.kind}.",
             )
-    if "launched_ranks" in registry.load_selection(executor).capabilities:
+    if "launched_ranks" in registry.admin.load_selection(executor).capabilities:
         raise ConfigError(
             f"with the executor {executor.name} every rank's engine plans the same steps, and "
             "blocks come to each at another time.",
@@ -268,10 +268,10 @@ def _nested(raw: Any) -> dict[str, Any]:
 def _with_ports(keys: TransferKeys, connector: Selection) -> Selection:
     """Return a connector with the keys for its engine's address. Raises: ConfigError"""
     given = {name: getattr(keys, name) for name in PORTS if getattr(keys, name) is not None}
-    cls = registry.load_selection(connector)
+    cls = registry.admin.load_selection(connector)
     if "has_ports" in cls.capabilities:
         options = {**connector.options, **given}
-        registry.options_for(cls, options, where=FLAG)
+        registry.admin.options_for(cls, options, where=FLAG)
         return msgspec.structs.replace(connector, options=options)
     for name in given:
         why = f"the connector {connector.name} talks to no other engine"
@@ -282,8 +282,8 @@ def _with_ports(keys: TransferKeys, connector: Selection) -> Selection:
 def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
     """Return the tokens per piece if blocks travel in pieces, else 0. Raises: ConfigError"""
     given, place = keys.kv_unit_tokens, f"{FLAG}.kv_unit_tokens"
-    can_divide = "pieces" in registry.load_selection(connector).capabilities
-    backend = registry.load_selection(run.attention)
+    can_divide = "pieces" in registry.admin.load_selection(connector).capabilities
+    backend = registry.admin.load_selection(run.attention)
     says_axes = "kv_axes" in vars(backend) or "kv_shape" not in vars(backend)
     is_divided = run.rank.num_stages > 1 or run.rank.context_size > 1
     if not can_divide or not says_axes or is_divided:
@@ -324,7 +324,7 @@ def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:
     facts["rank"] = msgspec.structs.replace(run.rank, rank=0, tensor_rank=0, local_rank=0, stage=0)
     if in_units:
         del facts["rank"], facts["block_tokens"]
-    if "random_weights" in registry.load_selection(run.load_format).capabilities:
+    if "random_weights" in registry.admin.load_selection(run.load_format).capabilities:
         facts["seed"] = run.seed
     if set(run.model.rope_rules) - {"default"}:
         facts["positions"] = run.max_model_tokens

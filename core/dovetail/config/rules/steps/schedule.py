@@ -45,7 +45,9 @@ def schedule_spec(
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
     is_chunked = scheduler.enable_chunked_prefill and is_divisible
-    of_tokens, of_rows = registry.value_of("performance_mode", mode, where="--performance-mode")
+    of_tokens, of_rows = registry.admin.value_of(
+        "performance_mode", mode, where="--performance-mode"
+    )
     asked_tokens, largest = scheduler.max_num_batched_tokens, limits.step_tokens
     usual_tokens = int(usual.step_tokens * of_tokens)
     step_tokens = at_most(asked_tokens, usual_tokens, largest, STEP_TOKENS, platform)

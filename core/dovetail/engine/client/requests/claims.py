@@ -19,7 +19,7 @@ XARGS = "vllm_xargs"
 
 def claimed_fields(processors: Iterable[Selection]) -> frozenset[str]:
     """Return the names that these logits processors claim."""
-    loaded = (registry.load_selection(selection) for selection in processors)
+    loaded = (registry.admin.load_selection(selection) for selection in processors)
     return frozenset(name for processor in loaded for name in processor.claims)
 
 

@@ -325,7 +325,7 @@ class InputProcessor:
 
 def load_tokenizer(spec: EngineSpec, folder: str = "") -> Tokenizer:
     """Return the model's or an adapter folder's tokenizer. Raises: ConfigError naming the file"""
-    tokenizer_class = registry.load_selection(spec.tokenizer)
+    tokenizer_class = registry.admin.load_selection(spec.tokenizer)
     if not isinstance(tokenizer_class, type):
         raise ConfigError("a tokenizer must be a class.", where="--tokenizer-mode")
     tokenizer: Tokenizer = registry.make(spec.tokenizer, folder or spec.tokenizer_path)

@@ -31,7 +31,7 @@ class ParamsReader:
         pattern = spec.processor_pattern
         self._pattern = None if pattern is None else re.compile(pattern)
         self._processors: dict[str, type[LogitsProcessor]] = {
-            selection.name: registry.load_selection(selection)
+            selection.name: registry.admin.load_selection(selection)
             for selection in spec.run.logits_processors
         }
 

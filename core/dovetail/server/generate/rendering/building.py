@@ -43,7 +43,7 @@ def choose_renderer(
     cannot use --chat-template"""
     query = facts if frontend.renderer in NO_CHOICE else None
     chosen = registry.choose(KIND, frontend.renderer, query=query, options=options)
-    if facts.template and TEMPLATES not in registry.load_selection(chosen).capabilities:
+    if facts.template and TEMPLATES not in registry.admin.load_selection(chosen).capabilities:
         raise ConfigError(
             f'the renderer "{chosen.name}" takes no template.',
             where=WHERE,

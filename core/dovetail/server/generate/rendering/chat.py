@@ -113,7 +113,7 @@ class ChatRenderer:
         self._words = lru_cache(MAX_GIVEN)(self._words_of)
         self._content_format: str | None = None
         if content_format != AUTO:
-            self._content_format = registry.value_of("chat_content_format", content_format)
+            self._content_format = registry.admin.value_of("chat_content_format", content_format)
         self._given = lru_cache(MAX_GIVEN)(self._renderer.with_template)
 
     @property
