@@ -33,7 +33,7 @@ from dovetail.engine.worker_calls import APPLY_MODEL, function_name, worker_call
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.profile import GET_READY, START, STOP
 from dovetail.interfaces.data.sampling_params import SamplingParams
-from dovetail.interfaces.data.spec import EngineSpec
+from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.llm.adapters import AdapterCalls, Loras
 from dovetail.llm.beams import BeamCalls
@@ -71,6 +71,7 @@ class LLM(
         check_one_model(config)
         self._frontend = config.frontend
         self._renderer_options = config.plugin.options_of("renderer")
+        self._renderers: dict[bool, Selection] = {}  # by whether a call brings a template
         self._closing = ExitStack()
         with ExitStack() as opening:
             self._engine: Any = _opened(resolve(config), config, opening)
@@ -81,7 +82,7 @@ class LLM(
         """Return an LLM for an engine whose spec is already resolved."""
         llm = cls.__new__(cls)
         llm._frontend = Config().frontend
-        llm._renderer_options = {}
+        llm._renderer_options, llm._renderers = {}, {}
         llm._closing = ExitStack()
         llm._engine = _opened(spec, Config(), llm._closing)
         return llm
@@ -201,10 +202,12 @@ class LLM(
         renderer = build_renderer(
             self._engine,
             frontend,
+            self._renderers.get(bool(template)),
             tokenizer=tokenizer,
             template=template,
             options=self._renderer_options,
         )
+        self._renderers[bool(template)] = renderer.selection
         body = ChatRequest.model_construct(
             messages=_parsed(Message, messages, "messages"),
             tools=_parsed(ToolBody, tools, "tools"),

@@ -54,15 +54,6 @@ def test_stop_strings_end_the_engine_request_too() -> None:
         core_of(llm).check_idle()
 
 
-def test_chat_renders_with_the_template() -> None:
-    with LLM.from_spec(fake_spec(default_sampling={"max_tokens": 3})) as llm:
-        (result,) = llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
-        assert result.prompt == "user: hi\nassistant: "
-        assert len(result.outputs[0].token_ids) == 3
-        two = llm.chat([[{"role": "user", "content": text}] for text in "ab"], use_tqdm=False)
-        assert [r.prompt for r in two] == ["user: a\nassistant: ", "user: b\nassistant: "]
-
-
 def test_default_params_are_overlaid() -> None:
     with LLM.from_spec(fake_spec(default_sampling={"temperature": 0.5, "top_k": 3})) as llm:
         params = llm.default_params(top_k=9)
