@@ -29,8 +29,7 @@ from dovetail.version import __version__
 
 logger = logging.getLogger(__name__)
 
-FIRST = 0
-"""The number of a peer's first connection."""
+FIRST = 0  # the number of a peer's first connection
 POLL_PERIOD_S = 0.2
 MAX_HANDSHAKES = 64
 """Maximum number of handshakes at the same time."""
@@ -194,11 +193,10 @@ class PeerListener(ABC):
         while self._is_over.wait_for(self._socket):
             try:
                 connection, _ = self._socket.accept()
-            except BlockingIOError:  # the client has disconnected already
-                continue
-            except OSError as error:  # too many open files, for example
-                logger.warning("a connection could not be accepted: %s", error)
-                time.sleep(POLL_PERIOD_S)
+            except OSError as error:
+                if not isinstance(error, BlockingIOError):  # too many open files, for example
+                    logger.warning("a connection could not be accepted: %s", error)
+                    time.sleep(POLL_PERIOD_S)
                 continue
             if not self._places.acquire(blocking=False):
                 connection.close()
@@ -216,11 +214,9 @@ class PeerListener(ABC):
             connection.settimeout(handshake.HELLO_LIMIT_S)
             handshake.challenge(connection, self._secret)
             request = handshake.receive_message(connection, JoinRequest)
+            handshake.make_lasting(connection)
             with self._lock:
-                refusal = self._why_not(request)
-            if refusal is None:
-                handshake.make_lasting(connection)
-                refusal = self._take(request, connection)
+                refusal = self._why_not(request) or self._take(request, connection)
             if refusal is not None:
                 logger.warning("%s may not join: %s", request.name, refusal)
                 handshake.send_message(connection, JoinReply(refusal=fault_of(refusal)))
@@ -252,20 +248,16 @@ class PeerListener(ABC):
         """Return how a peer's facts differ from those of the others, or None. Mutates: self"""
 
     def _take(self, request: JoinRequest, connection: socket.socket) -> ConfigError | None:
-        """Accept and store a connection, or return why it is refused. Raises: OSError. Mutates:
-        self"""
-        with self._lock:
-            peer = self._peers.get(request.number)
-            if peer is None:
-                peer = Peer(request)
-            is_late = self._is_complete or self._is_closed or peer.request.launch != request.launch
-            if is_late or request.connection != len(peer.connections):
-                what = f"{request.name} is too late: all have joined, or the server is ending."
-                return ConfigError(what, where=self.address_flag, fix=FIX)
-            # Sent before it is stored: once all are, other messages travel on it.
-            handshake.send_message(connection, JoinReply(num_more=self._num_more))
-            peer.connections.append(connection)
-            self._peers[request.number] = peer
-            if len(peer.connections) > self._num_more:
-                logger.info("%s has joined", request.name)
+        """Store a connection, or return why it is refused. Raises: OSError. Mutates: self"""
+        peer = self._peers.get(request.number) or Peer(request)
+        is_late = self._is_complete or self._is_closed or peer.request.launch != request.launch
+        if is_late or request.connection != len(peer.connections):
+            what = f"{request.name} is too late: all have joined, or the server is ending."
+            return ConfigError(what, where=self.address_flag, fix=FIX)
+        # Sent before it is stored: once all are, other messages travel on it.
+        handshake.send_message(connection, JoinReply(num_more=self._num_more))
+        peer.connections.append(connection)
+        self._peers[request.number] = peer
+        if len(peer.connections) > self._num_more:
+            logger.info("%s has joined", request.name)
         return None

@@ -1,8 +1,7 @@
 """RemoteEngines: the engines of a server on other machines, from start to shutdown.
 
-They are started by hand (`dovetail serve --headless`) or by an EngineStarter, and join at a
-listening socket. It stays open as long as the server, so that an engine that comes too late, twice,
-or with other flags gets an error message.
+They are started by hand (`dovetail serve --headless`) or by an EngineStarter. Their JoinServer
+stays open, so that an engine that comes too late, twice, or with other flags gets an error message.
 """
 
 from __future__ import annotations
@@ -49,10 +48,9 @@ class JoinServer(PeerListener):
         """Listen for the engines that `spec` expects on other machines. Each opens a connection to
         the main process and to each of `num_processes` API processes. Raises: ConfigError"""
         self._reference, self._knows_device = spec, bool(spec.each())
-        listening = _listening(meeting)
-        self.meeting = replace(meeting, port=listening.getsockname()[1])
-        place, num_more = self.meeting.name, num_processes + 1
-        super().__init__(listening, meeting.secret, place, spec.elsewhere, num_more)
+        sock = _listening(meeting)
+        self.meeting = replace(meeting, port=sock.getsockname()[1])
+        super().__init__(sock, meeting.secret, self.meeting.name, spec.elsewhere, num_processes + 1)
 
     def _compared(self, request: JoinRequest) -> ConfigError | None:
         """Return how an engine's spec differs, or None. Mutates: self, by the first one's device"""

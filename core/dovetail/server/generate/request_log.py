@@ -65,8 +65,7 @@ async def with_request_log(
     adapter = f", adapter {request.adapter}" if request.adapter else ""
     num_prompt = len(request.prompt_ids)
     arrival = f"{num_prompt} prompt tokens{adapter}{_set_fields(request.params)}"
-    start_s, wait_s = time.monotonic(), 0.0
-    num_tokens = 0
+    start_s, wait_s, num_tokens = time.monotonic(), 0.0, 0
     causes: dict[int, str] = {}
     texts: dict[int, list[str]] = {}
     with logged(request.request_id, arrival) as end:
