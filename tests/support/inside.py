@@ -198,9 +198,8 @@ def graphs_of(runner: ModelRunner) -> GraphManager:
     return runner._graphs
 
 
-def recorder_of(runner: ModelRunner) -> RecordedForward:
-    """Return the recorded steps."""
-    assert runner._recorded is not None
+def recorder_of(runner: ModelRunner) -> Any:
+    """Return the `RecordedForward`, None where steps are not recorded."""
     return runner._recorded
 
 
