@@ -192,9 +192,8 @@ def batch_of(runner: ModelRunner) -> Batch:
     return runner._batch
 
 
-def graphs_of(runner: ModelRunner) -> GraphManager:
-    """Return the captured graphs."""
-    assert runner._graphs is not None
+def graphs_of(runner: ModelRunner) -> GraphManager | None:
+    """Return the captured graphs, None on a device that captures none."""
     return runner._graphs
 
 
