@@ -201,15 +201,13 @@ def batch_of(runner: ModelRunner) -> Batch:
     return runner.allocated.batch
 
 
-def graphs_of(runner: ModelRunner) -> GraphManager:
-    """Return the captured graphs."""
-    assert runner.passes.graphs is not None
+def graphs_of(runner: ModelRunner) -> GraphManager | None:
+    """Return the captured graphs, None on a device that captures none."""
     return runner.passes.graphs
 
 
-def recorder_of(runner: ModelRunner) -> RecordedForward:
-    """Return the recorded steps."""
-    assert runner.passes.recorded is not None
+def recorder_of(runner: ModelRunner) -> Any:
+    """Return the `RecordedForward`, None where steps are not recorded."""
     return runner.passes.recorded
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dovetail import registry
 from dovetail.errors import BrokenPlugin, DovetailError
+from dovetail.registry import admin
 from dovetail.registry.entry import Entry
 
 
@@ -31,7 +31,7 @@ def blaming(doing: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             raise
-        loaded = registry.admin.foreign()
+        loaded = admin.foreign()
         culprit = _at_fault(error, loaded)
         if culprit is not None:
             raise broken(culprit, doing, error) from error
@@ -59,7 +59,7 @@ def described(error: BaseException) -> str:
 
 def raised_by(error: BaseException) -> str | None:
     """Return "raised by" and the other package's plugin whose code raised an error."""
-    culprit = _at_fault(error, registry.admin.foreign())
+    culprit = _at_fault(error, admin.foreign())
     return None if culprit is None else f"raised by {_named(culprit)}"
 
 

@@ -346,3 +346,11 @@ def allow_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     table = registry.KINDS[KIND]
     changed = {name: getattr(table, name) for name in Kind.__dataclass_fields__}
     monkeypatch.setitem(registry.KINDS, KIND, Kind(**(changed | {"auto": "by rank"})))
+
+
+def test_what_plugins_and_most_callers_see_is_small() -> None:
+    """Six verbs, what they return, and the decorator; the rest is admin's."""
+    verbs = {"names", "find", "load", "choose", "make", "status"}
+    others = {"register", "entries", "Entry", "Kind", "KINDS", "Status", "admin"}
+    assert set(registry.__all__) == verbs | others
+    assert all(verb.__doc__ for verb in (getattr(registry, name) for name in verbs))
