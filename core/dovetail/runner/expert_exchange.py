@@ -26,9 +26,9 @@ class ExpertExchange(RunnerPart):
         assert found is not None, "a process joins the engines before it loads a model"
         self._exchange = found
 
-    def before_pass(self, num_tokens: int) -> None:
-        """Begin a pass of the exchange. Mutates: the exchange"""
-        self._exchange.begin_step(num_tokens)
+    def before_pass(self, token_ids: torch.Tensor) -> None:
+        """Begin a pass of the exchange. Shapes: token_ids [T]. Mutates: the exchange"""
+        self._exchange.begin_step(len(token_ids))
 
     def idle(self, plan: StepPlan) -> None:
         """Compute what the other engines need. Mutates: the exchange"""

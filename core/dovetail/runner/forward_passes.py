@@ -227,7 +227,7 @@ class ForwardPasses:
         """Run a forward pass on a step. `read`: only these tokens' hidden states are needed.
         Shapes: token_ids, positions, second_text [T], read [S] -> [T, E]"""
         for part in self._parts:
-            part.before_pass(len(token_ids))
+            part.before_pass(token_ids)
         prepare = partial(self._made.groups.prepared, self._backend)
         context = ForwardContext(
             backend=self._backend,

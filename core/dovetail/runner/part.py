@@ -93,8 +93,8 @@ class RunnerPart:
         """Return what surrounds the forward pass of a step, or of half a step, if anything."""
         return None
 
-    def before_pass(self, num_tokens: int) -> None:
-        """Note that a forward pass of the model begins: of a step, or of half a step."""
+    def before_pass(self, token_ids: torch.Tensor) -> None:
+        """Note that the model runs on the tokens of a step, or of half a step. Shapes: [T]"""
 
     def after(self, step: BegunStep, computed: Computed) -> None:
         """Process a step whose draws have begun. Mutates: step"""

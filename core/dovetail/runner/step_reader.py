@@ -68,11 +68,11 @@ class BegunStep:
     is_divided: bool = False
 
     def collect(self) -> tuple[RowResult, ...]:
-        """Return the results of the rows; wait for them, unless that is done already.
-        Mutates: self, and what `finish` does"""
+        """Return the rows' results; wait for them the first time. Mutates: as `finish`, self"""
         if self.rows is None:
-            rows = self.finish()
-            self.rows = tuple(self.aligned.get(i, row) for i, row in enumerate(rows))
+            self.rows = self.finish()
+            if self.aligned:
+                self.rows = tuple(self.aligned.get(i, row) for i, row in enumerate(self.rows))
         return self.rows
 
 

@@ -64,8 +64,8 @@ class Witness(RunnerPart):
         yield
         self.calls.append("leave")
 
-    def before_pass(self, num_tokens: int) -> None:
-        self.calls.append(f"pass {num_tokens}")
+    def before_pass(self, token_ids: torch.Tensor) -> None:
+        self.calls.append(f"pass {len(token_ids)}")
 
     def after(self, step: BegunStep, computed: Computed) -> None:
         self.calls.append(f"after {len(computed.hidden)}")
