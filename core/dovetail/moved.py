@@ -24,6 +24,8 @@ _ADMIN = (
 )  # fmt: skip
 
 NAMES = {
+    "dovetail.layers.kept.Keeper": "dovetail.layers.kept.CachingLayer",
+    "dovetail.layers.opaque.Opaque": "dovetail.layers.opaque.CompilerBoundary",
     "dovetail.interfaces.adapter_spec": "dovetail.interfaces.data.adapter_spec",
     "dovetail.interfaces.block_hash": "dovetail.interfaces.data.block_hash",
     "dovetail.interfaces.cache_facts": "dovetail.interfaces.data.cache_facts",

@@ -76,7 +76,7 @@ class StateRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StatePiece:
     """Tokens of a row in one block: `first` .. `last` - 1 of the step.
 
     The state before them is in block `source` (None: zeros), the one after them goes to `target`.
@@ -94,7 +94,7 @@ def pieces(
     block_table: torch.Tensor,
     block_tokens: int,
     row_block_tokens: torch.Tensor | None = None,
-) -> list[Piece]:
+) -> list[StatePiece]:
     """Return the pieces of all rows, in order within a row: a definition processes them one after
     the other, so that each finds the state after the previous one."""
     starts, table = query_start.tolist(), block_table.tolist()
@@ -106,7 +106,7 @@ def pieces(
         while first < last:
             some = min(size - position % size, last - first)
             found.append(
-                Piece(
+                StatePiece(
                     first=first,
                     last=first + some,
                     source=table[row][(position - 1) // size] if position else None,

@@ -22,7 +22,7 @@ _WORDS = {"passed": "passed", "failed": "failed", "skipped": "not run", "xfailed
 
 
 @dataclass(kw_only=True, eq=False)
-class Results:
+class ClauseResults:
     """A pytest plugin that keeps what every clause came to."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -57,7 +57,7 @@ def check(
     Returns 0: all passed, 1: a clause failed, other: pytest's own status. Prints a report: for each
     failed clause, what it promises and what was found instead, and a line for each plugin.
     """
-    results = Results()
+    results = ClauseResults()
     arguments = ["-c", str(_INI), "-p", "dovetail_testing.plugin"]
     for word in words:
         arguments += ["--dovetail-plugin", word]

@@ -27,7 +27,7 @@ from dovetail.interfaces.quantization import QuantMethod
 from dovetail.layers.attention import Attention
 from dovetail.layers.attention.latent import LatentAttention
 from dovetail.layers.context import INDEX_KEYS, LATENTS, ForwardContext, LayerCache, use_context
-from dovetail.layers.kept import Keeper
+from dovetail.layers.kept import CachingLayer
 from dovetail.layers.stages import stage_of
 from dovetail.layers.state import RowStates, State
 from dovetail.layers.weights import load_weights
@@ -70,7 +70,7 @@ class PagedModel:
         self._free = list(range(1, num_blocks))
         random.Random(0).shuffle(self._free)
         self.rows: dict[int, Row] = {}
-        self.layers = [module for module in model.modules() if isinstance(module, Keeper)]
+        self.layers = [module for module in model.modules() if isinstance(module, CachingLayer)]
         self.caches = {layer.name: self._cache(layer, num_blocks) for layer in self.layers}
 
     @classmethod
@@ -88,7 +88,7 @@ class PagedModel:
             chosen = load_plugin(AttentionBackend, "attention_backend", backend)  # type: ignore[type-abstract]
         return cls(load_model(path, model_name=model_name, dtype=dtype), backend=chosen)
 
-    def _cache(self, layer: Keeper, num_blocks: int) -> LayerCache:
+    def _cache(self, layer: CachingLayer, num_blocks: int) -> LayerCache:
         """Return memory for what a layer keeps in so many blocks."""
         if isinstance(layer, State):
             parts = {part.name: (num_blocks, *part.shape) for part in layer.parts}

@@ -193,11 +193,11 @@ def test_who_does_not_come_is_named(name: str) -> None:
         assert caught.value.rank == missing
 
 
-def meet_in_threads(*places: meeting.Place) -> list[RankError]:
+def meet_in_threads(*places: meeting.RankPlace) -> list[RankError]:
     """Let places meet that cannot; return their errors."""
     found: list[RankError] = []
 
-    def run(place: meeting.Place) -> None:
+    def run(place: meeting.RankPlace) -> None:
         try:
             meeting.meet(place)
         except RankError as error:
@@ -211,8 +211,8 @@ def meet_in_threads(*places: meeting.Place) -> list[RankError]:
     return found
 
 
-def place(name: str, rank: int, size: int, num_bytes: int = 4096) -> meeting.Place:
-    return meeting.Place(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=5.0)
+def place(name: str, rank: int, size: int, num_bytes: int = 4096) -> meeting.RankPlace:
+    return meeting.RankPlace(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=5.0)
 
 
 def test_ranks_of_other_settings_are_refused(name: str) -> None:

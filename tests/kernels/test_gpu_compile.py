@@ -71,9 +71,9 @@ def test_prefills_of_large_heads(capability: int, cached: torch.dtype) -> None:
     q = torch.zeros(40, 8, 256, dtype=torch.bfloat16)
     cache = torch.zeros(2, 4, 16, 2, 256).to(cached)
     rows = (torch.tensor(one, dtype=torch.int32) for one in ([[0] * 4], [0, 40], [60]))
-    extent = attention.Extent(max_query_tokens=40, max_seq_tokens=60, has_decodes=False)
+    extent = attention.StepExtent(max_query_tokens=40, max_seq_tokens=60, has_decodes=False)
     with absent_gpu(capability) as device:
-        attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent)
+        attention.attend(q, cache, *rows, attention.LayerRules(scale=1.0), extent)
     assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0}
 
 
@@ -134,10 +134,10 @@ def test_slopes() -> None:
         torch.zeros(shape, dtype=torch.bfloat16) for shape in ((41, 8, 128), (2, 4, 16, 8, 128))
     )
     rows = (torch.tensor(one, dtype=torch.int32) for one in ([[0] * 4] * 2, [0, 40, 41], [60, 9]))
-    extent = attention.Extent(max_query_tokens=40, max_seq_tokens=60)
+    extent = attention.StepExtent(max_query_tokens=40, max_seq_tokens=60)
     with absent_gpu(HOPPER) as device:
         slopes = torch.ones(8)
-        attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent, slopes=slopes)
+        attention.attend(q, cache, *rows, attention.LayerRules(scale=1.0), extent, slopes=slopes)
     assert {one.name: one.stack_bytes for one in device.found} == {"prefill": 0, "decode": 0}
 
 
@@ -150,9 +150,9 @@ def test_spans_of_a_long_past(programs: int, monkeypatch: pytest.MonkeyPatch) ->
         torch.zeros(shape, dtype=torch.bfloat16) for shape in ((40, 8, 128), (2, 4, 16, 2, 128))
     )
     rows = (torch.zeros(1, 300, dtype=torch.int32), torch.tensor([0, 40]), torch.tensor([4500]))
-    extent = attention.Extent(max_query_tokens=40, max_seq_tokens=4500, has_decodes=False)
+    extent = attention.StepExtent(max_query_tokens=40, max_seq_tokens=4500, has_decodes=False)
     with absent_gpu(HOPPER) as device:
-        attention.attend(q, cache, *rows, attention.Rules(scale=1.0), extent)
+        attention.attend(q, cache, *rows, attention.LayerRules(scale=1.0), extent)
     assert {one.name: one.stack_bytes for one in device.found} == (
         {"prefill": 0, "add_spans": 0} if programs else {"prefill": 0}
     )

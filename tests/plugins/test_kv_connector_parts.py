@@ -19,7 +19,7 @@ from dovetail_plugins.kv_connectors import _peer_client
 from dovetail_plugins.kv_connectors._eviction import eviction_of
 from dovetail_plugins.kv_connectors._peer_client import PeerEngine
 from dovetail_plugins.kv_connectors._peer_memory import SharedMemory
-from dovetail_plugins.kv_connectors._peer_messages import Facts, Place
+from dovetail_plugins.kv_connectors._peer_messages import PeerAddress, PeerFacts
 from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 from dovetail_plugins.kv_connectors.multi import MultiIndex, MultiStore
 
@@ -163,8 +163,8 @@ def test_each_of_several_reads_from_its_own_place() -> None:
         list(holders[1].gather([b"c"], "broken", None))
 
 
-def facts_of(rank: int) -> Facts:
-    return Facts(identity="m", unit_tokens=16, rank=rank, num_ranks=2, block_bytes=8)
+def facts_of(rank: int) -> PeerFacts:
+    return PeerFacts(identity="m", unit_tokens=16, rank=rank, num_ranks=2, block_bytes=8)
 
 
 def test_an_engine_that_starts_after_it_was_asked_is_asked_again_at_once(
@@ -172,13 +172,16 @@ def test_an_engine_that_starts_after_it_was_asked_is_asked_again_at_once(
 ) -> None:
     monkeypatch.setattr(_peer_client, "LEFT_ALONE_S", 1000.0)
     port = 20_000 + secrets.randbelow(900) * 40
-    with closing(PeerEngine(Place("127.0.0.1", port), facts_of(0), None)) as peer, ExitStack() as s:
+    with (
+        closing(PeerEngine(PeerAddress("127.0.0.1", port), facts_of(0), None)) as peer,
+        ExitStack() as s,
+    ):
         for rank in range(2):
             assert peer.which([b"k"], 0.0) == frozenset()
             assert peer.is_left_alone
             host_blocks = HostBlocks(eviction_of("lru", 8))
             host_blocks.put(b"k", b"block")
-            place = Place("127.0.0.1", port + rank)
+            place = PeerAddress("127.0.0.1", port + rank)
             s.enter_context(
                 closing(PeerServer(host_blocks, facts_of(rank), place, None, SharedMemory()))
             )

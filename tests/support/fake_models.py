@@ -17,10 +17,10 @@ from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.families import build_apis
 from dovetail_plugins.gateway.app import build_gateway
-from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import MemoryNeed
-from dovetail_plugins.gateway.model import Model
+from dovetail_plugins.gateway.model import GatewayModel
 from dovetail_plugins.gateway.server import ModelFailed
 from dovetail_plugins.http_client.connections import ConnectionPool
 
@@ -31,7 +31,7 @@ SIZE = 100
 class FakeServer:
     """Answers like a model's server; `gate` holds back what comes after a stream's first piece."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         self.name = entry.name
         self.folder = tempfile.TemporaryDirectory()
         self.path = str(Path(self.folder.name) / "s")
@@ -157,8 +157,8 @@ class Rig:
         self.fails_starts = False
         given = {"loads_at_start": False, "idle_after_s": 0.0, "sleep_level": 0} | entry
         self.models = [
-            Model(
-                Entry(names=tuple(name.split(",")), config=Config(), **given),
+            GatewayModel(
+                ModelEntry(names=tuple(name.split(",")), config=Config(), **given),
                 need_of_size((sizes or {}).get(name, SIZE)),
             )
             for name in names
@@ -167,7 +167,7 @@ class Rig:
         apis = build_apis().values()
         self.app: FastAPI = build_gateway(self.fleet, FrontendConfig(**(frontend or {})), apis)
 
-    def start(self, entry: Entry) -> FakeServer:
+    def start(self, entry: ModelEntry) -> FakeServer:
         server = FakeServer(entry)
         self.started.append(server)
         if self.holds_starts:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dovetail_plugins.bench.client import Target, target_of
+from dovetail_plugins.bench.client import RequestTarget, target_of
 
 Writer = asyncio.StreamWriter
 Handler = Callable[[dict[str, Any], Writer], Awaitable[None]]
@@ -47,7 +47,7 @@ class Scripted:
 
 
 @asynccontextmanager
-async def serving(script: Scripted) -> AsyncIterator[Target]:
+async def serving(script: Scripted) -> AsyncIterator[RequestTarget]:
     server = await asyncio.start_server(script, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     script.url = f"http://127.0.0.1:{port}"

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 
 from dovetail import errors
-from dovetail.engine.messages import Fault, RequestUpdate
+from dovetail.engine.messages import ErrorMessage, RequestUpdate
 from dovetail.errors import DovetailError, Overloaded, RequestError
 
 logger = logging.getLogger(__name__)
 
 
-def fault_of(error: DovetailError) -> Fault:
+def fault_of(error: DovetailError) -> ErrorMessage:
     """Return an error in serialized form."""
     kind = next(c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
     request = error if isinstance(error, RequestError) else None
-    return Fault(
+    return ErrorMessage(
         kind=kind,
         what=error.what,
         where=error.where,
@@ -30,7 +30,7 @@ def fault_of(error: DovetailError) -> Fault:
     )
 
 
-def error_of(fault: Fault) -> DovetailError:
+def error_of(fault: ErrorMessage) -> DovetailError:
     """Return the error that a fault was made from."""
     error_class: type[DovetailError] = getattr(errors, fault.kind)
     if issubclass(error_class, Overloaded):

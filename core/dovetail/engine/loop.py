@@ -27,13 +27,13 @@ from dovetail.engine.messages import (
     AnyResult,
     Call,
     CallWorkers,
+    ClientHello,
     Dead,
     EngineRequest,
     EngineStatus,
     FromEngine,
     GetSleepStatus,
     Goodbye,
-    Hello,
     ListAdapters,
     LoadAdapter,
     Phase,
@@ -129,7 +129,7 @@ def _await_hello(end: EngineEnd) -> list[bytes]:
         received = end.receive(IDLE_WAKE_S)
         if any(isinstance(message, Shutdown) for _, message in received):
             return []
-        clients = [client for client, message in received if isinstance(message, Hello)]
+        clients = [client for client, message in received if isinstance(message, ClientHello)]
         if clients:
             return clients
     return []
@@ -228,7 +228,7 @@ class EngineLoop:
                 self._core.abort(request_ids)
             case Call():
                 self._call(client, message)
-            case Hello():
+            case ClientHello():
                 self._greet(client)
             case Goodbye():
                 self._forget(client)

@@ -97,7 +97,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class ClientHello(msgspec.Struct, frozen=True, tag="hello"):
     """An API process introduces itself; the engine answers with Ready once it is ready."""
 
 
@@ -214,7 +214,7 @@ AnyOperation = (
 AnyResult = EngineStatus | SleepStatus | WorkerAnswers | AdapterList | None
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A DovetailError in serialized form (`engine.faults`). `kind` is the name of its class."""
 
     kind: str
@@ -238,7 +238,7 @@ class Return(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
 
     id: int
     result: AnyResult = None
-    fault: Fault | None = None
+    fault: ErrorMessage | None = None
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
@@ -249,7 +249,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine process now."""
 
 
-ToEngine = Hello | AddRequests | Abort | Call | Goodbye | Shutdown
+ToEngine = ClientHello | AddRequests | Abort | Call | Goodbye | Shutdown
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
@@ -272,7 +272,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The start-up has failed."""
 
-    fault: Fault
+    fault: ErrorMessage
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail import registry
 from dovetail.engine.faults import error_of
-from dovetail.engine.messages import Fault
+from dovetail.engine.messages import ErrorMessage
 from dovetail.errors import ConfigError, DovetailError, PluginError, RequestError
 from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.interfaces.executor import WorkerCall
@@ -168,7 +168,7 @@ class Called(msgspec.Struct, frozen=True, tag="called", omit_defaults=True):
 
     number: int
     result: Any = None
-    fault: Fault | None = None
+    fault: ErrorMessage | None = None
 
 
 def answers_of(call: WorkerCall, called: Mapping[int, Called], num_ranks: int) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 
 from dovetail.engine.faults import fault_of
-from dovetail.engine.messages import Fault
+from dovetail.engine.messages import ErrorMessage
 from dovetail.errors import ConfigError
 from dovetail.observability.supervise import supervised_thread
 from dovetail.processes import handshake
@@ -60,7 +60,7 @@ class JoinReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a JoinRequest: how many connections follow the first, or why it is refused."""
 
     num_more: int = 0
-    refusal: Fault | None = None
+    refusal: ErrorMessage | None = None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Opaque: a call that torch.compile does not trace: attention, packed products, native kernels.
+"""CompilerBoundary: a call that torch.compile does not trace, such as attention or a native kernel.
 
 Everything else of a layer is traced as torch operators, so that the compiler can fuse them; kernels
 that merely fuse operators are bypassed during tracing. All opaque calls are one torch operator,
@@ -13,17 +13,20 @@ from weakref import WeakValueDictionary
 
 import torch
 
-__all__ = ["Opaque", "is_traced"]
+from dovetail import moved
 
+__all__ = ["CompilerBoundary", "is_traced"]
+
+__getattr__ = moved.attributes(__name__)
 Function = Callable[..., torch.Tensor]
 
 is_traced = torch.compiler.is_compiling
 """() -> whether a compiler is tracing the calls instead of running them."""
 _numbers = count()
-_known: WeakValueDictionary[int, Opaque] = WeakValueDictionary()
+_known: WeakValueDictionary[int, CompilerBoundary] = WeakValueDictionary()
 
 
-class Opaque:
+class CompilerBoundary:
     """A function of tensors that makes a new tensor [T, size]; T is the first one's length.
 
     `dtype` is the result's (None: the first tensor's). It may read and change its own state, but

@@ -31,7 +31,7 @@ from dovetail.layers.weights import map_name
 M = TypeVar("M", bound=nn.Module)
 
 
-class Elsewhere(WeightHolder):
+class AbsentStage(WeightHolder):
     """Placeholder for a part on another stage."""
 
     def forward(self, x: torch.Tensor, *others: object) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Stage(nn.Module):
     def layers(self, make: Callable[[int], nn.Module]) -> nn.ModuleList:
         """Return all layers: this stage's created by number, Elsewhere for the others."""
         numbers = range(self._num_layers)
-        return nn.ModuleList(make(i) if i in self.numbers else Elsewhere() for i in numbers)
+        return nn.ModuleList(make(i) if i in self.numbers else AbsentStage() for i in numbers)
 
     def first(self, make: Callable[[], M]) -> M:
         """Return a part that only the first stage has, such as a table of positions."""
@@ -89,7 +89,7 @@ class Stage(nn.Module):
 
 def made_if(is_here: bool, make: Callable[[], M]) -> M:
     """Return the part, or a placeholder that is called in the same way."""
-    return make() if is_here else cast(M, Elsewhere())
+    return make() if is_here else cast(M, AbsentStage())
 
 
 def stage_of(module: nn.Module) -> Stage | None:
@@ -104,7 +104,7 @@ def is_elsewhere(module: nn.Module, weight_map: WeightMap, name: str) -> bool:
         return False
     owner: nn.Module | None = module
     for word in target.path.split("."):
-        if owner is None or isinstance(owner, Elsewhere):
+        if owner is None or isinstance(owner, AbsentStage):
             break
         owner = owner._modules.get(word)
-    return isinstance(owner, Elsewhere)
+    return isinstance(owner, AbsentStage)

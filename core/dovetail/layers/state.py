@@ -16,7 +16,7 @@ from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import StateLayer, StatePart
 from dovetail.layers.context import forward_context
-from dovetail.layers.kept import Keeper
+from dovetail.layers.kept import CachingLayer
 from dovetail_kernels.states import StateRows
 
 CONV, STATE = "conv", "state"
@@ -58,7 +58,7 @@ class RowStates:
         return StateRows(**self.arguments())
 
 
-class State(Keeper):
+class State(CachingLayer):
     """The state of one layer."""
 
     def __init__(self, name: str, parts: tuple[Part, ...]) -> None:

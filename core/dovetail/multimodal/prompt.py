@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Encode(Protocol):
+class EncodeFunction(Protocol):
     """Turns a text into token ids."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
@@ -77,7 +77,7 @@ def content_key(kind: str, *parts: bytes | memoryview | str) -> str:
     return digest.hexdigest()
 
 
-def placed(prompt: MediaPrompt, reader: MediaReader, encode: Encode) -> PlacedPrompt:
+def placed(prompt: MediaPrompt, reader: MediaReader, encode: EncodeFunction) -> PlacedPrompt:
     """Return a prompt as token ids and parts. Raises: RequestError"""
     suffix = f"|{sorted(prompt.options.items())}" if prompt.options else ""
     _check_kinds(prompt.media, reader)
@@ -177,7 +177,7 @@ def _expanded_ids(
     media: Sequence[Medium],
     read: Sequence[ReadMedium],
     reader: MediaReader,
-    encode: Encode,
+    encode: EncodeFunction,
 ) -> tuple[int, ...]:
     """Return token ids with each placeholder token replaced, unless they are expanded already."""
     wanted = {

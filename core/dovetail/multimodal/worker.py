@@ -68,7 +68,7 @@ class VideoJob(MediaJob, frozen=True, kw_only=True, tag=True):
 Job = ImageJob | SoundJob | VideoJob
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeFailure(msgspec.Struct, frozen=True, kw_only=True):
     """An error to report to the server's process."""
 
     what: str
@@ -87,7 +87,7 @@ class MediaReport(msgspec.Struct, frozen=True, kw_only=True):
     frame_indices: tuple[int, ...] = ()
     num_frames: int = 0
     fps: float = 0.0
-    fault: Fault | None = None
+    fault: DecodeFailure | None = None
 
 
 def main() -> int:
@@ -125,12 +125,14 @@ def _answer(job: Job, data: bytes, output: Any) -> MediaReport:
         return _refusal(error, None, 501)
     except MemoryError:
         what = "the data need too much memory."
-        return MediaReport(fault=Fault(what=what, code="media_invalid"))
+        return MediaReport(fault=DecodeFailure(what=what, code="media_invalid"))
     return report
 
 
 def _refusal(error: DovetailError, code: str | None, status: int) -> MediaReport:
-    return MediaReport(fault=Fault(what=error.what, fix=error.fix, code=code, status=status))
+    return MediaReport(
+        fault=DecodeFailure(what=error.what, fix=error.fix, code=code, status=status)
+    )
 
 
 def _from_base64(data: bytes) -> bytes:

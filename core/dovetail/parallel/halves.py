@@ -1,4 +1,4 @@
-"""Halves: two half batches of a step; one computes while the other exchanges tensors.
+"""HalfBatches: two half batches of a step; one computes while the other exchanges tensors.
 
 Each half runs in its own thread, only one at a time. A half that has begun an exchange between
 ranks hands over to the other half. When control comes back, it waits for its exchange. So in every
@@ -106,7 +106,7 @@ def _as_half(baton: Baton, half: int) -> Iterator[None]:
         baton.end(half, has_failed=has_failed)
 
 
-class Halves:
+class HalfBatches:
     """Runs the halves of steps. With `alternates` False they run one after the other, for
     communicators that cannot overlap exchanges with computation."""
 

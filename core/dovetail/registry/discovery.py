@@ -29,7 +29,7 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class EntrySource:
     """One distribution's entries, by group without its "dovetail." (a kind, or "hooks")."""
 
     distribution: str
@@ -111,7 +111,7 @@ def _is_allowed(entry: Entry, allowed: Allowed) -> bool:
     return normal(entry.distribution) in allowed.distributions or entry.name in allowed.names
 
 
-def _installed_sources() -> Iterator[Source]:
+def _installed_sources() -> Iterator[EntrySource]:
     seen: set[str] = set()
     for distribution in metadata.distributions():
         text = distribution.read_text("entry_points.txt") or ""
@@ -120,7 +120,7 @@ def _installed_sources() -> Iterator[Source]:
         name = str(distribution.name)
         if normal(name) not in seen:  # an earlier folder of sys.path hides a later one
             seen.add(normal(name))
-            yield Source(distribution=name, origin="installed", groups=_groups(distribution))
+            yield EntrySource(distribution=name, origin="installed", groups=_groups(distribution))
 
 
 def _groups(distribution: metadata.Distribution) -> dict[str, dict[str, str]]:
@@ -131,7 +131,7 @@ def _groups(distribution: metadata.Distribution) -> dict[str, dict[str, str]]:
     return groups
 
 
-def _checkout_sources(root: Path) -> Iterator[Source]:
+def _checkout_sources(root: Path) -> Iterator[EntrySource]:
     """Yield the tables of a source tree: dovetail's, and each contrib's that is on sys.path."""
     if not (root / "pyproject.toml").is_file() or not (root / "core" / "dovetail").is_dir():
         return
@@ -142,7 +142,7 @@ def _checkout_sources(root: Path) -> Iterator[Source]:
             yield _read_project(file)
 
 
-def _read_project(file: Path) -> Source:
+def _read_project(file: Path) -> EntrySource:
     try:
         project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
     except (tomllib.TOMLDecodeError, KeyError) as error:
@@ -153,4 +153,4 @@ def _read_project(file: Path) -> Source:
         for group, names in tables.items()
         if group.startswith(_PREFIX)
     }
-    return Source(distribution=project["name"], origin="checkout", groups=groups)
+    return EntrySource(distribution=project["name"], origin="checkout", groups=groups)

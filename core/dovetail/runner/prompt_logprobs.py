@@ -16,7 +16,7 @@ import torch
 
 from dovetail.interfaces.data.step import NewRow, TokenLogprobs
 from dovetail.runner.rows.batch import Batch, StepInputs
-from dovetail.sampling.device import Reading
+from dovetail.sampling.device import HostCopy
 from dovetail.sampling.logprobs import best_of, read, tell, token_logprobs
 from dovetail.sampling.sampler import NOT_FINITE
 from dovetail_kernels.sample.seen import on_device
@@ -141,7 +141,7 @@ def _queued(
         (chunk.tolist(), tell(logits, on_device(chunk, logits.device), [num_top] * len(chunk)))
         for logits, chunk in _chunks(hidden, token_ids, logits_of)
     ]
-    reading = Reading([told.numbers for _, told in parts])
+    reading = HostCopy([told.numbers for _, told in parts])
 
     def finish() -> list[TokenLogprobs] | None:
         positions: list[TokenLogprobs] = []

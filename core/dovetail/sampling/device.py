@@ -16,7 +16,7 @@ from dovetail.sampling.rows import RowParams
 from dovetail.sampling.step import DrawStep
 from dovetail_kernels.sample import OP
 from dovetail_kernels.sample.definition import MAX_VOCAB, uniforms
-from dovetail_kernels.sample.device import FIELD_NAMES, Drawn, Wanted, draw, pack
+from dovetail_kernels.sample.device import FIELD_NAMES, SampledTokens, SamplingSettings, draw, pack
 from dovetail_kernels.sample.penalties import Penalties
 from dovetail_kernels.sample.seen import SeenTokens, on_device
 
@@ -52,12 +52,12 @@ class DeviceDraws:
         params = on_device(pack(columns), row.device)
         for one in (row, row.float()):
             for seen in (None, torch.zeros(row.shape, dtype=torch.int32, device=row.device)):
-                wanted = Wanted(
+                wanted = SamplingSettings(
                     params=params, is_random=True, has_bounds=True, has_top_p=True, seen=seen
                 )
                 draw(one, wanted)
 
-    def draw(self, logits: torch.Tensor, step: DrawStep) -> Drawn:
+    def draw(self, logits: torch.Tensor, step: DrawStep) -> SampledTokens:
         """Draw one token per row and count it for penalties, without waiting.
 
         Shapes: logits [S, V]. Mutates: self
@@ -80,7 +80,7 @@ class DeviceDraws:
             "slot": lines,
         }
         has_top_p = bool((is_random & (top_p < 1.0)).any())
-        wanted = Wanted(
+        wanted = SamplingSettings(
             params=on_device(pack(columns), logits.device),
             is_random=bool(is_random.any()),
             has_bounds=has_top_p or bool((is_random & (top_k > 0)).any()),
@@ -90,7 +90,7 @@ class DeviceDraws:
         return draw(logits, wanted)
 
 
-class Reading:
+class HostCopy:
     """Tensors on their way to the host. `wait` returns them in order."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

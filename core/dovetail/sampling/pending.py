@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from dovetail.sampling.device import Reading
+from dovetail.sampling.device import HostCopy
 from dovetail.sampling.step import Draws
 
 
@@ -53,7 +53,7 @@ class EnqueuedDraws(PendingDraws):
     def __init__(
         self,
         tokens: torch.Tensor,
-        reading: Reading,
+        reading: HostCopy,
         finish: Callable[[list[np.ndarray]], Draws],
     ) -> None:
         self._tokens = tokens

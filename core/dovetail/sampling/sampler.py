@@ -20,7 +20,7 @@ from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.interfaces.logits import PIPELINE, STAGES, LogitsProcessor, RowTokens
 from dovetail.sampling import rows as bits
 from dovetail.sampling.acceptance import Proposals
-from dovetail.sampling.device import DeviceDraws, Reading, draws_on
+from dovetail.sampling.device import DeviceDraws, HostCopy, draws_on
 from dovetail.sampling.drafts import SampledTokens, sample_drafts
 from dovetail.sampling.logprobs import (
     ToldLogprobs,
@@ -254,7 +254,7 @@ class Sampler:
             told = tell(told_of, tokens, num_top, told_rows)
             later.append(told.numbers)
         finish = partial(self._collect, step, self._takes[step.rows], told)
-        pending = EnqueuedDraws(drawn.tokens, Reading([drawn.told, *later]), finish)
+        pending = EnqueuedDraws(drawn.tokens, HostCopy([drawn.told, *later]), finish)
         self._under_way = [one for one in self._under_way if not one.is_read] + [pending]
         return pending
 

@@ -25,7 +25,7 @@ from dovetail.interfaces.structured_output import (
     StructuredOutputBackend,
     Vocabulary,
 )
-from dovetail.structured_output.unique_items.answer import Answer
+from dovetail.structured_output.unique_items.answer import AnswerParser
 from dovetail.structured_output.unique_items.matcher import UniqueConstraint
 from dovetail.structured_output.unique_items.tokens import TokenIndex
 from dovetail_grammars.rewriting.tree import mapped
@@ -44,7 +44,7 @@ def compiled(backend: StructuredOutputBackend, constraint: Constraint) -> Artifa
     plain = _plain(constraint)
     if plain == constraint:
         return Artifact(backend.compile(constraint))
-    Answer(constraint)
+    AnswerParser(constraint)
     return Artifact(backend.compile(plain), encode_constraint(constraint))
 
 
@@ -69,7 +69,9 @@ class ArtifactLoader:
         inner = backend.load(artifact.made)
         if not artifact.unique:
             return inner
-        return UniqueConstraint(inner, Answer(decode_constraint(artifact.unique)), self._index)
+        return UniqueConstraint(
+            inner, AnswerParser(decode_constraint(artifact.unique)), self._index
+        )
 
 
 def _plain(constraint: Constraint) -> Constraint:

@@ -38,7 +38,7 @@ WALL_FACTOR = 6.0
 cores."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint to compile, from `encode_constraint`; empty: only load the backend.
 
     `is_given`: it comes from a request, and its schemas must be rewritten first.
@@ -81,7 +81,7 @@ def main() -> int:
     probe = FirstTokenProbe(cache.vocabulary)
     _write(outgoing, CompileResult(artifact=str(cache.vocabulary.size).encode()))
     while (data := process.read_message(incoming)) is not None:
-        job = msgspec.msgpack.decode(data, type=Job)
+        job = msgspec.msgpack.decode(data, type=CompileJob)
         if job.constraint:
             _write(outgoing, _in_child(cache, probe, job))
         else:
@@ -102,7 +102,7 @@ def _load_backend(cache: ConstraintCache, backend: str) -> CompileResult:
     return CompileResult()
 
 
-def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
+def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: CompileJob) -> CompileResult:
     """Return the result of a child, or the error that it was killed or exited early."""
     limit_s = cache.spec.compile_limit_s
     reader, writer = os.pipe()
@@ -131,7 +131,7 @@ def _in_child(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compi
 
 
 def _child(
-    cache: ConstraintCache, probe: FirstTokenProbe, job: Job, writer: int, parent_pid: int
+    cache: ConstraintCache, probe: FirstTokenProbe, job: CompileJob, writer: int, parent_pid: int
 ) -> NoReturn:
     """Compile, write the result and exit, whatever happens."""
     try:
@@ -170,7 +170,7 @@ def _limit(more_bytes: int, most_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, most_s)
 
 
-def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
+def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: CompileJob) -> CompileResult:
     """Return the result of compiling; any error is reported as a fault of the constraint."""
     try:
         if job.is_given:
@@ -193,7 +193,7 @@ def _compile(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> Compil
         return CompileResult(fault=described(error))
 
 
-def _read(cache: ConstraintCache, probe: FirstTokenProbe, job: Job) -> CompileResult:
+def _read(cache: ConstraintCache, probe: FirstTokenProbe, job: CompileJob) -> CompileResult:
     """Return a given constraint with its schemas rewritten, and compiled if its backend can."""
     try:
         constraint = rewritten_constraint(decode_constraint(job.constraint))

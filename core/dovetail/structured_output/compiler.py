@@ -27,7 +27,7 @@ from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.structured_output import AnswerConstraint, TriggeredConstraints
 from dovetail.processes.child_channel import ChildChannel
 from dovetail.structured_output.cache import constraint_key
-from dovetail.structured_output.compile_worker import WALL_FACTOR, CompileResult, Job
+from dovetail.structured_output.compile_worker import WALL_FACTOR, CompileJob, CompileResult
 from dovetail.structured_output.schemas import has_schema
 from dovetail.structured_output.select_backend import (
     check_backend,
@@ -161,7 +161,7 @@ class ConstraintCompiler:
         if not has_schema(constraint):
             return constraint
         if data not in self._rewritten:
-            await self._in_turn(Job(backend=backend, constraint=data, is_given=True), where)
+            await self._in_turn(CompileJob(backend=backend, constraint=data, is_given=True), where)
         self._rewritten.move_to_end(data)
         return self._rewritten[data]
 
@@ -175,9 +175,9 @@ class ConstraintCompiler:
         await self._kill()
 
     async def _artifact(self, backend: str, data: bytes, where: str) -> bytes:
-        return await self._in_turn(Job(backend=backend, constraint=data), where)
+        return await self._in_turn(CompileJob(backend=backend, constraint=data), where)
 
-    async def _in_turn(self, job: Job, where: str) -> bytes:
+    async def _in_turn(self, job: CompileJob, where: str) -> bytes:
         """Run a job when its turn has come; return its result. Raises: RequestError, Overloaded"""
         backend = job.backend
         self._check_refused((backend, job.constraint))  # fail before waiting
@@ -216,7 +216,7 @@ class ConstraintCompiler:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("structured output with %s: %s", backend, error)
 
-    async def _with_turn(self, job: Job, where: str) -> bytes:
+    async def _with_turn(self, job: CompileJob, where: str) -> bytes:
         """Return an artifact, cached or compiled, and release the turn."""
         key = (job.backend, job.constraint)
         try:
@@ -232,7 +232,7 @@ class ConstraintCompiler:
         finally:
             self._turn.release()
 
-    def _note_read(self, job: Job, result: CompileResult) -> None:
+    def _note_read(self, job: CompileJob, result: CompileResult) -> None:
         """Cache a rewritten constraint, and its artifact if there is one. Mutates: self"""
         self._rewritten[job.constraint] = decode_constraint(result.rewritten)
         while len(self._rewritten) > MAX_REWRITTEN:
@@ -263,7 +263,7 @@ class ConstraintCompiler:
             gone, old = self._artifacts.popitem(last=False)
             self._num_bytes -= len(gone[1]) + len(old)
 
-    async def _compiled(self, job: Job, where: str) -> CompileResult:
+    async def _compiled(self, job: CompileJob, where: str) -> CompileResult:
         """Return the result. Raises: RequestError, also if it takes too long; Overloaded"""
         process = await self._started(job.backend)
         try:
@@ -295,7 +295,9 @@ class ConstraintCompiler:
             vocabulary_read = self._process.receive(CompileResult)
             await self._until_ready(vocabulary_read)
         if backend not in self._ready:
-            await self._until_ready(_run(self._process, Job(backend=backend, constraint=b"")))
+            await self._until_ready(
+                _run(self._process, CompileJob(backend=backend, constraint=b""))
+            )
             self._ready.add(backend)
         return self._process
 
@@ -326,7 +328,7 @@ class _Refusal:
     until_s: float
 
 
-async def _run(worker: ChildChannel, job: Job) -> CompileResult:
+async def _run(worker: ChildChannel, job: CompileJob) -> CompileResult:
     """Return a job's result. Raises: IncompleteReadError, OSError if the process ends"""
     await worker.send(job)
     return await worker.receive(CompileResult)

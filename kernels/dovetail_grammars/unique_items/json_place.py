@@ -1,5 +1,5 @@
-"""Place: the parser state of a JSON text that is being written, with the items of lists that must
-be unique.
+"""JsonPlace: the parser state of a JSON text that is being written, with the items of lists that
+must be unique.
 
 Reads bytes and stores only the open levels. Places are immutable: reading returns a new one, so
 that tokens can be tried and rolled back. An item's text is stored without white space. Source: RFC
@@ -56,7 +56,7 @@ class Level(NamedTuple):
     start: int = 0
 
 
-class Place(NamedTuple):
+class JsonPlace(NamedTuple):
     """`text` is the item of the outermost list of unique items, `name` the member's name."""
 
     mode: Mode
@@ -79,12 +79,12 @@ class Place(NamedTuple):
         return [(level, text[level.start :]) for level in open_lists]
 
 
-def start(shape: Shape) -> Place:
+def start(shape: Shape) -> JsonPlace:
     """Return the place before a value."""
-    return Place(Mode.VALUE, shape)
+    return JsonPlace(Mode.VALUE, shape)
 
 
-def read(place: Place, data: bytes) -> tuple[Place, int]:
+def read(place: JsonPlace, data: bytes) -> tuple[JsonPlace, int]:
     """Return the place after these bytes, and how many belong to the value.
 
     Raises: Duplicate, NotJson
@@ -111,18 +111,18 @@ def _plain_end(data: bytes, at: int) -> int:
     return min(found, default=len(data))
 
 
-def _kept(place: Place, written: bytes) -> Place:
+def _kept(place: JsonPlace, written: bytes) -> JsonPlace:
     """Return a place after text that changes nothing else."""
     text = place.text + written if place.is_kept else place.text
     is_name = place.mode in (Mode.IN_NAME, Mode.NAME_ESCAPE)
     return place._replace(text=text, name=place.name + written if is_name else place.name)
 
 
-def _byte(place: Place, byte: int, mode: Mode) -> Place:
+def _byte(place: JsonPlace, byte: int, mode: Mode) -> JsonPlace:
     return _kept(place, bytes((byte,)))._replace(mode=mode)
 
 
-def _value(place: Place, byte: int) -> Place:
+def _value(place: JsonPlace, byte: int) -> JsonPlace:
     if byte in BLANK:
         return place
     if byte == _QUOTE:
@@ -139,7 +139,7 @@ def _value(place: Place, byte: int) -> Place:
     raise NotJson
 
 
-def _opened_list(place: Place) -> Place:
+def _opened_list(place: JsonPlace) -> JsonPlace:
     shape = place.shape
     is_unique = shape.is_unique
     begins = place.is_kept or is_unique
@@ -148,7 +148,7 @@ def _opened_list(place: Place) -> Place:
     return place._replace(levels=levels, shape=shape.items, is_kept=begins)
 
 
-def _name(place: Place, byte: int) -> Place:
+def _name(place: JsonPlace, byte: int) -> JsonPlace:
     if byte in BLANK:
         return place
     if byte == _QUOTE:
@@ -158,17 +158,17 @@ def _name(place: Place, byte: int) -> Place:
     raise NotJson
 
 
-def _in_name(place: Place, byte: int) -> Place:
+def _in_name(place: JsonPlace, byte: int) -> JsonPlace:
     return _byte(place, byte, Mode.COLON if byte == _QUOTE else Mode.NAME_ESCAPE)
 
 
-def _in_string(place: Place, byte: int) -> Place:
+def _in_string(place: JsonPlace, byte: int) -> JsonPlace:
     if byte == _QUOTE:
         return _ended(_byte(place, byte, Mode.STRING))
     return _byte(place, byte, Mode.STRING_ESCAPE)
 
 
-def _colon(place: Place, byte: int) -> Place:
+def _colon(place: JsonPlace, byte: int) -> JsonPlace:
     if byte in BLANK:
         return place
     if byte != _COLON:
@@ -177,7 +177,7 @@ def _colon(place: Place, byte: int) -> Place:
     return _byte(place, byte, Mode.VALUE)._replace(shape=shape, name=b"")
 
 
-def _after(place: Place, byte: int) -> Place:
+def _after(place: JsonPlace, byte: int) -> JsonPlace:
     if byte in BLANK:
         return place
     level = place.levels[-1]
@@ -196,7 +196,7 @@ def _after(place: Place, byte: int) -> Place:
     return place._replace(mode=Mode.VALUE, shape=shape, levels=levels, text=text)
 
 
-def _closed(place: Place, byte: int) -> Place:
+def _closed(place: JsonPlace, byte: int) -> JsonPlace:
     """Return the place after the end of a list or object."""
     levels = place.levels[:-1]
     is_kept = any(level.items is not None for level in levels)
@@ -204,7 +204,7 @@ def _closed(place: Place, byte: int) -> Place:
     return _ended(place._replace(levels=levels, text=text, is_kept=is_kept))
 
 
-def _ended(place: Place) -> Place:
+def _ended(place: JsonPlace) -> JsonPlace:
     """Return the place after a value. Raises: Duplicate"""
     if not place.levels:
         return place._replace(mode=Mode.DONE)

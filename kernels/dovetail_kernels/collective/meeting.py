@@ -41,7 +41,7 @@ class RankError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """One rank's place in a group that is to meet."""
 
     name: str
@@ -51,7 +51,7 @@ class Place:
     timeout_s: float
 
 
-def meet(place: Place) -> tuple[int, list[int]]:
+def meet(place: RankPlace) -> tuple[int, list[int]]:
     """Return a descriptor of the shared memory, zeros, and every rank's process id.
 
     Blocks until all ranks have come. Raises: RankError
@@ -68,7 +68,7 @@ def _address(name: str) -> str:
     return str(Path(tempfile.gettempdir()) / f"dovetail-ranks-{short}")
 
 
-def _host(place: Place) -> tuple[int, list[int]]:
+def _host(place: RankPlace) -> tuple[int, list[int]]:
     """Meet as rank 0."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listening(place))
@@ -84,7 +84,7 @@ def _host(place: Place) -> tuple[int, list[int]]:
 
 
 @contextlib.contextmanager
-def _listening(place: Place) -> Iterator[socket.socket]:
+def _listening(place: RankPlace) -> Iterator[socket.socket]:
     address = _address(place.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -124,7 +124,7 @@ def _new_memory(num_bytes: int) -> int:
 class _Joined:
     """The ranks that have come to rank 0 so far."""
 
-    def __init__(self, place: Place, stack: contextlib.ExitStack) -> None:
+    def __init__(self, place: RankPlace, stack: contextlib.ExitStack) -> None:
         self._place = place
         self._stack = stack
         self._heard: list[socket.socket] = []
@@ -204,7 +204,7 @@ def _is_own(connection: socket.socket) -> bool:
     return bool(struct.unpack(format_, found)[1] == os.getuid())
 
 
-def _join(place: Place) -> tuple[int, list[int]]:
+def _join(place: RankPlace) -> tuple[int, list[int]]:
     """Meet as another rank than 0."""
     end_s = time.monotonic() + place.timeout_s
     with _connected(place, end_s) as connection:
@@ -229,7 +229,7 @@ def _join(place: Place) -> tuple[int, list[int]]:
     return fds[0], answer["pids"]
 
 
-def _connected(place: Place, end_s: float) -> socket.socket:
+def _connected(place: RankPlace, end_s: float) -> socket.socket:
     """Return a connection to rank 0, which may not have begun yet."""
     while True:
         with contextlib.ExitStack() as stack:

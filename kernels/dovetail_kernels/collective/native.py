@@ -15,7 +15,7 @@ from types import TracebackType
 
 import torch
 
-from dovetail_kernels.collective.meeting import Place, RankError, meet
+from dovetail_kernels.collective.meeting import RankError, RankPlace, meet
 from dovetail_kernels.cpu.library import Kernel, Library, needed_library
 
 MAX_RANKS = 64
@@ -122,7 +122,7 @@ class SharedMemoryRanks:
         slot_bytes = -(-max(capacity_bytes // SLOTS, 64 * size) // PAGE_BYTES) * PAGE_BYTES
         num_bytes = HEADER_BYTES + size * SLOTS * slot_bytes
         join_s = timeout_s if join_timeout_s is None else join_timeout_s
-        place = Place(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=join_s)
+        place = RankPlace(name=name, rank=rank, size=size, num_bytes=num_bytes, timeout_s=join_s)
         self._memory, pids = _shared_memory(place)
         self._start = ctypes.c_char.from_buffer(self._memory)
         self._state = RanksState(
@@ -331,7 +331,7 @@ class SharedMemoryRanks:
         )
 
 
-def _shared_memory(place: Place) -> tuple[mmap.mmap, list[int]]:
+def _shared_memory(place: RankPlace) -> tuple[mmap.mmap, list[int]]:
     """Return memory that all ranks see and their process ids. A single rank does not share it."""
     if place.size == 1:
         return mmap.mmap(-1, place.num_bytes), [os.getpid()]

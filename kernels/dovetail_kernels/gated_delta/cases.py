@@ -18,7 +18,7 @@ from dovetail_kernels.state_cases import ROWS, HeadSizes, block_cases, dtype_cas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup(HeadSizes):
+class DeltaSetup(HeadSizes):
     """A case's sizes: `heads` are H and K. `apart`: extra columns of the wider matrix.
     `by_channel`: each channel of a key decays by itself."""
 
@@ -29,7 +29,7 @@ class Setup(HeadSizes):
     least_log: float = 0.0
 
 
-REAL = Setup(
+REAL = DeltaSetup(
     rows=((300, 1),) * 8,
     heads=(32, 16),
     key_size=128,
@@ -41,21 +41,21 @@ REAL = Setup(
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    mixed = Setup(rows=ROWS["mixed"])
+    mixed = DeltaSetup(rows=ROWS["mixed"])
     rules = [
         _case("alike", replace(mixed, heads=(3, 3))),
         *block_cases(_case, mixed),
         *dtype_cases(_case, mixed),
     ]
     sizes = [
-        _case(f"{name}_D{keys}_V{values}", Setup(rows=rows, key_size=keys, value_size=values))
+        _case(f"{name}_D{keys}_V{values}", DeltaSetup(rows=rows, key_size=keys, value_size=values))
         for name, rows in ROWS.items()
         for keys, values in ((1, 1), (16, 16), (128, 128), (80, 100), (33, 250))
     ]
     return rules + sizes + _by_channel(mixed) + _long()
 
 
-def _by_channel(mixed: Setup) -> list[Case]:
+def _by_channel(mixed: DeltaSetup) -> list[Case]:
     """Return channels that decay by themselves, and states that a key may turn around."""
     own = replace(mixed, by_channel=True)
     return [
@@ -71,7 +71,7 @@ def _by_channel(mixed: Setup) -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
+    few = DeltaSetup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
     return [
         _case("decode", replace(few, rows=ROWS["decode"])),
         _case("mixed", few),
@@ -85,7 +85,7 @@ def small_cases() -> list[Case]:
 
 def _long() -> list[Case]:
     """Return rows of several chunks among short ones; chunks that end with blocks, and others."""
-    long = Setup(
+    long = DeltaSetup(
         rows=((5, 1), (0, 150), (37, 60), (0, 0), (3, 31), (64, 64)), heads=(2, 1), block_tokens=96
     )
     own = replace(long, by_channel=True)
@@ -107,7 +107,7 @@ def perf_cases() -> list[Case]:
     return timed_cases(_case, REAL)
 
 
-def _case(name: str, setup: Setup) -> Case:
+def _case(name: str, setup: DeltaSetup) -> Case:
     (heads, key_heads), tokens = setup.heads, setup.num_tokens
     numbers = heads * setup.key_size * setup.value_size
     wide = 2 * heads * setup.value_size + 2 * key_heads * setup.key_size + 2 * heads
@@ -123,7 +123,7 @@ def _case(name: str, setup: Setup) -> Case:
     )
 
 
-def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
+def _builder(setup: DeltaSetup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         step, num_blocks = setup.step(device)
         (heads, key_heads), tokens = setup.heads, setup.num_tokens

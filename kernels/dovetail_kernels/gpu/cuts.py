@@ -116,7 +116,7 @@ def most_chunks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class RowCuts:
     """How the long rows of a step are cut: the most chunks that it has, and the constants with
     which kernels are compiled."""
 
@@ -133,7 +133,7 @@ class Cut:
         chunk_tokens: int,
         least_tokens: int,
         has_own_sizes: bool,
-    ) -> Cut | None:
+    ) -> RowCuts | None:
         """Return how a step is cut into chunks of at most `chunk_tokens`; None when no row of it
         is: it has fewer than `least_tokens`, or no more tokens than rows, or short blocks."""
         if tokens < max(least_tokens, rows + 1) or block_tokens < SUB.value:

@@ -17,7 +17,7 @@ RESERVED_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DeviceFacts:
     """A device. `shared_bytes`: of shared memory that a block may have."""
 
     capability: int
@@ -33,11 +33,11 @@ class Facts:
 KNOWN = {
     facts.capability: facts
     for facts in (
-        Facts(capability=80, processors=108, shared_bytes=163 << 10),
-        Facts(capability=86, processors=82, shared_bytes=99 << 10),
-        Facts(capability=89, processors=128, shared_bytes=99 << 10),
-        Facts(capability=90, processors=132, shared_bytes=227 << 10),
-        Facts(capability=100, processors=148, shared_bytes=227 << 10),
+        DeviceFacts(capability=80, processors=108, shared_bytes=163 << 10),
+        DeviceFacts(capability=86, processors=82, shared_bytes=99 << 10),
+        DeviceFacts(capability=89, processors=128, shared_bytes=99 << 10),
+        DeviceFacts(capability=90, processors=132, shared_bytes=227 << 10),
+        DeviceFacts(capability=100, processors=148, shared_bytes=227 << 10),
     )
 }
 """Absent devices that kernels can be compiled for, by capability: A100, RTX 3090 and 4090, H100 and
@@ -45,7 +45,7 @@ H200, B200."""
 _stand_in = [KNOWN[90]]
 
 
-def facts_of(device: torch.device) -> Facts:
+def facts_of(device: torch.device) -> DeviceFacts:
     """Return a device's facts; for a CPU, those of the device that it represents."""
     if device.type != "cuda":
         return _stand_in[-1]
@@ -68,9 +68,9 @@ def standing_for(capability: int) -> Iterator[None]:
 
 
 @cache
-def _cuda_facts(index: int) -> Facts:
+def _cuda_facts(index: int) -> DeviceFacts:
     found = torch.cuda.get_device_properties(torch.device("cuda", index))
-    return Facts(
+    return DeviceFacts(
         capability=10 * found.major + found.minor,
         processors=found.multi_processor_count,
         shared_bytes=found.shared_memory_per_multiprocessor - RESERVED_BYTES,

@@ -19,7 +19,7 @@ EIGHT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class LowRankShape:
     """A case's sizes. `rows` says how rows have slots: each its own in turn, "one" slot for all,
     "mixed" at random, "none", or "empty": slots of rank 0. `base` is "none", "bias" or "rows"."""
 
@@ -67,7 +67,7 @@ class Shape:
 def cases() -> list[Case]:
     """Return the cases that are checked."""
     rows = [
-        Shape(tokens=tokens, rows=kind, base=base)
+        LowRankShape(tokens=tokens, rows=kind, base=base)
         for tokens, kind, base in (
             (1, "one", "bias"), (1, "none", "bias"), (2, "each", "rows"), (3, "empty", "rows"),
             (5, "one", "bias"), (8, "each", "none"), (8, "one", "rows"), (9, "mixed", "bias"),
@@ -76,19 +76,21 @@ def cases() -> list[Case]:
         )
     ]  # fmt: skip
     ranks = [
-        Shape(tokens=tokens, largest=largest, ranks=(rank, 1, 8, 0, 16, 2, 4, 3, 1), rows=kind)
+        LowRankShape(
+            tokens=tokens, largest=largest, ranks=(rank, 1, 8, 0, 16, 2, 4, 3, 1), rows=kind
+        )
         for rank, largest in ((1, 1), (1, 8), (8, 16), (64, 64), (64, 100), (256, 256), (250, 300))
         for tokens, kind in ((1, "one"), (8, "mixed"), (21, "one"))
     ]
     parts = [
-        Shape(tokens=tokens, inputs=inputs, parts=parts, base="rows", weights=weights)
+        LowRankShape(tokens=tokens, inputs=inputs, parts=parts, base="rows", weights=weights)
         for parts in ((130, 40), (200, 16, 16), (1, 33, 1500))
         for inputs in (17, 200)
         for tokens in (3, 40)
         for weights in (torch.float32, torch.bfloat16, torch.float16)
     ]
     odd = [
-        Shape(tokens=5, inputs=inputs, parts=(outputs,), apart=3 * apart, weights=weights)
+        LowRankShape(tokens=5, inputs=inputs, parts=(outputs,), apart=3 * apart, weights=weights)
         for inputs, outputs, apart in ((1, 1, 0), (3, 5, 1), (1000, 7, 0), (64, 513, 1))
         for weights in (torch.float32, torch.bfloat16, torch.float16)
     ]
@@ -98,12 +100,14 @@ def cases() -> list[Case]:
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
     small = [
-        Shape(tokens=1, inputs=40, parts=(20,), rows="one"),
-        Shape(tokens=9, inputs=40, parts=(20, 7), base="bias"),
-        Shape(tokens=20, inputs=300, parts=(30, 10, 10), base="rows", largest=64),
-        Shape(tokens=4, inputs=40, parts=(20,), rows="none", base="rows"),
-        Shape(tokens=40, inputs=40, parts=(300,), rows="one", weights=torch.float32, apart=8),
-        Shape(tokens=3, inputs=1100, parts=(9,), rows="empty", weights=torch.float16),
+        LowRankShape(tokens=1, inputs=40, parts=(20,), rows="one"),
+        LowRankShape(tokens=9, inputs=40, parts=(20, 7), base="bias"),
+        LowRankShape(tokens=20, inputs=300, parts=(30, 10, 10), base="rows", largest=64),
+        LowRankShape(tokens=4, inputs=40, parts=(20,), rows="none", base="rows"),
+        LowRankShape(
+            tokens=40, inputs=40, parts=(300,), rows="one", weights=torch.float32, apart=8
+        ),
+        LowRankShape(tokens=3, inputs=1100, parts=(9,), rows="empty", weights=torch.float16),
     ]
     return [_case(shape) for shape in small] + _halves()
 
@@ -116,7 +120,9 @@ def perf_cases() -> list[Case]:
     kinds = ((8, "each"), (8, "one"), (8, "none"), (512, "one"))
     return [
         _case(
-            Shape(tokens=tokens, inputs=inputs, parts=parts, ranks=(16,) * 9, rows=rows, dtype=kind)
+            LowRankShape(
+                tokens=tokens, inputs=inputs, parts=parts, ranks=(16,) * 9, rows=rows, dtype=kind
+            )
         )
         for kind in (torch.float32, torch.bfloat16)
         for inputs, parts in layers
@@ -127,8 +133,8 @@ def perf_cases() -> list[Case]:
 def _halves() -> list[Case]:
     """Return cases of 16-bit activations, which the CPU's kernels leave to the GPU's."""
     shapes = (
-        Shape(tokens=9, inputs=104, parts=(70, 30), base="rows"),
-        Shape(tokens=35, inputs=104, parts=(70,), base="bias", rows="one"),
+        LowRankShape(tokens=9, inputs=104, parts=(70, 30), base="rows"),
+        LowRankShape(tokens=35, inputs=104, parts=(70,), base="bias", rows="one"),
     )
     return [
         _case(replace(shape, dtype=dtype, weights=weights))
@@ -141,7 +147,7 @@ def _halves() -> list[Case]:
     ]
 
 
-def _case(shape: Shape) -> Case:
+def _case(shape: LowRankShape) -> Case:
     slots = [s for s in shape.slots if s >= 0]
     shrunk, outputs = len(shape.parts) * shape.inputs, sum(shape.parts)
     read = sum(shape.known[s] for s in set(slots)) * (shrunk + outputs) * shape.weights.itemsize
@@ -158,7 +164,7 @@ def _case(shape: Shape) -> Case:
     )
 
 
-def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
+def _builder(shape: LowRankShape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         count, largest, outputs = len(shape.ranks), shape.largest, sum(shape.parts)
         down_shape = (count, len(shape.parts), largest, shape.inputs)

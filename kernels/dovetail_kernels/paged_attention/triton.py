@@ -1,7 +1,7 @@
 """paged_attention in Triton, seen from the host: sizes of tiles and grids, and the launches.
 
-The host knows all other parameters of a launch before the step runs (`Extent`), so no launch reads
-the device, and a launch captured in a graph stays valid for any lengths up to the captured ones.
+The host knows all other parameters of a launch before the step runs (`StepExtent`), so no launch
+reads the device, and a launch captured in a graph stays valid for any lengths up to the captured ones.
 Knows no layer and no backend; the kernels are in `triton_kernels`.
 """
 
@@ -39,7 +39,7 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class StepExtent:
     """The facts of a step that the host knows. `max_query_tokens` and `max_seq_tokens` may be more
     than any row has; `has_decodes` says whether a row may have one token."""
 
@@ -49,7 +49,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class LayerRules:
     """How a layer attends (see the op)."""
 
     scale: float
@@ -70,10 +70,10 @@ class Rules:
         return ("all", 0) if self.window is None else ("window", self.window)
 
 
-def extent_of(query_start: torch.Tensor, seq_lens: torch.Tensor) -> Extent:
+def extent_of(query_start: torch.Tensor, seq_lens: torch.Tensor) -> StepExtent:
     """Return a step's extent by looking at the device, which waits for it: never within a step."""
     counts = query_start.diff().tolist()
-    return Extent(
+    return StepExtent(
         max_query_tokens=max(counts, default=0),
         max_seq_tokens=max(seq_lens.tolist(), default=0),
         has_decodes=1 in counts,
@@ -103,10 +103,10 @@ def run(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     alibi_slopes: torch.Tensor | None = None,
-    extent: Extent | None = None,
+    extent: StepExtent | None = None,
 ) -> torch.Tensor:
     """Return the attended values (see the reference). Without `extent` it reads the device."""
-    rules = Rules(
+    rules = LayerRules(
         scale=scale,
         window=window,
         chunk=chunk,
@@ -129,8 +129,8 @@ def attend(
     block_table: torch.Tensor,
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
-    rules: Rules,
-    extent: Extent,
+    rules: LayerRules,
+    extent: StepExtent,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
@@ -162,7 +162,7 @@ class _Launch:
         out: torch.Tensor,
         cache: torch.Tensor,
         rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        rules: Rules,
+        rules: LayerRules,
         sinks: torch.Tensor | None,
         scales: torch.Tensor | None,
         lse: torch.Tensor | None,
@@ -275,7 +275,7 @@ def most_splits(kv_heads: int) -> int:
     return min(64, max(8, triton.next_power_of_2(128 // kv_heads or 1)))
 
 
-def _score_scales(rules: Rules) -> tuple[float, float]:
+def _score_scales(rules: LayerRules) -> tuple[float, float]:
     """Return the factor of products, and the cap: scores are powers of 2 at the end."""
     scale = rules.scale * rules.k_scale
     if rules.soft_cap is None:

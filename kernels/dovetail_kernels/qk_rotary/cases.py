@@ -14,7 +14,7 @@ POSITIONS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RotaryShape:
     """H query heads, K kv heads, D features, of which `turned` are rotated."""
 
     heads: int
@@ -23,15 +23,15 @@ class Shape:
     turned: int
 
 
-USUAL = Shape(heads=16, kv_heads=8, size=128, turned=128)
+USUAL = RotaryShape(heads=16, kv_heads=8, size=128, turned=128)
 SHAPES = (
-    Shape(heads=4, kv_heads=2, size=64, turned=64),
-    Shape(heads=3, kv_heads=1, size=80, turned=32),
-    Shape(heads=2, kv_heads=2, size=96, turned=96),
-    Shape(heads=2, kv_heads=1, size=10, turned=6),
-    Shape(heads=1, kv_heads=1, size=37, turned=26),
-    Shape(heads=3, kv_heads=1, size=24, turned=0),
-    Shape(heads=5, kv_heads=0, size=24, turned=8),
+    RotaryShape(heads=4, kv_heads=2, size=64, turned=64),
+    RotaryShape(heads=3, kv_heads=1, size=80, turned=32),
+    RotaryShape(heads=2, kv_heads=2, size=96, turned=96),
+    RotaryShape(heads=2, kv_heads=1, size=10, turned=6),
+    RotaryShape(heads=1, kv_heads=1, size=37, turned=26),
+    RotaryShape(heads=3, kv_heads=1, size=24, turned=0),
+    RotaryShape(heads=5, kv_heads=0, size=24, turned=8),
 )
 PERF_TOKENS = (1, 8, 256)
 
@@ -73,7 +73,7 @@ def perf_cases() -> list[Case]:
 
 def _case(
     tokens: int,
-    shape: Shape,
+    shape: RotaryShape,
     dtype: torch.dtype,
     has_norm: bool,
     is_interleaved: bool,
@@ -96,7 +96,7 @@ def _case(
 
 def _builder(
     tokens: int,
-    shape: Shape,
+    shape: RotaryShape,
     dtype: torch.dtype,
     has_norm: bool,
     is_interleaved: bool,

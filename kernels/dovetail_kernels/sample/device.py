@@ -27,7 +27,7 @@ FIELD_NAMES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SamplingSettings:
     """The sampling settings of a step's rows. `params` [S, fields] float64 is on the device (see
     `pack`); `is_random`: some row has a temperature, `has_bounds`: a top-k or a top-p, `has_top_p`:
     a top-p.
@@ -44,7 +44,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class SampledTokens:
     """The tokens of one call. Shapes: tokens [S] int64, 0 if no best logit is finite;
 
     `told` [S, 3] int64: the token again, and the bits of the largest logits after penalties (NaN if
@@ -74,7 +74,7 @@ def prepare(arguments: Arguments) -> Arguments:
         **dict.fromkeys(("repetition", "frequency", "presence"), np.ones(count)),
         "slot": np.full(count, -1.0),
     }
-    wanted = Wanted(
+    wanted = SamplingSettings(
         params=torch.from_numpy(pack(columns)).to(arguments["logits"].device),
         is_random=bool((asked["inverse_temperature"] != 0).any()),
         has_bounds=bool(((asked["top_k"] > 0) | (asked["top_p"] < 1)).any()),
@@ -83,11 +83,11 @@ def prepare(arguments: Arguments) -> Arguments:
     return {"logits": arguments["logits"], "wanted": wanted}
 
 
-def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:
+def draw(logits: torch.Tensor, wanted: SamplingSettings) -> SampledTokens:
     """Sample one token per row; rows of logits may be strided. It does not wait for the device.
 
     Shapes: logits [S, V] of any float dtype
     Mutates: wanted.seen: sampled tokens are counted
     """
-    drawn: Drawn = import_module("dovetail_kernels.sample.triton").draw(logits, wanted)
+    drawn: SampledTokens = import_module("dovetail_kernels.sample.triton").draw(logits, wanted)
     return drawn

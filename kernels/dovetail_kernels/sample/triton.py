@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.sample.device import Drawn, Wanted
+from dovetail_kernels.sample.device import SampledTokens, SamplingSettings
 from dovetail_kernels.sample.search import search_kernel
 from dovetail_kernels.sample.tiles import (
     LEAST,
@@ -124,7 +124,7 @@ def _draw(
             tl.store(seen + slot * vocab + drawn, tl.where(times == 0, 2, times + 1))
 
 
-def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:
+def draw(logits: torch.Tensor, wanted: SamplingSettings) -> SampledTokens:
     """Draw one token per row (see `device.draw`). Mutates: wanted.seen"""
     step = _Step(logits, wanted)
     step.scan()
@@ -140,7 +140,7 @@ def draw(logits: torch.Tensor, wanted: Wanted) -> Drawn:
 class _Step:
     """The launches of one step, and the intermediate results between them."""
 
-    def __init__(self, logits: torch.Tensor, wanted: Wanted) -> None:
+    def __init__(self, logits: torch.Tensor, wanted: SamplingSettings) -> None:
         self._rows, self._vocab = logits.shape
         device = logits.device
         seen = wanted.seen
@@ -182,7 +182,7 @@ class _Step:
         """Tighten the bounds to what top-k and top-p keep."""
         search_kernel(self._row, self._bests, self._maxima, self._sums, self._bounds, self._sizes)
 
-    def draw(self) -> Drawn:
+    def draw(self) -> SampledTokens:
         """Draw, and count what was drawn."""
         tokens = torch.empty(self._rows, dtype=torch.int64, device=self._bests.device)
         told = torch.empty((self._rows, 3), dtype=torch.int64, device=self._bests.device)
@@ -191,7 +191,7 @@ class _Step:
             self._num_pieces, **self._sizes, PIECE=self._piece, num_warps=8,
             enable_fp_fusion=False,
         )  # fmt: skip
-        return Drawn(tokens=tokens, told=told)
+        return SampledTokens(tokens=tokens, told=told)
 
 
 def block_of(vocab: int) -> int:
@@ -201,6 +201,6 @@ def block_of(vocab: int) -> int:
     return max(LARGE_BLOCK, triton.next_power_of_2(triton.cdiv(vocab, MAX_BLOCKS)))
 
 
-def run(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
+def run(logits: torch.Tensor, wanted: SamplingSettings) -> torch.Tensor:
     """Return one token per row. Shapes: logits [S, V] -> [S]"""
     return draw(logits, wanted).tokens

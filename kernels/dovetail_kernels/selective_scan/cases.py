@@ -25,7 +25,7 @@ from dovetail_kernels.state_cases import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(StateSizes):
+class ScanShape(StateSizes):
     """A case's sizes. `state` is the dtype of the state; `apart`: rows and blocks have gaps."""
 
     channels: int = 48
@@ -47,7 +47,7 @@ class Shape(StateSizes):
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    base = Shape(rows=MIXED)
+    base = ScanShape(rows=MIXED)
     shapes = [
         *(replace(base, state_size=s, channels=c) for s in (1, 4, 16, 19, 32) for c in (1, 45)),
         *(replace(base, channels=c) for c in (17, 128, 300)),
@@ -64,7 +64,7 @@ def cases() -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    base = Shape(rows=FEW, channels=20)
+    base = ScanShape(rows=FEW, channels=20)
     shapes = [
         base,
         replace(base, state_size=5, has_gate=False, has_bias=False, apart=False),
@@ -81,13 +81,13 @@ def perf_cases() -> list[Case]:
     """Return the cases that are timed: decode of 8 rows, and a prefill, in blocks as large as an
     engine's."""
     return [
-        _case(Shape(rows=rows, channels=2048, state=kind, block_tokens=512, apart=False))
+        _case(ScanShape(rows=rows, channels=2048, state=kind, block_tokens=512, apart=False))
         for rows in TIMED_TOGETHER
         for kind in (torch.float32, torch.bfloat16)
     ]
 
 
-def _long(base: Shape) -> list[Shape]:
+def _long(base: ScanShape) -> list[ScanShape]:
     """Return rows of several chunks: some end with blocks, some are cut by the step, and blocks
     of a row's own may be too short for any."""
     long = replace(base, rows=LONG, channels=20, block_tokens=48)
@@ -100,7 +100,7 @@ def _long(base: Shape) -> list[Shape]:
     ]
 
 
-def _case(shape: Shape) -> Case:
+def _case(shape: ScanShape) -> Case:
     tokens, numbers = shape.num_tokens, shape.channels * shape.state_size
     streams = (3 + shape.has_gate) * shape.channels + 2 * shape.state_size
     loose = max(tolerance(shape.dtype), 4e-5, 0 if shape.state == torch.float32 else 2e-2)
@@ -118,7 +118,7 @@ def _case(shape: Shape) -> Case:
     )
 
 
-def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
+def _builder(shape: ScanShape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         step, num_blocks = shape.step(device)
         tokens, channels, size = int(step["query_start"][-1]), shape.channels, shape.state_size

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.gpu.cuts import Cut, is_chunked
+from dovetail_kernels.gpu.cuts import RowCuts, is_chunked
 from dovetail_kernels.gpu.rounding import nearest_bfloat16
 from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
@@ -112,7 +112,7 @@ def run(
     some = min(max(1, NUMBERS // numbers), triton.next_power_of_2(channels))
     cut = None
     if state.dtype == torch.float32:
-        cut = Cut.of(
+        cut = RowCuts.of(
             len(x), len(seq_lens), block_tokens, chunk_tokens=CHUNK_TOKENS,
             least_tokens=LEAST_TOKENS.value, has_own_sizes=row_block_tokens is not None,
         )  # fmt: skip

@@ -34,7 +34,14 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.gpu.cuts import Cut, chunk_at, chunks_before, is_chunked, number_of, span_of
+from dovetail_kernels.gpu.cuts import (
+    RowCuts,
+    chunk_at,
+    chunks_before,
+    is_chunked,
+    number_of,
+    span_of,
+)
 from dovetail_kernels.gpu.softplus import softplus
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
@@ -171,7 +178,7 @@ def scan(
 
 
 def run_chunks(
-    cut: Cut,
+    cut: RowCuts,
     out: torch.Tensor,
     x: torch.Tensor,
     dt: torch.Tensor,

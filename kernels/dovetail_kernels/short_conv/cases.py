@@ -25,7 +25,7 @@ ROWS = (*MIXED[:-1], (2, 3), MIXED[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(StateSizes):
+class ConvShape(StateSizes):
     """A case's sizes. `state` is the dtype of the state, None: that of x."""
 
     channels: int = 96
@@ -47,7 +47,7 @@ class Shape(StateSizes):
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    base = Shape(rows=ROWS)
+    base = ConvShape(rows=ROWS)
     shapes = [
         *(replace(base, width=w, channels=c) for w in range(2, 9) for c in (1, 45)),
         *(replace(base, channels=c, apart=c) for c in (17, 128, 300)),
@@ -63,7 +63,7 @@ def cases() -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    base = Shape(rows=FEW, channels=20)
+    base = ConvShape(rows=FEW, channels=20)
     shapes = [
         base,
         replace(base, width=3, activation="none", has_bias=False, apart=20),
@@ -79,14 +79,14 @@ def small_cases() -> list[Case]:
 def perf_cases() -> list[Case]:
     """Return the cases that are timed: decode of 8 rows, and a prefill."""
     return [
-        _case(Shape(rows=rows, channels=2048, width=width, state=kind))
+        _case(ConvShape(rows=rows, channels=2048, width=width, state=kind))
         for rows in TIMED_TOGETHER
         for width in (3, 4)
         for kind in (None, torch.bfloat16)
     ]
 
 
-def _case(shape: Shape) -> Case:
+def _case(shape: ConvShape) -> Case:
     tokens, kept = shape.num_tokens, shape.state or shape.dtype
     states = shape.num_moved_states * (shape.width - 1)
     size = states * kept.itemsize + 2 * tokens * shape.dtype.itemsize
@@ -103,7 +103,7 @@ def _case(shape: Shape) -> Case:
     )
 
 
-def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
+def _builder(shape: ConvShape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         step, num_blocks = shape.step(device)
         tokens, past = int(step["query_start"][-1]), shape.width - 1

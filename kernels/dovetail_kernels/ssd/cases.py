@@ -20,7 +20,7 @@ NO_LIMIT = (0.0, float("inf"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup(HeadSizes):
+class SsdSetup(HeadSizes):
     """A case's sizes: `heads` are H and G. `has_dt`, `has_d`, `has_bias`: those are given. `apart`:
     extra columns of the wider matrix."""
 
@@ -32,7 +32,7 @@ class Setup(HeadSizes):
     limit: tuple[float, float] = NO_LIMIT
 
 
-REAL = Setup(
+REAL = SsdSetup(
     rows=((300, 1),) * 8,
     heads=(24, 1),
     head_size=64,
@@ -44,7 +44,7 @@ REAL = Setup(
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    mixed = Setup(rows=ROWS["mixed"])
+    mixed = SsdSetup(rows=ROWS["mixed"])
     rules = [
         _case("lightning", replace(mixed, has_dt=False, has_d=False, has_bias=False)),
         _case("limit", replace(mixed, limit=LIMIT, has_bias=False)),
@@ -53,7 +53,7 @@ def cases() -> list[Case]:
         *dtype_cases(_case, mixed),
     ]
     sizes = [
-        _case(f"{name}_P{size}_S{states}", Setup(rows=rows, head_size=size, state_size=states))
+        _case(f"{name}_P{size}_S{states}", SsdSetup(rows=rows, head_size=size, state_size=states))
         for name, rows in ROWS.items()
         for size, states in ((1, 1), (16, 16), (64, 128), (80, 100), (130, 256))
     ]
@@ -62,7 +62,7 @@ def cases() -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    few = Setup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
+    few = SsdSetup(rows=((5, 1), (3, 17), (0, 0), (16, 5)), heads=(2, 1))
     long = replace(few, rows=((10, 130), (60, 30)), block_tokens=64, limit=LIMIT)
     lightning = replace(few, has_dt=False, has_d=False, has_bias=False)
     return [
@@ -82,7 +82,7 @@ def perf_cases() -> list[Case]:
     return timed_cases(_case, REAL)
 
 
-def _case(name: str, setup: Setup) -> Case:
+def _case(name: str, setup: SsdSetup) -> Case:
     (heads, groups), tokens = setup.heads, setup.num_tokens
     numbers = heads * setup.head_size * setup.state_size
     wide = 2 * heads * setup.head_size + 2 * groups * setup.state_size + heads
@@ -98,7 +98,7 @@ def _case(name: str, setup: Setup) -> Case:
     )
 
 
-def _builder(setup: Setup) -> Callable[[torch.device], Arguments]:
+def _builder(setup: SsdSetup) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         step, num_blocks = setup.step(device)
         (heads, groups), tokens = setup.heads, setup.num_tokens

@@ -26,7 +26,7 @@ from dovetail_kernels.state_cases import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(StateSizes):
+class WkvShape(StateSizes):
     """A case's sizes. `state` is the dtype of the state, keys are about as large as `keys`;
     `apart`: rows and blocks have gaps."""
 
@@ -46,7 +46,7 @@ class Shape(StateSizes):
 
 def cases() -> list[Case]:
     """Return the cases that are checked."""
-    base = Shape(rows=MIXED)
+    base = WkvShape(rows=MIXED)
     shapes = [
         *(replace(base, channels=c) for c in (1, 17, 45, 128, 300)),
         replace(base, keys=60.0),
@@ -63,7 +63,7 @@ def cases() -> list[Case]:
 
 def small_cases() -> list[Case]:
     """Return the cases that are checked if kernels are interpreted."""
-    base = Shape(rows=FEW, channels=20)
+    base = WkvShape(rows=FEW, channels=20)
     shapes = [
         base,
         replace(base, keys=60.0, apart=False),
@@ -80,12 +80,12 @@ def perf_cases() -> list[Case]:
     """Return the cases that are timed: decode of 8 rows, and a prefill, in blocks as large as an
     engine's."""
     return [
-        _case(Shape(rows=rows, channels=2048, block_tokens=512, apart=False))
+        _case(WkvShape(rows=rows, channels=2048, block_tokens=512, apart=False))
         for rows in TIMED_TOGETHER
     ]
 
 
-def _long(base: Shape) -> list[Shape]:
+def _long(base: WkvShape) -> list[WkvShape]:
     """Return rows of several chunks: some end with blocks, some are cut by the step, and blocks
     of a row's own may be too short for any."""
     long = replace(base, rows=LONG, channels=20, block_tokens=48)
@@ -98,7 +98,7 @@ def _long(base: Shape) -> list[Shape]:
     ]
 
 
-def _case(shape: Shape) -> Case:
+def _case(shape: WkvShape) -> Case:
     tokens, states = shape.num_tokens, shape.num_moved_states
     loose = max(tolerance(shape.dtype), 4e-5, 0 if shape.state == torch.float32 else 2e-2)
     return Case(
@@ -115,7 +115,7 @@ def _case(shape: Shape) -> Case:
     )
 
 
-def _builder(shape: Shape) -> Callable[[torch.device], Arguments]:
+def _builder(shape: WkvShape) -> Callable[[torch.device], Arguments]:
     def build(device: torch.device) -> Arguments:
         step, num_blocks = shape.step(device)
         tokens, channels = int(step["query_start"][-1]), shape.channels

@@ -31,7 +31,14 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_kernels.gpu.cuts import Cut, chunk_at, chunks_before, is_chunked, number_of, span_of
+from dovetail_kernels.gpu.cuts import (
+    RowCuts,
+    chunk_at,
+    chunks_before,
+    is_chunked,
+    number_of,
+    span_of,
+)
 from dovetail_kernels.gpu.states import block_of, is_kept, row_tokens, tokens_of
 
 CHUNK_TOKENS, LEAST_TOKENS = 32, tl.constexpr(64)
@@ -171,7 +178,7 @@ def average(
 
 
 def run_chunks(
-    cut: Cut,
+    cut: RowCuts,
     out: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

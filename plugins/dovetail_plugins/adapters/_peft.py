@@ -27,7 +27,7 @@ ADDED_INPUTS, ADDED_OUTPUTS = "input_embeddings", "output_embeddings"
 Tensors = dict[str, torch.Tensor]
 
 
-class Found(Mapping[str, ModuleChange]):
+class ModuleChanges(Mapping[str, ModuleChange]):
     """Changes by module that are computed on first access."""
 
     def __init__(self, find: Callable[[], Mapping[str, ModuleChange]]) -> None:

@@ -29,7 +29,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail_plugins.adapters._peft import (
     ADDED_INPUTS,
     ADDED_OUTPUTS,
-    Found,
+    ModuleChanges,
     Tensors,
     named,
     read_added,
@@ -101,7 +101,7 @@ class LoraAdapter(AdapterMethod):
         if not isinstance(file, WholeFile):
             return AdapterWeights(changes=self._changes(folder, config, file), rope_factor=factor)
         layout = json.dumps(config, sort_keys=True), file.header, len(file.memory)
-        changes = Found(partial(self._changes, folder, config, file))
+        changes = ModuleChanges(partial(self._changes, folder, config, file))
         if layout not in self._layouts:
             changes.find()
             self._layouts[layout] = None

@@ -22,7 +22,7 @@ text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class InfillTokens:
     """The tokens of a model family. With `is_suffix_first` the suffix precedes the prefix; an empty
     `middle` is omitted. `ends` may end the answer, in addition to the model's own end tokens."""
 
@@ -34,7 +34,7 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(
+    InfillTokens(
         prefix="<|fim_prefix|>",
         suffix="<|fim_suffix|>",
         middle="<|fim_middle|>",
@@ -42,31 +42,31 @@ LAYOUTS = (
             "<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>",
         ),
     ),
-    Layout(
+    InfillTokens(
         prefix="<fim_prefix>",
         suffix="<fim_suffix>",
         middle="<fim_middle>",
         ends=("<|endoftext|>", "<fim_pad>", "<file_sep>"),
     ),
-    Layout(
+    InfillTokens(
         prefix="<fim-prefix>",
         suffix="<fim-suffix>",
         middle="<fim-middle>",
         ends=("<|endoftext|>", "<fim-pad>"),
     ),
-    Layout(
+    InfillTokens(
         prefix="\u2581<PRE>",
         suffix="\u2581<SUF>",
         middle="\u2581<MID>",
         ends=("\u2581<EOT>",),
     ),
-    Layout(
+    InfillTokens(
         prefix="<\uff5cfim\u2581begin\uff5c>",
         suffix="<\uff5cfim\u2581hole\uff5c>",
         middle="<\uff5cfim\u2581end\uff5c>",
     ),
-    Layout(prefix="[PREFIX]", suffix="[SUFFIX]", is_suffix_first=True),
-    Layout(
+    InfillTokens(prefix="[PREFIX]", suffix="[SUFFIX]", is_suffix_first=True),
+    InfillTokens(
         prefix="<[fim-prefix]>",
         suffix="<[fim-suffix]>",
         middle="<[fim-middle]>",

@@ -45,15 +45,15 @@ class Wrappers:
         self._make = package.BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
         self._made: dict[tuple[AttentionSpec, int], Planned] = {}
-        self._living: WeakValueDictionary[int, Prepared] = WeakValueDictionary()
+        self._living: WeakValueDictionary[int, FlashInferStep] = WeakValueDictionary()
 
-    def prepared(self, layout: BatchLayout) -> Prepared:
+    def prepared(self, layout: BatchLayout) -> FlashInferStep:
         """Return a group's rows as the package wants them, numbered among those that are in use.
 
         Mutates: self
         """
         number = next(n for n in count() if n not in self._living)
-        made = self._living[number] = Prepared(layout, number)
+        made = self._living[number] = FlashInferStep(layout, number)
         return made
 
     def of(self, kind: AttentionSpec, number: int, device: torch.device) -> Planned:
@@ -65,7 +65,7 @@ class Wrappers:
         return self._made[kind, number]
 
 
-class Prepared:
+class FlashInferStep:
     """A step's rows as lists of blocks, and the kinds of layers planned so far. `number` differs
     from that of every other group of the step.
 
@@ -110,7 +110,7 @@ def forward(call: AttentionCall, wrappers: Wrappers) -> torch.Tensor:
 def _plan(
     planned: Planned,
     kind: AttentionSpec,
-    prepared: Prepared,
+    prepared: FlashInferStep,
     q_dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> None:

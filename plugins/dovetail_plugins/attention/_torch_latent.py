@@ -11,13 +11,13 @@ import torch
 from dovetail.interfaces.attention import AttentionSpec, IndexCall, LatentCall, LatentSpec
 from dovetail.layers.attention.latent_rows import write_latents
 from dovetail_kernels.index_picks.reference import reference as index_picks
-from dovetail_plugins.attention._torch_paged import GATHER_BYTES, MAX_SCORES, Prepared
+from dovetail_plugins.attention._torch_paged import GATHER_BYTES, MAX_SCORES, PreparedGroup
 
 
 def forward_latent(call: LatentCall) -> torch.Tensor:
     """Run `AttentionBackend.forward_latent`. Mutates: cache"""
     spec, q, cache = call.spec, call.q, call.cache
-    prepared: Prepared = call.prepared
+    prepared: PreparedGroup = call.prepared
     write_latents(call.latent, cache, prepared.layout.slots)
     out = q.new_empty(*q.shape[:2], spec.latent_size)
     most = max(1, GATHER_BYTES // (spec.size * cache.element_size()))

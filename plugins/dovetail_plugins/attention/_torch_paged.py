@@ -51,7 +51,7 @@ class PrefillRow:
     end: int
 
 
-class Prepared:
+class PreparedGroup:
     """A step's layout, and values that the layers of one KV group compute from it only once."""
 
     def __init__(self, layout: BatchLayout) -> None:
@@ -125,7 +125,7 @@ def _forward(call: AttentionCall, lse: torch.Tensor | None, *, is_cross: bool) -
     """Run `forward` for a cache without scales. Mutates: cache, lse"""
     spec, q, k, v, cache = call.spec, call.q, call.k, call.v, call.cache
     sinks, bias = call.sinks, call.bias
-    prepared: Prepared = call.prepared
+    prepared: PreparedGroup = call.prepared
     if k is not None and v is not None:
         write(cache, k, v, prepared.layout.slots)
     max_keys = max(1, GATHER_BYTES // (cache[0, 0, 0].numel() * cache.element_size()))
@@ -213,7 +213,7 @@ def prefill(
     q: torch.Tensor,
     keys: tuple[torch.Tensor, torch.Tensor] | None,
     cache: torch.Tensor,
-    prepared: Prepared,
+    prepared: PreparedGroup,
     row: PrefillRow,
     sinks: torch.Tensor | None,
     lse: torch.Tensor | None,

@@ -23,7 +23,7 @@ from dovetail_kernels.cache_write.triton import run as write
 from dovetail_kernels.index_picks.triton import index_picks
 from dovetail_kernels.latent_attention.triton import attend as attend_latents
 from dovetail_kernels.paged_attention.rotation import rotated_keys, rotated_queries
-from dovetail_kernels.paged_attention.triton import Extent, Rules, attend
+from dovetail_kernels.paged_attention.triton import LayerRules, StepExtent, attend
 from dovetail_plugins.attention._alibi import slopes_on
 
 E4M3_CAPABILITY = (8, 9)
@@ -35,13 +35,13 @@ class TritonStep:
     """A step's layout, and the sizes that decide which kernels run."""
 
     layout: BatchLayout
-    extent: Extent
+    extent: StepExtent
 
 
 def prepare(layout: BatchLayout) -> TritonStep:
     """Return a step as the layers of one KV group need it."""
     starts = layout.query_start_host
-    extent = Extent(
+    extent = StepExtent(
         max_query_tokens=layout.max_query_tokens,
         max_seq_tokens=layout.max_seq_tokens,
         has_decodes=any(end - start == 1 for start, end in pairwise(starts)),
@@ -131,8 +131,8 @@ def parts_of(stored: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 @cache
-def _rules(spec: AttentionSpec) -> Rules:
-    return Rules(
+def _rules(spec: AttentionSpec) -> LayerRules:
+    return LayerRules(
         scale=spec.scale,
         window=spec.window_tokens,
         chunk=spec.chunk_tokens,

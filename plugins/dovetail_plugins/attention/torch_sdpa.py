@@ -69,7 +69,7 @@ class TorchSdpa(AttentionBackend):
 
     def prepare(self, layout: BatchLayout) -> Any:
         """Return the step's rows split into decodes and prefills."""
-        return self._paged.Prepared(layout)
+        return self._paged.PreparedGroup(layout)
 
     def forward(self, call: AttentionCall) -> torch.Tensor:
         """Write k and v into the cache, if there are any, then attend. Mutates: cache"""

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from dovetail.errors import EngineDead
-from dovetail_plugins.apis.batches.answer import Result, answer
+from dovetail_plugins.apis.batches.answer import ResultLine, answer
 from dovetail_plugins.apis.batches.call import Caller
 from dovetail_plugins.apis.batches.lines import Line, custom_id_of, name_of_line
 from dovetail_plugins.batch.progress import Progress
-from dovetail_plugins.batch.results import Results
+from dovetail_plugins.batch.results import ResultFile
 
 logger = logging.getLogger("dovetail_plugins.batch")
 BREATH_LINES = 256
@@ -26,7 +26,7 @@ DEAD_STATUS = 503
 async def drive(
     lines: Iterable[Line],
     caller: Caller,
-    results: Results,
+    results: ResultFile,
     progress: Progress,
     *,
     max_open: int,
@@ -62,7 +62,7 @@ async def drive(
         raise errors.exceptions[0] from None
 
 
-def _check_alive(result: Result, death: str | None) -> None:
+def _check_alive(result: ResultLine, death: str | None) -> None:
     """Raise EngineDead for an answer that only reports its death: the line remains unanswered."""
     is_refusal = result.response is not None and result.response.status_code == DEAD_STATUS
     if is_refusal and death is not None:

@@ -36,7 +36,7 @@ from dovetail.server.launch.startup_timer import StartupTimer
 from dovetail.server.launch.whole_app import whole_app
 from dovetail_plugins.apis.batches.lines import ROOM_BYTES, Scan, read_lines, scan
 from dovetail_plugins.batch.progress import Progress, is_terminal
-from dovetail_plugins.batch.results import Results
+from dovetail_plugins.batch.results import ResultFile
 from dovetail_plugins.batch.settings import BatchFlags, answer_config, idle_settings
 from dovetail_plugins.batch.transfer import TransferError, fetch, is_address, send, shown
 
@@ -45,14 +45,14 @@ EXIT_SOME_FAILED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BatchRun:
     """A run: its input, its output and its settings."""
 
     config: Config
     frontend: FrontendConfig
     apis: tuple[Selection, ...]
     input: Path
-    results: Results
+    results: ResultFile
     found: Scan
     metrics_socket: socket.socket | None
 
@@ -82,7 +82,7 @@ def run(config: Config, flags: BatchFlags) -> int:
 
 def _prepare(
     config: Config, flags: BatchFlags, folder: Path | None, owned: contextlib.ExitStack
-) -> Job:
+) -> BatchRun:
     """Return the job, with its files checked. Mutates: owned. Raises: ConfigError, TransferError"""
     frontend = answer_config(config)
     check_frontend(frontend)
@@ -90,7 +90,7 @@ def _prepare(
     target = _output_path(flags, folder)
     path = _input_path(flags, folder, owned)
     _check_two_files(path, target)
-    results = Results.open(target, resumes=flags.resume)
+    results = ResultFile.open(target, resumes=flags.resume)
     owned.callback(results.close)
     sock = bind(flags.url, flags.port) if flags.enable_metrics else None
     if sock is not None:
@@ -98,7 +98,7 @@ def _prepare(
     found = scan(path, frontend.max_body_bytes + ROOM_BYTES, results.answered, results.failed)
     if found.num_answered:
         logger.info("%d of %d lines are answered already", found.num_answered, found.num_lines)
-    return Job(
+    return BatchRun(
         config=config,
         frontend=frontend,
         apis=apis,
@@ -184,7 +184,7 @@ def _send(path: Path, flags: BatchFlags) -> None:
     logger.info("results are sent to %s", shown(flags.output_file))
 
 
-def _answer(job: Job) -> int:
+def _answer(job: BatchRun) -> int:
     """Return the exit status. If every line has a result, no engine is started."""
     if job.found.num_answered == job.found.num_lines:
         print(f"{job.found.num_lines} lines, all answered before, {job.found.num_failed} failed.")
@@ -196,7 +196,7 @@ def _answer(job: Job) -> int:
     return run_loop(_serve(job, spec, timer), _stopped)
 
 
-async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
+async def _serve(job: BatchRun, spec: EngineSpec, timer: StartupTimer) -> int:
     """Answer with an engine in this process; return the exit status."""
     async with whole_app(job.config, spec, job.frontend, job.apis, timer) as (app, engine):
         from dovetail_plugins.apis.batches.call import Caller
@@ -220,7 +220,7 @@ async def _serve(job: Job, spec: EngineSpec, timer: StartupTimer) -> int:
     return EXIT_SOME_FAILED if progress.num_failed else 0
 
 
-def _summary(progress: Progress, job: Job) -> str:
+def _summary(progress: Progress, job: BatchRun) -> str:
     done = progress.num_done - job.found.num_answered
     return (
         f"{done} lines answered in {progress.seconds():.1f} s "

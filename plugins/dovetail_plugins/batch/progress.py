@@ -17,7 +17,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability.supervise import supervised
-from dovetail_plugins.apis.batches.answer import Result
+from dovetail_plugins.apis.batches.answer import ResultLine
 from dovetail_plugins.apis.batches.lines import Scan
 
 logger = logging.getLogger("dovetail_plugins.batch")
@@ -53,7 +53,7 @@ class Progress:
         self._shown = ExitStack()
         self._began_s = time.monotonic()
 
-    def note(self, result: Result) -> None:
+    def note(self, result: ResultLine) -> None:
         """Count a result. Mutates: self"""
         self.num_done += 1
         self.num_failed += result.is_failed

@@ -17,7 +17,7 @@ import msgspec
 
 from dovetail.errors import ConfigError, DovetailError
 from dovetail.json_values import InvalidJson, json_struct
-from dovetail_plugins.apis.batches.answer import Result
+from dovetail_plugins.apis.batches.answer import ResultLine
 from dovetail_plugins.apis.batches.lines import ID_PREFIX, name_of
 
 FLAG = "--output-file"
@@ -36,7 +36,7 @@ class _Kept(msgspec.Struct, frozen=True):
     error: Any = None
 
 
-class Results:
+class ResultFile:
     """The output file, locked while it is open. `answered` and `failed` are ids of results."""
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
@@ -77,7 +77,7 @@ class Results:
         if self._needs_newline:
             self._write(b"\n")
 
-    def add(self, result: Result) -> None:
+    def add(self, result: ResultLine) -> None:
         """Write a line; it has left this process on return. Raises: DovetailError."""
         self._write(msgspec.json.encode(result) + b"\n")
 

@@ -35,7 +35,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RequestOutcome:
     """The outcome of one request. Times in seconds of one clock; `arrivals` are (time, tokens).
 
     `counted_by` is the source of the token counts: running usage, final usage, or events.
@@ -75,7 +75,7 @@ class Answer:
         return gaps
 
 
-def read_answer(trace: Trace) -> Answer:
+def read_answer(trace: Trace) -> RequestOutcome:
     """Return the outcome of a trace; every failure is reported in `error`."""
     if trace.error is None and trace.status == 200:
         return _read_stream(trace)
@@ -83,9 +83,9 @@ def read_answer(trace: Trace) -> Answer:
     return failed_answer(trace, error)
 
 
-def failed_answer(trace: Trace, error: str) -> Answer:
+def failed_answer(trace: Trace, error: str) -> RequestOutcome:
     """Return the outcome of a failed trace."""
-    return Answer(
+    return RequestOutcome(
         start_s=trace.start_s,
         end_s=trace.end_s,
         connect_s=trace.connect_s,
@@ -93,7 +93,7 @@ def failed_answer(trace: Trace, error: str) -> Answer:
     )
 
 
-def _read_stream(trace: Trace) -> Answer:
+def _read_stream(trace: Trace) -> RequestOutcome:
     events: list[Event] = []
     finish_reason: str | None = None
     usage: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def _read_stream(trace: Trace) -> Answer:
             trace, what if events else f"no event stream: {message_of(trace.body)}"
         )
     counted_by, arrivals = timed_tokens(events, usage.get("completion_tokens"))
-    return Answer(
+    return RequestOutcome(
         start_s=trace.start_s,
         end_s=trace.end_s,
         connect_s=trace.connect_s,

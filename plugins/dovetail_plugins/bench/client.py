@@ -38,7 +38,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RequestTarget:
     """The destination of requests, and their headers."""
 
     host: str
@@ -62,7 +62,7 @@ class Target:
         return request_bytes(method, path.encode(), encoded, body)
 
 
-def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float) -> Target:
+def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float) -> RequestTarget:
     """Return the target for a base URL and a path below it. Raises: ConfigError"""
     parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -78,7 +78,7 @@ def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     is_tls = parts.scheme == "https"
-    return Target(
+    return RequestTarget(
         host=parts.hostname,
         port=parts.port or (443 if is_tls else 80),
         path=base + path,
@@ -88,7 +88,7 @@ def target_of(base_url: str, path: str, *, api_key: str | None, timeout_s: float
     )
 
 
-async def send(target: Target, request: bytes) -> Trace:
+async def send(target: RequestTarget, request: bytes) -> Trace:
     """Return the trace of one request. Every failure is in its `error`."""
     trace = Trace()
     began_s = trace.start_s = time.perf_counter()

@@ -8,11 +8,11 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 
-from dovetail_plugins.bench.client import Target, Trace, send
+from dovetail_plugins.bench.client import RequestTarget, Trace, send
 
 
 async def run_load(
-    target: Target,
+    target: RequestTarget,
     requests: Sequence[bytes],
     due_s: Sequence[float],
     *,

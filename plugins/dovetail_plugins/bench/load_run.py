@@ -16,7 +16,7 @@ from dovetail.errors import DovetailError
 from dovetail.interfaces.bench_dataset import BenchPrompt
 from dovetail.json_values import json_value
 from dovetail_plugins.bench.arrival import arrival_times_s
-from dovetail_plugins.bench.client import Target, Trace, send, target_of
+from dovetail_plugins.bench.client import RequestTarget, Trace, send, target_of
 from dovetail_plugins.bench.dialect import endpoint_of, models_path
 from dovetail_plugins.bench.load import allow_connections, run_load
 from dovetail_plugins.bench.profiling import server_profiled
@@ -36,7 +36,7 @@ def run_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
         return runner.run(work)
 
 
-def target_from(target_flags: TargetFlags) -> Target:
+def target_from(target_flags: TargetFlags) -> RequestTarget:
     """Return the target of the requests. Raises: ConfigError"""
     return target_of(
         target_flags.base_url or f"http://{target_flags.host}:{target_flags.port}",
@@ -67,7 +67,9 @@ def draw(
     )
 
 
-async def send_all(target: Target, bodies: Sequence[bytes], flags: ServeFlags) -> list[Trace]:
+async def send_all(
+    target: RequestTarget, bodies: Sequence[bytes], flags: ServeFlags
+) -> list[Trace]:
     """Return the traces of the measured requests, which come first in `bodies`. The rest is the
     warm-up, sent before them."""
     count, limit = flags.dataset.num_prompts, flags.load.max_concurrency
@@ -92,7 +94,7 @@ def progress(total: int) -> tqdm[Any]:
     return tqdm(total=total, unit="request", disable=not sys.stderr.isatty())
 
 
-async def find_model(target: Target, target_flags: TargetFlags) -> tuple[str, str]:
+async def find_model(target: RequestTarget, target_flags: TargetFlags) -> tuple[str, str]:
     """Return (the model name to request, the folder or hub id that the server reports for it).
 
     Waits for a server that does not answer yet. Raises: ServerError
@@ -113,7 +115,7 @@ async def find_model(target: Target, target_flags: TargetFlags) -> tuple[str, st
     return name, served.get(name, name)
 
 
-async def _model_cards(target: Target, patience_s: float) -> list[dict[str, Any]]:
+async def _model_cards(target: RequestTarget, patience_s: float) -> list[dict[str, Any]]:
     """Return the cards of /v1/models; empty if the server has no such list."""
     request = target.request("GET", models_path(target.path))
     deadline_s = time.monotonic() + patience_s
@@ -140,7 +142,7 @@ async def _model_cards(target: Target, patience_s: float) -> list[dict[str, Any]
     return [card for card in cards if isinstance(card, dict) and "id" in card]
 
 
-def first_failed(target: Target, error: str) -> ServerError:
+def first_failed(target: RequestTarget, error: str) -> ServerError:
     """Return the error of a run whose first request failed."""
     return ServerError(
         f"a first request failed, so nothing was measured: {error}",

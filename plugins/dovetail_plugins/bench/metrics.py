@@ -11,10 +11,10 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchPrompt
-from dovetail_plugins.bench.answers import Answer
+from dovetail_plugins.bench.answers import RequestOutcome
 from dovetail_plugins.bench.stats import peak_overlap, summary
 
-PER_REQUEST: Mapping[str, Callable[[Answer], float | None]] = {
+PER_REQUEST: Mapping[str, Callable[[RequestOutcome], float | None]] = {
     "ttft": lambda answer: answer.ttft_s,
     "tpot": lambda answer: answer.tpot_s,
     "e2el": lambda answer: answer.e2e_s,
@@ -57,7 +57,7 @@ def checked_names(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def times_ms(answers: Sequence[Answer]) -> dict[str, list[float]]:
+def times_ms(answers: Sequence[RequestOutcome]) -> dict[str, list[float]]:
     """Return name -> values of every time; requests without the time are skipped."""
     found = {
         name: [1e3 * value for answer in answers if (value := of(answer)) is not None]
@@ -66,14 +66,14 @@ def times_ms(answers: Sequence[Answer]) -> dict[str, list[float]]:
     return found | {"itl": [1e3 * gap for answer in answers for gap in answer.itl_s()]}
 
 
-def is_good(answer: Answer, limits_ms: Mapping[str, float]) -> bool:
+def is_good(answer: RequestOutcome, limits_ms: Mapping[str, float]) -> bool:
     """Return whether a request meets every limit; a missing time meets its limit."""
     values = ((PER_REQUEST[name](answer), limit) for name, limit in limits_ms.items())
     return all(value is None or 1e3 * value <= limit for value, limit in values)
 
 
 def figures(
-    answers: Sequence[Answer],
+    answers: Sequence[RequestOutcome],
     prompts: Sequence[BenchPrompt],
     *,
     percentiles: Sequence[float],
@@ -112,7 +112,7 @@ def figures(
     }
 
 
-def _prompt_tokens(answer: Answer, prompt: BenchPrompt) -> int:
+def _prompt_tokens(answer: RequestOutcome, prompt: BenchPrompt) -> int:
     counted = answer.prompt_tokens
     return counted if counted is not None else prompt.prompt_tokens or 0
 
@@ -121,13 +121,13 @@ def _counted(words: Iterable[str]) -> dict[str, int]:
     return dict(Counter(words).most_common())
 
 
-def details(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def details(answers: Sequence[RequestOutcome]) -> list[dict[str, Any]]:
     """Return every request as plain data; times in ms, `start_s` counts from the first start."""
     first_s = min(answer.start_s for answer in answers)
     return [_detail(answer, first_s) for answer in answers]
 
 
-def _detail(answer: Answer, first_s: float) -> dict[str, Any]:
+def _detail(answer: RequestOutcome, first_s: float) -> dict[str, Any]:
     values = {f"{name}_ms": of(answer) for name, of in PER_REQUEST.items()}
     return {
         "start_s": answer.start_s - first_s,

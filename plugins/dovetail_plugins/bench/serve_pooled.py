@@ -16,7 +16,7 @@ from typing import Any
 from dovetail.interfaces.bench_dataset import BenchPrompt
 from dovetail.json_values import json_value
 from dovetail_plugins.bench import metrics
-from dovetail_plugins.bench.answers import Answer, failed_answer, message_of
+from dovetail_plugins.bench.answers import RequestOutcome, failed_answer, message_of
 from dovetail_plugins.bench.client import Trace, send
 from dovetail_plugins.bench.dialect import kind_of_path
 from dovetail_plugins.bench.load_run import (
@@ -80,7 +80,7 @@ class PooledRun:
 
     url: str
     model: str
-    answers: Sequence[Answer]
+    answers: Sequence[RequestOutcome]
 
 
 def run_pooled(flags: ServeFlags, options: ReportOptions) -> int:
@@ -131,7 +131,7 @@ async def measure(flags: ServeFlags) -> PooledRun:
     return PooledRun(url=target.url, model=model, answers=[read_pooled(one) for one in traces])
 
 
-def read_pooled(trace: Trace) -> Answer:
+def read_pooled(trace: Trace) -> RequestOutcome:
     """Return the outcome of a trace; every failure is reported in `error`."""
     if trace.error is not None or trace.status != 200:
         said = trace.error or f"status {trace.status}: {message_of(trace.body)}"
@@ -141,7 +141,7 @@ def read_pooled(trace: Trace) -> Answer:
     except (ValueError, AttributeError):
         return failed_answer(trace, "the answer is not a JSON object")
     tokens = usage.get("prompt_tokens", usage.get("total_tokens"))
-    return Answer(
+    return RequestOutcome(
         start_s=trace.start_s,
         end_s=trace.end_s,
         connect_s=trace.connect_s,
@@ -150,7 +150,9 @@ def read_pooled(trace: Trace) -> Answer:
     )
 
 
-def figures(answers: Sequence[Answer], batch_size: int, options: ReportOptions) -> dict[str, Any]:
+def figures(
+    answers: Sequence[RequestOutcome], batch_size: int, options: ReportOptions
+) -> dict[str, Any]:
     """Return the figures of a run, which lasts from the first start to the last end."""
     duration_s = max(1e-9, max(a.end_s for a in answers) - min(a.start_s for a in answers))
     good = [answer for answer in answers if answer.error is None]

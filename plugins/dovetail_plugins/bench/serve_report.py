@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dovetail_plugins.bench import metrics
-from dovetail_plugins.bench.answers import Answer, read_answer
+from dovetail_plugins.bench.answers import RequestOutcome, read_answer
 from dovetail_plugins.bench.report import (
     check_report,
     number,
@@ -66,7 +66,7 @@ def save_result(flags: ServeFlags, options: ReportOptions, measured: Any) -> dic
     return result
 
 
-def _draw(report: ReportFlags, answers: list[Answer], model: str) -> None:
+def _draw(report: ReportFlags, answers: list[RequestOutcome], model: str) -> None:
     times = metrics.times_ms([answer for answer in answers if answer.error is None])
     series = {f"{metrics.TITLES[name]} (ms)": values for name, values in times.items()}
     draw_distributions(str(report.plot), report.label or model, series)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dovetail.interfaces.bench_dataset import BenchPrompt
 from dovetail_plugins.bench.answers import read_answer
-from dovetail_plugins.bench.client import Target, Trace, send
+from dovetail_plugins.bench.client import RequestTarget, Trace, send
 from dovetail_plugins.bench.dialect import USAGE_OPTIONS, Dialect, kind_of_path
 from dovetail_plugins.bench.load_run import (
     draw,
@@ -67,7 +67,7 @@ async def measure(flags: ServeFlags) -> StreamedRun:
     )
 
 
-async def probe(target: Target, dialect: Dialect, prompt: BenchPrompt) -> Dialect:
+async def probe(target: RequestTarget, dialect: Dialect, prompt: BenchPrompt) -> Dialect:
     """Return the dialect with the best token counts that the server accepts, by trying.
 
     Raises: ServerError with the server's message if every form fails.

@@ -11,7 +11,7 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
-    from dovetail_plugins.inspect.listing import Listed
+    from dovetail_plugins.inspect.listing import ListedModel
 
 COLUMNS = ("NAME", "SIZE", "ARCHITECTURE", "QUANTIZATION", "FITS", "STORE")
 
@@ -47,7 +47,7 @@ class ListCommand(Command):
         return 0
 
 
-def screen(found: Sequence[Listed], device: str, free_bytes: int | None) -> list[str]:
+def screen(found: Sequence[ListedModel], device: str, free_bytes: int | None) -> list[str]:
     """Return the table as lines, followed by the faults of models."""
     from dovetail_plugins.inspect.render import size
 
@@ -63,7 +63,7 @@ def screen(found: Sequence[Listed], device: str, free_bytes: int | None) -> list
     return lines
 
 
-def _row(one: Listed, size: str) -> tuple[str, ...]:
+def _row(one: ListedModel, size: str) -> tuple[str, ...]:
     fits = {True: "yes", False: "no", None: "?"}[one.fits]
     return (
         one.model.name,

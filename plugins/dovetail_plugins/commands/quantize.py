@@ -9,7 +9,7 @@ from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
-    from dovetail_plugins.quantize.job import Done
+    from dovetail_plugins.quantize.job import JobResult
     from dovetail_plugins.quantize.settings import QuantizeFlags
 
 
@@ -57,7 +57,7 @@ class QuantizeCommand(Command):
         )
         check_text(flags, registry.admin.load_selection(method).capabilities)
 
-        from dovetail_plugins.quantize.job import Job  # torch: after the checks
+        from dovetail_plugins.quantize.job import QuantizeJob  # torch: after the checks
         from dovetail_plugins.quantize.text import windows_of
 
         windows = None
@@ -69,12 +69,12 @@ class QuantizeCommand(Command):
                 longest_tokens=spec.run.model.max_position_tokens,
             )
         is_shown = spec.run.shows_progress and sys.stderr.isatty()
-        job = Job(spec.run, method, group=flags.group, windows=windows, is_shown=is_shown)
+        job = QuantizeJob(spec.run, method, group=flags.group, windows=windows, is_shown=is_shown)
         _tell(flags, job.write(Path(flags.out)))
         return 0
 
 
-def _tell(flags: QuantizeFlags, done: Done) -> None:
+def _tell(flags: QuantizeFlags, done: JobResult) -> None:
     """Print the report, and write it in full if requested."""
     import json
     from pathlib import Path

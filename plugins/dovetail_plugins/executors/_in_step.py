@@ -39,13 +39,13 @@ from dovetail_plugins.ranks.messages import (
     FreeBytes,
     GetFreeBytes,
     GetKVLayers,
+    ItemPrepared,
     KVLayers,
     Load,
     Order,
-    Prepared,
+    RunStep,
     Sleep,
     Start,
-    Step,
     WakeUp,
 )
 from dovetail_plugins.ranks.messages import Aside as AsideMessage
@@ -77,7 +77,7 @@ class _TellingServer(RankServer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.taken: queue.SimpleQueue[_Taken | None] = queue.SimpleQueue()
-        self.prepared: queue.SimpleQueue[Prepared | None] = queue.SimpleQueue()
+        self.prepared: queue.SimpleQueue[ItemPrepared | None] = queue.SimpleQueue()
         self.left_s: float | None = None
         self.end_report = ""
         self._current: _Taken | None = None
@@ -89,7 +89,7 @@ class _TellingServer(RankServer):
             self._steps.popleft().outcome.set_result(order.result)
             return
         taken = _Taken(order)
-        if isinstance(order, Step):
+        if isinstance(order, RunStep):
             self._steps.append(taken)
         else:
             self._current = taken
@@ -113,7 +113,7 @@ class _TellingServer(RankServer):
 
     def _send_aside(self, message: AsideMessage) -> None:
         super()._send_aside(message)
-        if isinstance(message, Prepared):
+        if isinstance(message, ItemPrepared):
             self.prepared.put(message)
 
     def say(self, reason: str) -> None:
@@ -208,7 +208,7 @@ class InStep(WatchedExecutor):
 
     def submit(self, plan: StepPlan) -> _InStepPending:
         """Wait until the first rank's engine has planned the same step."""
-        return _InStepPending(self, self._take(Step, Step(plan)))
+        return _InStepPending(self, self._take(RunStep, RunStep(plan)))
 
     def prepare(self, item: Preparation) -> Loaded:
         """Wait until the constraint is loaded here: all engines must queue its request together."""

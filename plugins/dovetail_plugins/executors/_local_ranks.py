@@ -28,7 +28,7 @@ MODULE = "dovetail_plugins.ranks.rank_process"
 STATUS_WAIT_S = 1.0
 
 
-class Meeting:
+class RendezvousFile:
     """A file for the ranks' rendezvous. On Linux it is anonymous, so nothing is left over."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class LocalRanks(WiredLinks):
 
     def __init__(self, runs: Sequence[RunSpec], worker: Selection) -> None:
         self._children: list[Child] = []
-        with closing(Meeting()) as meeting:
+        with closing(RendezvousFile()) as meeting:
             try:
                 orders = self._start(runs, worker, meeting)
             except BaseException:
@@ -66,7 +66,7 @@ class LocalRanks(WiredLinks):
                 raise
         super().__init__(orders, [channel_of(child) for child in self._children])
 
-    def _start(self, runs: Sequence[RunSpec], worker: Selection, meeting: Meeting) -> Wires:
+    def _start(self, runs: Sequence[RunSpec], worker: Selection, meeting: RendezvousFile) -> Wires:
         """Start all ranks; return the connections for orders. Mutates: self"""
         shared = () if meeting.descriptor is None else (meeting.descriptor,)
         if reason := missing_reason():

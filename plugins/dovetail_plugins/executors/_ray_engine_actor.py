@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.engine.faults import fault_of
-from dovetail.engine.messages import Fault
+from dovetail.engine.messages import ErrorMessage
 from dovetail.errors import DovetailError
 from dovetail_plugins.executors._ray_places import VISIBLE, own_place
 
@@ -28,7 +28,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended: with an exit status, or with an error."""
 
     status: int = 0
-    fault: Fault | None = None
+    fault: ErrorMessage | None = None
 
 
 class EngineActor:

@@ -14,7 +14,7 @@ from dovetail_plugins.executors import _ray_session as session
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ActorPlace(msgspec.Struct, frozen=True, kw_only=True):
     """The place of an actor: its Ray node, that machine's address, and the GPUs it was given."""
 
     node: str
@@ -29,7 +29,7 @@ def own_place() -> bytes:
 
     context = ray.get_runtime_context()
     gpus = context.get_accelerator_ids().get("GPU", [])
-    place = Place(
+    place = ActorPlace(
         node=context.get_node_id(),
         address=ray.util.get_node_ip_address(),
         gpus=tuple(map(str, gpus)),
@@ -122,7 +122,7 @@ class Places:
 
 def in_order(
     ray: Any, actors: Sequence[Any], what: str, *, flag: str = session.FLAG
-) -> tuple[list[Any], list[Place]]:
+) -> tuple[list[Any], list[ActorPlace]]:
     """Return actors and their places, machine by machine, this one first.
 
     Raises: ConfigError when one cannot be started, or has another version
@@ -135,7 +135,7 @@ def in_order(
             where=flag,
             fix="install the same dovetail on every machine of the cluster.",
         ) from error
-    places = [msgspec.msgpack.decode(one, type=Place) for one in told]
+    places = [msgspec.msgpack.decode(one, type=ActorPlace) for one in told]
     for place in places:
         if place.version != __version__:
             raise ConfigError(
@@ -149,7 +149,7 @@ def in_order(
     return [actors[i] for i in order], [places[i] for i in order]
 
 
-def gpus_beside(places: Sequence[Place], number: int) -> tuple[str, ...]:
+def gpus_beside(places: Sequence[ActorPlace], number: int) -> tuple[str, ...]:
     """Return the GPUs of all actors on one's machine, in the actors' order."""
     node = places[number].node
     return tuple(gpu for place in places if place.node == node for gpu in place.gpus)

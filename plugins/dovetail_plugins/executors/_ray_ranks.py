@@ -14,7 +14,13 @@ from dovetail.joining.peers import Peer
 from dovetail_plugins.executors import _ray_nsight as nsight
 from dovetail_plugins.executors import _ray_session as session
 from dovetail_plugins.executors._ray_actor import ActorBoot, RankActor
-from dovetail_plugins.executors._ray_places import Place, Places, gpus_beside, in_order, reason_of
+from dovetail_plugins.executors._ray_places import (
+    ActorPlace,
+    Places,
+    gpus_beside,
+    in_order,
+    reason_of,
+)
 from dovetail_plugins.ranks.layout import rank_log, rank_run
 from dovetail_plugins.ranks.links import WiredLinks
 from dovetail_plugins.ranks.messages import RankTask
@@ -107,7 +113,7 @@ class RayRanks(WiredLinks):
                 self._ends.append(self._actors[number].serve.remote(payload))
             self._peers = listener.wait(JOIN_LIMIT_S, self._look)
 
-    def _rank_run(self, number: int, places: Sequence[Place], num_threads: int) -> RunSpec:
+    def _rank_run(self, number: int, places: Sequence[ActorPlace], num_threads: int) -> RunSpec:
         node = places[number].node
         local_rank = sum(place.node == node for place in places[:number])
         local_size = sum(place.node == node for place in places)

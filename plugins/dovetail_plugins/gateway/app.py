@@ -28,7 +28,7 @@ from dovetail_plugins.gateway import metrics as gateway_metrics
 from dovetail_plugins.gateway import ollama
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.forward import Forward
-from dovetail_plugins.gateway.model import Model, State
+from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.page import hidden_routes, page_routes
 
 
@@ -114,12 +114,12 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": status, "models": told}, status_code=code)
 
 
-async def _health_of(model: Model) -> dict[str, Any]:
+async def _health_of(model: GatewayModel) -> dict[str, Any]:
     entry = model.health_entry()
-    if model.state is State.UNLOADED and model.may_start_s > time.monotonic():
+    if model.state is ModelState.UNLOADED and model.may_start_s > time.monotonic():
         return entry | {"state": "failed"}
     answer = await model.ask("/health")
-    if model.state is State.LOADED and (answer is None or answer.status != 200):
+    if model.state is ModelState.LOADED and (answer is None or answer.status != 200):
         return entry | {"state": "unhealthy"}
     return entry
 
@@ -170,7 +170,7 @@ async def show_model(request: Request) -> Response:
     return JSONResponse(_card(state, state.fleet.find(name), name))
 
 
-def _card(state: GatewayState, model: Model, name: str) -> dict[str, Any]:
+def _card(state: GatewayState, model: GatewayModel, name: str) -> dict[str, Any]:
     card = {
         "id": name,
         "object": "model",

@@ -84,7 +84,7 @@ NEVER = IMPOSSIBLE.keys() - {"file_storage"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ModelEntry:
     """One model: its client-visible names, its config, and when it is in memory.
 
     `sleep_level` 0: an idle model is unloaded. `idle_after_s` 0: it stays loaded forever.
@@ -107,7 +107,7 @@ class Entry:
         return (*self.names, *adapter_names(self.config))
 
 
-def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
+def entries_of(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
     """Return the models in order. `config` is shared by all of them. Raises: ConfigError"""
     if config.gateway.models is not None:
         found = _of_file(config, config.gateway.models, models)
@@ -118,7 +118,7 @@ def entries_of(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def _of_words(config: Config, models: Sequence[str]) -> list[Entry]:
+def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
     """Return a model per word of the command line, named by --served-model-name in order."""
     _check_possible(config, IMPOSSIBLE)
     names = config.model.served_model_name
@@ -136,7 +136,7 @@ def _of_words(config: Config, models: Sequence[str]) -> list[Entry]:
     ]
 
 
-def _of_file(config: Config, path: str, models: Sequence[str]) -> list[Entry]:
+def _of_file(config: Config, path: str, models: Sequence[str]) -> list[ModelEntry]:
     """Return the models of a file, with their own flags overriding the command line's."""
     named = models[0] if models else config.model.model
     if named is not None:
@@ -166,7 +166,7 @@ def _of_file(config: Config, path: str, models: Sequence[str]) -> list[Entry]:
     return [_row(config, f"{path}, model {number}", row) for number, row in enumerate(rows, 1)]
 
 
-def _row(config: Config, where: str, row: Any) -> Entry:
+def _row(config: Config, where: str, row: Any) -> ModelEntry:
     if not isinstance(row, Mapping):
         raise ConfigError("must be `flag: value` lines.", where=where, fix="begin with `model:`.")
     fields = fields_of(where, row)
@@ -195,9 +195,9 @@ def _check_possible(config: Config, names: Iterable[str], where: str | None = No
             )
 
 
-def _entry(config: Config) -> Entry:
+def _entry(config: Config) -> ModelEntry:
     gateway = config.gateway
-    return Entry(
+    return ModelEntry(
         names=served_names(config),
         config=checked(config),
         loads_at_start=bool(gateway.load),
@@ -206,9 +206,9 @@ def _entry(config: Config) -> Entry:
     )
 
 
-def _check_names(found: Sequence[Entry]) -> None:
+def _check_names(found: Sequence[ModelEntry]) -> None:
     """Raise ConfigError if two models share a name."""
-    owners: dict[str, Entry] = {}
+    owners: dict[str, ModelEntry] = {}
     for entry in found:
         for name in entry.every_name:
             if owners.setdefault(name, entry) is not entry:
@@ -219,9 +219,9 @@ def _check_names(found: Sequence[Entry]) -> None:
                 )
 
 
-def _check_folders(found: Sequence[Entry]) -> None:
+def _check_folders(found: Sequence[ModelEntry]) -> None:
     """Raise ConfigError if two models share a folder of files and batches."""
-    owners: dict[Path, Entry] = {}
+    owners: dict[Path, ModelEntry] = {}
     for entry in found:
         folder = entry.config.frontend.file_storage
         if folder and owners.setdefault(Path(folder).resolve(), entry) is not entry:

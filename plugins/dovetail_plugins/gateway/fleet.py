@@ -19,9 +19,9 @@ from dovetail.errors import DovetailError, Overloaded, RequestError, model_not_f
 from dovetail.observability.supervise import supervised
 from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.gateway import metrics
-from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.gateway.memory_need import free_beside
-from dovetail_plugins.gateway.model import Model, State
+from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.server import ModelFailed, Server
 
 logger = logging.getLogger("dovetail_plugins.gateway")
@@ -55,9 +55,9 @@ class Fleet:
 
     def __init__(
         self,
-        models: Sequence[Model],
+        models: Sequence[GatewayModel],
         *,
-        start: Callable[[Entry], Server],
+        start: Callable[[ModelEntry], Server],
         wait_s: float,
         limit_bytes: int | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Fleet:
     async def __aexit__(self, *reason: object) -> None:
         await self.shutdown()
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> GatewayModel:
         """Return the model with this name; the first model if there is none. The tag that Ollama's
         clients append may be present. Raises: NotFound"""
         if not name:
@@ -97,7 +97,7 @@ class Fleet:
                     await self._ready(model, math.inf)
 
     @contextlib.asynccontextmanager
-    async def lease(self, model: Model) -> AsyncIterator[Server]:
+    async def lease(self, model: GatewayModel) -> AsyncIterator[Server]:
         """Yield the loaded model's server, which stays loaded during the block. Raises: Overloaded
         if it cannot be loaded, or not in time"""
         server = await self._ready(model, self.wait_s)
@@ -125,12 +125,12 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         servers = [model.server for model in self.models if model.server is not None]
         for model in self.models:
-            model.server, model.state = None, State.UNLOADED
+            model.server, model.state = None, ModelState.UNLOADED
         await asyncio.gather(*(server.stop() for server in servers), *self._endings)
 
-    async def _ready(self, model: Model, wait_s: float) -> Server:
+    async def _ready(self, model: GatewayModel, wait_s: float) -> Server:
         """Return the server of the model, loaded if needed. Raises: Overloaded"""
-        if model.state is State.LOADED and self._lives(model):
+        if model.state is ModelState.LOADED and self._lives(model):
             assert model.server is not None
             return model.server
         model.num_waiting += 1
@@ -147,9 +147,9 @@ class Fleet:
             model.num_waiting -= 1
             metrics.WAITING.labels(model.name).dec()
 
-    async def _once_loaded(self, model: Model) -> Server:
-        while not (model.state is State.LOADED and self._lives(model)):
-            if model.change is None and model.state is State.ASLEEP and self._room.locked():
+    async def _once_loaded(self, model: GatewayModel) -> Server:
+        while not (model.state is ModelState.LOADED and self._lives(model)):
+            if model.change is None and model.state is ModelState.ASLEEP and self._room.locked():
                 async with self._room:  # the task that makes room may take its memory
                     continue
             if model.change is None:
@@ -161,12 +161,12 @@ class Fleet:
         assert model.server is not None
         return model.server
 
-    def _begin(self, model: Model) -> None:
+    def _begin(self, model: GatewayModel) -> None:
         """Start loading or waking a model. Raises: Overloaded during the pause after repeated
         deaths"""
         if not self.is_alive:
             raise Overloaded("the server is shutting down.")
-        if model.state is State.ASLEEP:
+        if model.state is ModelState.ASLEEP:
             self._change(model, self._wake(model))
             return
         pause_s = model.may_start_s - time.monotonic()
@@ -178,7 +178,9 @@ class Fleet:
             )
         self._change(model, self._load(model))
 
-    def _change(self, model: Model, change: Coroutine[Any, Any, RequestError | None]) -> None:
+    def _change(
+        self, model: GatewayModel, change: Coroutine[Any, Any, RequestError | None]
+    ) -> None:
         """Run a task that changes a model. Mutates: model"""
 
         async def run() -> RequestError | None:
@@ -190,11 +192,11 @@ class Fleet:
         assert model.change is None, "one change at a time"
         model.change = asyncio.ensure_future(run())
 
-    async def _load(self, model: Model) -> RequestError | None:
+    async def _load(self, model: GatewayModel) -> RequestError | None:
         began_s = time.monotonic()
         try:
             async with self._room_for(model):
-                model.state = State.LOADING
+                model.state = ModelState.LOADING
                 model.server = self._start(model.entry)
             await model.server.wait_ready()
             await self._read_card(model)
@@ -203,27 +205,27 @@ class Fleet:
         self._loaded(model, "loaded", began_s)
         return None
 
-    async def _wake(self, model: Model) -> RequestError | None:
+    async def _wake(self, model: GatewayModel) -> RequestError | None:
         began_s = time.monotonic()
         assert model.server is not None
         try:
             async with self._room_for(model):
-                model.state = State.WAKING
+                model.state = ModelState.WAKING
             await _post(model.server, "/wake_up")
         except Exception as error:
             return self._failed(model, error)
         self._loaded(model, "woken", began_s)
         return None
 
-    def _loaded(self, model: Model, how: str, began_s: float) -> None:
-        model.state, model.loaded_s = State.LOADED, time.monotonic()
+    def _loaded(self, model: GatewayModel, how: str, began_s: float) -> None:
+        model.state, model.loaded_s = ModelState.LOADED, time.monotonic()
         model.used()
         seconds = model.loaded_s - began_s
         logger.info("%s: %s in %.2f s", model.name, how, seconds)
         metrics.LOADS.labels(model.name, how).inc()
         metrics.LOAD_SECONDS.labels(model.name).observe(seconds)
 
-    def _failed(self, model: Model, error: Exception) -> RequestError:
+    def _failed(self, model: GatewayModel, error: Exception) -> RequestError:
         """Record that a model could not be loaded; return the error for the waiting requests."""
         metrics.LOADS.labels(model.name, "failed").inc()
         if isinstance(error, Overloaded):
@@ -238,7 +240,7 @@ class Fleet:
             f'the model "{model.name}" could not be loaded: {error}', retry_after_s=RETRY_AFTER_S
         )
 
-    async def _read_card(self, model: Model) -> None:
+    async def _read_card(self, model: GatewayModel) -> None:
         """Store the model card from the model's server. Mutates: model"""
         assert model.server is not None
         cards = (await model.server.connections.request("GET", "/v1/models")).json().get("data", [])
@@ -247,7 +249,7 @@ class Fleet:
     # The methods below decide which model leaves memory.
 
     @contextlib.asynccontextmanager
-    async def _room_for(self, model: Model) -> AsyncIterator[None]:
+    async def _room_for(self, model: GatewayModel) -> AsyncIterator[None]:
         """Run the block, which takes the memory, once there is enough. Raises: Overloaded"""
         async with self._room:
             try:
@@ -260,7 +262,7 @@ class Fleet:
                 ) from None
             yield
 
-    async def _make_room(self, model: Model) -> None:
+    async def _make_room(self, model: GatewayModel) -> None:
         """Return once the model fits next to the loaded ones. Raises: Overloaded if it would not
         fit even alone"""
         while True:
@@ -277,17 +279,17 @@ class Fleet:
                 )
             await self._let_one_go(others)
 
-    async def _room_beside(self, model: Model, others: Sequence[Model]) -> int | None:
+    async def _room_beside(self, model: GatewayModel, others: Sequence[GatewayModel]) -> int | None:
         rooms = []
         if self.limit_bytes is not None:
-            taken = sum(one.need.num_bytes for one in others if one.state is not State.ASLEEP)
+            taken = sum(one.need.num_bytes for one in others if one.state is not ModelState.ASLEEP)
             rooms.append(self.limit_bytes - taken)
         free = await free_beside(model.need, [one.to_come() for one in others])
         if free is not None:
             rooms.append(free)
         return min(rooms) if rooms else None
 
-    async def _let_one_go(self, others: Sequence[Model]) -> None:
+    async def _let_one_go(self, others: Sequence[GatewayModel]) -> None:
         """Unload the model that should leave first, or wait until one may leave."""
         found = leaving_first(others, time.monotonic())
         if found is None:
@@ -297,21 +299,21 @@ class Fleet:
         assert found.change is not None
         await asyncio.shield(found.change)
 
-    def _unload(self, model: Model, why: str) -> None:
+    def _unload(self, model: GatewayModel, why: str) -> None:
         """Start to end a model's server once no request runs on it. Mutates: model"""
-        model.state = State.LEAVING
+        model.state = ModelState.LEAVING
         self._change(model, self._ended(model, why))
 
-    async def _ended(self, model: Model, why: str) -> None:
+    async def _ended(self, model: GatewayModel, why: str) -> None:
         while model.num_running and model.server is not None and model.server.status is None:
             await asyncio.sleep(WATCH_PERIOD_S)
         assert model.server is not None
         await self._stopped(model, model.server)
-        model.server, model.state = None, State.UNLOADED
+        model.server, model.state = None, ModelState.UNLOADED
         metrics.UNLOADS.labels(model.name, why).inc()
         logger.info("%s: unloaded (%s)", model.name, why)
 
-    async def _asleep(self, model: Model) -> None:
+    async def _asleep(self, model: GatewayModel) -> None:
         """Put a model to sleep; unload it if that fails."""
         assert model.server is not None
         try:
@@ -320,7 +322,7 @@ class Fleet:
             logger.warning("%s does not sleep, and is unloaded: %s", model.name, error)
             await self._ended(model, "idle")
             return
-        model.state = State.ASLEEP
+        model.state = ModelState.ASLEEP
         metrics.UNLOADS.labels(model.name, "asleep").inc()
         logger.info("%s: asleep", model.name)
 
@@ -328,24 +330,24 @@ class Fleet:
         """Notice dead models and put idle ones away, as long as the fleet lives."""
         while True:
             for model in self.models:
-                if model.state in (State.LOADED, State.ASLEEP) and model.change is None:
+                if model.state in (ModelState.LOADED, ModelState.ASLEEP) and model.change is None:
                     self._lives(model)
                     self._put_away_if_idle(model, time.monotonic())
             await asyncio.sleep(LOOK_PERIOD_S)
 
-    def _put_away_if_idle(self, model: Model, now_s: float) -> None:
+    def _put_away_if_idle(self, model: GatewayModel, now_s: float) -> None:
         after_s = model.entry.idle_after_s
-        if not after_s or model.state is not State.LOADED or not model.is_idle:
+        if not after_s or model.state is not ModelState.LOADED or not model.is_idle:
             return
         if now_s - model.last_used_s < after_s:
             return
         if model.entry.sleep_level:
-            model.state = State.LEAVING
+            model.state = ModelState.LEAVING
             self._change(model, self._asleep(model))
         else:
             self._unload(model, "idle")
 
-    def _lives(self, model: Model) -> bool:
+    def _lives(self, model: GatewayModel) -> bool:
         """Return whether a model's server runs; record its death otherwise. Mutates: model"""
         assert model.server is not None
         status = model.server.status
@@ -357,28 +359,28 @@ class Fleet:
         model.died(f"its server ended with status {status}.")
         return False
 
-    async def _stopped(self, model: Model, server: Server) -> None:
+    async def _stopped(self, model: GatewayModel, server: Server) -> None:
         """End a server; failures are logged."""
         try:
             await server.stop()
         except Exception as error:
             logger.error("%s: its server did not end in order", model.name, exc_info=error)
 
-    def _end(self, model: Model) -> None:
+    def _end(self, model: GatewayModel) -> None:
         """Detach a model's server and end it in the background. Mutates: model"""
-        server, model.server, model.state = model.server, None, State.UNLOADED
+        server, model.server, model.state = model.server, None, ModelState.UNLOADED
         if server is not None:
             task = asyncio.ensure_future(self._stopped(model, server))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
 
-def leaving_first(models: Sequence[Model], now_s: float) -> Model | None:
+def leaving_first(models: Sequence[GatewayModel], now_s: float) -> GatewayModel | None:
     """Return the model that should leave memory first: a sleeping, an idle, or a busy one that has
     had its turn; least recently used first. None if no model may leave."""
     able = [one for one in models if one.change is None]
-    asleep = [one for one in able if one.state is State.ASLEEP]
-    loaded = [one for one in able if one.state is State.LOADED]
+    asleep = [one for one in able if one.state is ModelState.ASLEEP]
+    loaded = [one for one in able if one.state is ModelState.LOADED]
     idle = [one for one in loaded if one.is_idle and now_s - one.loaded_s >= SETTLED_S]
     busy = [one for one in loaded if now_s - one.loaded_s >= BUSY_TURN_S]
     for group in (asleep, idle, busy):

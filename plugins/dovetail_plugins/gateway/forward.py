@@ -18,7 +18,7 @@ from dovetail.errors import EngineDead, Overloaded
 from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
 from dovetail_plugins.gateway.fleet import Fleet
-from dovetail_plugins.gateway.model import Model, State
+from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.routing import named_model
 from dovetail_plugins.gateway.server import Server
 from dovetail_plugins.http_client.response import Header, StreamedResponse
@@ -93,13 +93,13 @@ class Forward:
         models = [self._fleet.find(name)]
         if name is None and not body:
             # An object id belongs to the model that created it, which is one of the loaded ones.
-            models += [one for one in self._fleet.models[1:] if one.state is State.LOADED]
+            models += [one for one in self._fleet.models[1:] if one.state is ModelState.LOADED]
         for model in models:
             if await self._tried(model, scope, body, send, is_last=model is models[-1]):
                 return
 
     async def _tried(
-        self, model: Model, scope: Scope, body: bytes, send: Send, *, is_last: bool
+        self, model: GatewayModel, scope: Scope, body: bytes, send: Send, *, is_last: bool
     ) -> bool:
         """Forward a request; return whether it was answered. A 404 counts only for the last
         model."""
@@ -141,7 +141,9 @@ def _headers_on(scope: Scope) -> list[Header]:
     return headers
 
 
-async def _pass_back(answer: StreamedResponse, scope: Scope, send: Send, model: Model) -> None:
+async def _pass_back(
+    answer: StreamedResponse, scope: Scope, send: Send, model: GatewayModel
+) -> None:
     """Send the answer to the client piece by piece."""
     dropped = OF_THE_CONNECTION | _RETURNED_ANEW
     headers = [(name, value) for name, value in answer.headers if name not in dropped]

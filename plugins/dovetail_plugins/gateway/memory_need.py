@@ -14,7 +14,7 @@ from dovetail.config.rules.machine.device import select_platform
 from dovetail.config.rules.machine.host_memory import HOST_MEMORY
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.platform import Platform
-from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.inspect.collect import memory_taken
 
 
@@ -31,7 +31,7 @@ class MemoryNeed:
     free_bytes: Callable[[], int | None]
 
 
-def need_of(entry: Entry) -> MemoryNeed:
+def need_of(entry: ModelEntry) -> MemoryNeed:
     """Return the need of a model. Raises: ConfigError for a model that would not start"""
     config = entry.config
     spec = resolve(config)

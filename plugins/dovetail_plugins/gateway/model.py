@@ -1,4 +1,4 @@
-"""Model: the state of one of several models, and what is known of its server."""
+"""GatewayModel: the state of one of several models, and what is known of its server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail_plugins.gateway.entries import Entry
+from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.gateway.memory_need import MemoryNeed
 from dovetail_plugins.gateway.server import Server
 from dovetail_plugins.http_client.response import Response
@@ -22,7 +22,7 @@ ASK_LIMIT_S = 5.0
 """How long a model's server may take to answer /health, /load or /metrics."""
 
 
-class State(enum.StrEnum):
+class ModelState(enum.StrEnum):
     """The state of a model. Only a loaded one takes requests."""
 
     UNLOADED = "unloaded"
@@ -33,14 +33,14 @@ class State(enum.StrEnum):
     LEAVING = "leaving"
 
 
-class Model:
+class GatewayModel:
     """One model. `change` is the task that is changing it; the task returns the error for the
     waiting requests, None on success."""
 
-    def __init__(self, entry: Entry, need: MemoryNeed) -> None:
+    def __init__(self, entry: ModelEntry, need: MemoryNeed) -> None:
         self.entry = entry
         self.need = need
-        self.state = State.UNLOADED
+        self.state = ModelState.UNLOADED
         self.server: Server | None = None
         self.change: asyncio.Task[RequestError | None] | None = None
         self.num_running = 0
@@ -60,7 +60,7 @@ class Model:
     @property
     def is_resident(self) -> bool:
         """Return whether it holds memory, or is about to."""
-        return self.state is not State.UNLOADED
+        return self.state is not ModelState.UNLOADED
 
     @property
     def is_idle(self) -> bool:
@@ -69,7 +69,7 @@ class Model:
 
     async def ask(self, path: str) -> Response | None:
         """Return its server's answer to a GET; None if it is not loaded or does not answer."""
-        if self.server is None or self.state is not State.LOADED:
+        if self.server is None or self.state is not ModelState.LOADED:
             return None
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(ASK_LIMIT_S):
@@ -83,11 +83,11 @@ class Model:
         there will take no more. A sleeping model has released its memory: nothing counts as still
         to come.
         """
-        if self.server is None or self.state is State.ASLEEP:
+        if self.server is None or self.state is ModelState.ASLEEP:
             return self.need, self.need.num_bytes
         if self.need.is_host:
             return self.need, self.server.used_bytes()
-        return self.need, 0 if self.state is State.LOADING else self.need.num_bytes
+        return self.need, 0 if self.state is ModelState.LOADING else self.need.num_bytes
 
     def used(self) -> None:
         """Record that it was used now."""

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dovetail_plugins.apis.ollama.response import written_time
-from dovetail_plugins.gateway.model import Model
+from dovetail_plugins.gateway.model import GatewayModel
 
 
 async def list_models(request: Request) -> Response:
     """Return all names. Of unloaded models only the name is known."""
     state = request.app.state.server
-    models: Sequence[Model] = state.fleet.models
+    models: Sequence[GatewayModel] = state.fleet.models
     created = written_time(datetime.fromtimestamp(state.created_s, UTC))
     known = await asyncio.gather(*(_listed_models(model, "/api/tags") for model in models))
     rows = [
@@ -30,12 +30,12 @@ async def list_models(request: Request) -> Response:
 
 async def list_loaded(request: Request) -> Response:
     """Return the names of the models that are loaded."""
-    models: Sequence[Model] = request.app.state.server.fleet.models
+    models: Sequence[GatewayModel] = request.app.state.server.fleet.models
     known = await asyncio.gather(*(_listed_models(model, "/api/ps") for model in models))
     return JSONResponse({"models": [row for told in known for row in told]})
 
 
-async def _listed_models(model: Model, path: str) -> list[Any]:
+async def _listed_models(model: GatewayModel, path: str) -> list[Any]:
     """Return what a model's server lists; empty if the model is not loaded."""
     answer = await model.ask(path)
     return answer.json()["models"] if answer is not None and answer.status == 200 else []

@@ -21,10 +21,10 @@ from dovetail.server.launch.serve import (
 from dovetail.server.launch.sockets import listening, url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 from dovetail_plugins.gateway.app import build_gateway
-from dovetail_plugins.gateway.entries import Entry, entries_of
+from dovetail_plugins.gateway.entries import ModelEntry, entries_of
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import need_of
-from dovetail_plugins.gateway.model import Model
+from dovetail_plugins.gateway.model import GatewayModel
 from dovetail_plugins.gateway.server import ModelServer
 
 logger = logging.getLogger("dovetail_plugins.gateway")
@@ -45,7 +45,7 @@ def run(config: Config, models: Sequence[str]) -> int:
         return run_loop(serving, stopped_while_starting)
 
 
-def checked_entries(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
+def checked_entries(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
     """Return the models to serve. Raises: ConfigError"""
     if launched(config) is not None:
         raise ConfigError(
@@ -56,22 +56,22 @@ def checked_entries(config: Config, models: Sequence[str]) -> tuple[Entry, ...]:
     return entries_of(config, models)
 
 
-def _checked(entry: Entry) -> Model:
+def _checked(entry: ModelEntry) -> GatewayModel:
     """Return an unloaded model. Raises: ConfigError that names it"""
     try:
-        return Model(entry, need_of(entry))
+        return GatewayModel(entry, need_of(entry))
     except ConfigError as error:
         error.where = f"{error.where} of {entry.name}" if error.where else entry.name
         raise
 
 
-def _tell_needs(models: Sequence[Model]) -> None:
+def _tell_needs(models: Sequence[GatewayModel]) -> None:
     for model in models:
         size = model.need.num_bytes / 2**20
         logger.info("%s: needs %.4g MiB for weights and KV cache", model.name, size)
 
 
-def fleet_of(config: Config, models: Sequence[Model]) -> Fleet:
+def fleet_of(config: Config, models: Sequence[GatewayModel]) -> Fleet:
     """Return the fleet of the models, configured by the flags."""
     return Fleet(
         models,
@@ -83,7 +83,7 @@ def fleet_of(config: Config, models: Sequence[Model]) -> Fleet:
 
 async def _serve(
     config: Config,
-    models: Sequence[Model],
+    models: Sequence[GatewayModel],
     apis: Sequence[Api],
     sock: socket.socket,
     timer: StartupTimer,

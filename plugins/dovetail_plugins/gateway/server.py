@@ -19,7 +19,7 @@ import psutil
 from dovetail.config.config import DEMO_ORIGIN
 from dovetail.errors import DovetailError
 from dovetail.processes.process import Child, spawn
-from dovetail_plugins.gateway.entries import KEPT, Entry
+from dovetail_plugins.gateway.entries import KEPT, ModelEntry
 from dovetail_plugins.http_client.connections import ConnectionPool
 
 logger = logging.getLogger("dovetail_plugins.gateway")
@@ -57,7 +57,7 @@ class Server(Protocol):
 class ModelServer:
     """The process, its socket, and connections to it."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         self._name = entry.name
         self._grace_s = entry.config.frontend.shutdown_timeout + KILL_WAIT_S
         self._folder = Path(tempfile.mkdtemp(prefix="dovetail-model-"))
@@ -117,7 +117,7 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def child_fields(entry: Entry, path: str) -> dict[str, Any]:
+def child_fields(entry: ModelEntry, path: str) -> dict[str, Any]:
     """Return the flags of a model's own server, which listens at `path`."""
     config = entry.config
     given = {

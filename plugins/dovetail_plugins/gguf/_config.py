@@ -16,7 +16,7 @@ from dovetail_plugins.gguf._config_experts import EXPERTS
 from dovetail_plugins.gguf._config_parts import common, ends, sizes
 from dovetail_plugins.gguf._config_recurrent import HEADLESS, RECURRENT
 from dovetail_plugins.gguf._experts import GATES_AND_UPS, num_alone
-from dovetail_plugins.gguf._file import Model, find_file, read_model
+from dovetail_plugins.gguf._file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf._layouts import LAYOUTS
 from dovetail_plugins.gguf._metadata import Settings
 from dovetail_plugins.gguf._names import stored_types
@@ -36,7 +36,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return None if file is None else config_of(read_model(file))
 
 
-def config_of(model: Model) -> dict[str, Any]:
+def config_of(model: GgufModel) -> dict[str, Any]:
     """Return the config.json that a file's settings mean. Raises: ConfigError"""
     settings = Settings(model)
     architecture = settings.architecture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import Model
+from dovetail_plugins.gguf._file import GgufModel
 from dovetail_plugins.gguf._metadata import Settings
 from dovetail_plugins.gguf._names import has_head
 from dovetail_plugins.gguf._types import FLOAT_DTYPES
@@ -57,7 +57,7 @@ def matrix_rows(settings: Settings, name: str) -> int:
     return table.shape[0]
 
 
-def _dtype(model: Model) -> str:
+def _dtype(model: GgufModel) -> str:
     """Return the type of unquantized data, the KV cache too: the one most matrices are stored in.
     If all are quantized it is float16, which changes fewer results than bfloat16 (0.5B Qwen,
     Q4_K_M: 22 of 2,044 likeliest tokens differ, 33 in bfloat16).

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import Extent
+from dovetail_plugins.gguf._file import TensorExtent
 
 GATES_AND_UPS = "ffn_gate_up_exps"
 _ALONE = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
@@ -24,7 +24,7 @@ def expert_of(stem: str) -> tuple[str, int] | None:
     return None if match is None else (f"{match[1]}_exps", int(match[2]))
 
 
-def divided(extents: Iterable[Extent]) -> Iterator[Extent]:
+def divided(extents: Iterable[TensorExtent]) -> Iterator[TensorExtent]:
     """Yield tensors, with gates and ups split into halves of each expert: the gate comes first."""
     for extent in extents:
         if f".{GATES_AND_UPS}." in extent.name:
@@ -33,14 +33,14 @@ def divided(extents: Iterable[Extent]) -> Iterator[Extent]:
             yield extent
 
 
-def num_alone(extents: Iterable[Extent]) -> int:
+def num_alone(extents: Iterable[TensorExtent]) -> int:
     """Return the number of a block's experts with separate tensors, 0 if no block has such."""
     names = (extent.name.split(".", 2)[-1] for extent in extents if extent.name[:4] == "blk.")
     stems = (name.removesuffix(".weight") for name in names if name.startswith("ffn_up."))
     return len({stem for stem in stems if expert_of(stem)})
 
 
-def _halves(extent: Extent) -> Iterator[Extent]:
+def _halves(extent: TensorExtent) -> Iterator[TensorExtent]:
     if len(extent.shape) < 2 or extent.shape[1] % 2:
         raise ConfigError(
             f"{extent.name} has the shape {list(extent.shape)}, which has no two halves.",

@@ -37,7 +37,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class TensorExtent:
     """One tensor: `shape` has the longest stride first, `start` counts bytes of the file."""
 
     path: Path
@@ -49,21 +49,21 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class FileHead:
     """The head of one file, before the tensors' bytes."""
 
     path: Path
     settings: Mapping[str, Any]
-    extents: tuple[Extent, ...]
+    extents: tuple[TensorExtent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class GgufModel:
     """A whole model: the settings of its first file, the tensors of all."""
 
     path: Path
     settings: Mapping[str, Any]
-    extents: tuple[Extent, ...]
+    extents: tuple[TensorExtent, ...]
 
 
 def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
@@ -91,7 +91,7 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
     return firsts[0] if firsts else None
 
 
-def read_model(path: str | Path) -> Model:
+def read_model(path: str | Path) -> GgufModel:
     """Return a model by one of its files. Raises: ConfigError naming the file and the byte."""
     heads = [read_head(file) for file in files_of(Path(path))]
     extents = tuple(extent for head in heads for extent in head.extents)
@@ -105,10 +105,10 @@ def read_model(path: str | Path) -> Model:
     told = first.settings.get("split.tensors.count")
     if isinstance(told, int) and len(heads) > 1 and told != len(extents):
         raise _malformed(first.path, f"it says {told} tensors, its files have {len(extents)}")
-    return Model(path=first.path, settings=first.settings, extents=extents)
+    return GgufModel(path=first.path, settings=first.settings, extents=extents)
 
 
-def _check_whole(first: Head, num_files: int) -> None:
+def _check_whole(first: FileHead, num_files: int) -> None:
     """Raises: ConfigError for a part of a model, according to its settings, whatever its name."""
     count, number = (first.settings.get(f"split.{key}") for key in ("count", "no"))
     if not isinstance(count, int) or count == num_files:
@@ -140,7 +140,7 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path) -> FileHead:
     """Return the checked head of one file. Raises: ConfigError naming the file and the byte."""
     try:
         with path.open("rb") as file:
@@ -156,7 +156,7 @@ class _Reader:
         self._path, self._file = path, file
         self._place, self._size = 0, path.stat().st_size
 
-    def head(self) -> Head:
+    def head(self) -> FileHead:
         """Return all that comes before the tensors' bytes."""
         self._check_start()
         num_tensors, num_settings = self._number("Q"), self._number("Q")
@@ -175,7 +175,7 @@ class _Reader:
         start = -(-self._place // alignment) * alignment
         extents = tuple(self._extent(start, alignment, *one) for one in described)
         self._check_apart(extents)
-        return Head(path=self._path, settings=settings, extents=extents)
+        return FileHead(path=self._path, settings=settings, extents=extents)
 
     def _check_start(self) -> None:
         magic = self._take(4)
@@ -205,7 +205,7 @@ class _Reader:
 
     def _extent(
         self, start: int, alignment: int, name: str, type: Type, shape: tuple[int, ...], offset: int
-    ) -> Extent:
+    ) -> TensorExtent:
         """Return the extent of a tensor, which must be inside the file."""
         num_values = math.prod(shape)
         row = shape[-1] if shape else 1
@@ -219,12 +219,12 @@ class _Reader:
                 f'tensor "{name}" ends at byte {start + offset + num_bytes}, the file has '
                 f"{self._size}"
             )
-        return Extent(
+        return TensorExtent(
             path=self._path, name=name, type=type, shape=shape, start=start + offset,
             num_bytes=num_bytes,
         )  # fmt: skip
 
-    def _check_apart(self, extents: tuple[Extent, ...]) -> None:
+    def _check_apart(self, extents: tuple[TensorExtent, ...]) -> None:
         """Raises: ConfigError when two tensors share a name or bytes."""
         if len({extent.name for extent in extents}) < len(extents):
             raise self._fault("two tensors have one name")

@@ -222,7 +222,7 @@ _BLOOM_TRUNK = _TRUNK | {"token_embd_norm": "model.embed_norm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FamilyNames:
     """A family's names.
 
     `block`: names of modules in a block without "blk.N."; `own`: whole names of tensors in a block
@@ -244,84 +244,84 @@ class Layout:
     stacked: tuple[str, ...] = ()
 
 
-LAYOUTS: dict[str, Layout] = {
-    "llama": Layout(block=_BLOCK | _MIXTRAL, turns_heads=True, has_letters=True),
-    "qwen2": Layout(block=_BLOCK),
-    "qwen2moe": Layout(block=_BLOCK | _MOE),
-    "qwen3": Layout(block=_BLOCK),
-    "qwen3moe": Layout(block=_BLOCK | _MOE),
-    "phi3": Layout(block=_BLOCK | _FUSED),
-    "gemma": Layout(block=_BLOCK, adds_one=True),
-    "gemma2": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
-    "gemma3": Layout(block=_BLOCK | _FOUR_NORMS, adds_one=True),
-    "gemma3n": Layout(
+LAYOUTS: dict[str, FamilyNames] = {
+    "llama": FamilyNames(block=_BLOCK | _MIXTRAL, turns_heads=True, has_letters=True),
+    "qwen2": FamilyNames(block=_BLOCK),
+    "qwen2moe": FamilyNames(block=_BLOCK | _MOE),
+    "qwen3": FamilyNames(block=_BLOCK),
+    "qwen3moe": FamilyNames(block=_BLOCK | _MOE),
+    "phi3": FamilyNames(block=_BLOCK | _FUSED),
+    "gemma": FamilyNames(block=_BLOCK, adds_one=True),
+    "gemma2": FamilyNames(block=_BLOCK | _FOUR_NORMS, adds_one=True),
+    "gemma3": FamilyNames(block=_BLOCK | _FOUR_NORMS, adds_one=True),
+    "gemma3n": FamilyNames(
         block=_BLOCK | _FOUR_NORMS | _GEMMA3N,
         own=_GEMMA3N_SCALE,
         trunk=_TRUNK | _GEMMA3N_TRUNK,
         stacked=("altup_proj", "altup_unembd_proj"),
     ),
-    "olmo2": Layout(block=_BLOCK | _NORMS_BEHIND),
-    "cohere2": Layout(block=_BLOCK),
-    "glm4": Layout(block=_BLOCK | _GLM4),
-    "glm4moe": Layout(block=_BLOCK | _MOE | _GLM4_MOE, own=_CORRECTION),
-    "gpt-oss": Layout(block=_BLOCK | _MOE | _GPT_OSS),
-    "gpt2": Layout(
+    "olmo2": FamilyNames(block=_BLOCK | _NORMS_BEHIND),
+    "cohere2": FamilyNames(block=_BLOCK),
+    "glm4": FamilyNames(block=_BLOCK | _GLM4),
+    "glm4moe": FamilyNames(block=_BLOCK | _MOE | _GLM4_MOE, own=_CORRECTION),
+    "gpt-oss": FamilyNames(block=_BLOCK | _MOE | _GPT_OSS),
+    "gpt2": FamilyNames(
         block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h", is_input_first=True
     ),
-    "deepseek2": Layout(
+    "deepseek2": FamilyNames(
         block=_BLOCK | _MOE | _SHARED | _LATENT,
         own=_CORRECTION,
         joined=dict.fromkeys(("attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
     ),
-    "deepseek32": Layout(
+    "deepseek32": FamilyNames(
         block=_BLOCK | _MOE | _GLM4_MOE | _SHARED | _LATENT | _INDEXER,
         own=_CORRECTION,
         joined=dict.fromkeys(("attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
     ),
-    "mamba": Layout(block=_MAMBA, own=_vectors("mixer", has_steps=False)),
-    "mamba2": Layout(block=_MAMBA, own=_vectors("mixer")),
-    "falcon-h1": Layout(
+    "mamba": FamilyNames(block=_MAMBA, own=_vectors("mixer", has_steps=False)),
+    "mamba2": FamilyNames(block=_MAMBA, own=_vectors("mixer")),
+    "falcon-h1": FamilyNames(
         block=_BLOCK | _FALCON_H1,
         own=_vectors("mamba") | {"ffn_norm": "pre_ff_layernorm.weight"},
     ),
-    "lfm2": Layout(block=_BLOCK | _LFM2, trunk=_LFM2_TRUNK),
-    "granitehybrid": Layout(
+    "lfm2": FamilyNames(block=_BLOCK | _LFM2, trunk=_LFM2_TRUNK),
+    "granitehybrid": FamilyNames(
         block=_BLOCK | _GRANITE_HYBRID, own=_vectors("mamba"), turns_heads=True
     ),
-    "jamba": Layout(block=_BLOCK | _JAMBA, own=_vectors("mamba", has_steps=False)),
-    "llama4": Layout(block=_BLOCK | _LLAMA4),
-    "qwen3next": Layout(
+    "jamba": FamilyNames(block=_BLOCK | _JAMBA, own=_vectors("mamba", has_steps=False)),
+    "llama4": FamilyNames(block=_BLOCK | _LLAMA4),
+    "qwen3next": FamilyNames(
         block=_BLOCK | _MOE | _QWEN3_NEXT, own=_vectors("linear_attn"), adds_one=True
     ),
-    "nemotron_h": Layout(block=_NEMOTRON_H, own=_vectors("mixer")),
-    "starcoder": Layout(block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h"),
-    "starcoder2": Layout(block=_BLOCK),
-    "falcon": Layout(block=_BLOCK | _QKV),
-    "bloom": Layout(block=_BLOCK | _QKV, trunk=_BLOOM_TRUNK),
-    "mpt": Layout(block=_BLOCK | _QKV),
-    "gptneox": Layout(block=_BLOCK | _QKV),
-    "phi2": Layout(block=_BLOCK | _QKV),
-    "stablelm": Layout(block=_BLOCK),
-    "nemotron": Layout(block=_BLOCK, adds_one=True),
-    "granite": Layout(block=_BLOCK, turns_heads=True),
-    "granitemoe": Layout(block=_BLOCK | _MOE | _SHARED, turns_heads=True),
-    "olmo": Layout(block=_BLOCK, turns_heads=True),
-    "olmoe": Layout(block=_BLOCK | _MOE),
-    "exaone": Layout(block=_BLOCK),
-    "exaone4": Layout(block=_BLOCK | _NORMS_BEHIND),
-    "smollm3": Layout(block=_BLOCK, turns_heads=True),
-    "arcee": Layout(block=_BLOCK, turns_heads=True),
-    "internlm2": Layout(block=_BLOCK, turns_heads=True),
-    "minicpm": Layout(block=_BLOCK, turns_heads=True),
-    "hunyuan-dense": Layout(block=_BLOCK),
-    "hunyuan-moe": Layout(block=_BLOCK | _MOE | _HUNYUAN),
-    "ernie4_5": Layout(block=_BLOCK),
-    "ernie4_5-moe": Layout(block=_BLOCK | _MOE | _SHARED, own=_ERNIE),
-    "seed_oss": Layout(block=_BLOCK | {"post_attention_norm": "post_attention_layernorm"}),
-    "dots1": Layout(block=_BLOCK | _MOE | _SHARED, own=_CORRECTION),
-    "command-r": Layout(block=_BLOCK),
+    "nemotron_h": FamilyNames(block=_NEMOTRON_H, own=_vectors("mixer")),
+    "starcoder": FamilyNames(block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h"),
+    "starcoder2": FamilyNames(block=_BLOCK),
+    "falcon": FamilyNames(block=_BLOCK | _QKV),
+    "bloom": FamilyNames(block=_BLOCK | _QKV, trunk=_BLOOM_TRUNK),
+    "mpt": FamilyNames(block=_BLOCK | _QKV),
+    "gptneox": FamilyNames(block=_BLOCK | _QKV),
+    "phi2": FamilyNames(block=_BLOCK | _QKV),
+    "stablelm": FamilyNames(block=_BLOCK),
+    "nemotron": FamilyNames(block=_BLOCK, adds_one=True),
+    "granite": FamilyNames(block=_BLOCK, turns_heads=True),
+    "granitemoe": FamilyNames(block=_BLOCK | _MOE | _SHARED, turns_heads=True),
+    "olmo": FamilyNames(block=_BLOCK, turns_heads=True),
+    "olmoe": FamilyNames(block=_BLOCK | _MOE),
+    "exaone": FamilyNames(block=_BLOCK),
+    "exaone4": FamilyNames(block=_BLOCK | _NORMS_BEHIND),
+    "smollm3": FamilyNames(block=_BLOCK, turns_heads=True),
+    "arcee": FamilyNames(block=_BLOCK, turns_heads=True),
+    "internlm2": FamilyNames(block=_BLOCK, turns_heads=True),
+    "minicpm": FamilyNames(block=_BLOCK, turns_heads=True),
+    "hunyuan-dense": FamilyNames(block=_BLOCK),
+    "hunyuan-moe": FamilyNames(block=_BLOCK | _MOE | _HUNYUAN),
+    "ernie4_5": FamilyNames(block=_BLOCK),
+    "ernie4_5-moe": FamilyNames(block=_BLOCK | _MOE | _SHARED, own=_ERNIE),
+    "seed_oss": FamilyNames(block=_BLOCK | {"post_attention_norm": "post_attention_layernorm"}),
+    "dots1": FamilyNames(block=_BLOCK | _MOE | _SHARED, own=_CORRECTION),
+    "command-r": FamilyNames(block=_BLOCK),
 }
 """general.architecture -> names."""
 
-FALCON_TWO_NORMS = Layout(block=_BLOCK | _QKV | _FALCON_TWO_NORMS)
+FALCON_TWO_NORMS = FamilyNames(block=_BLOCK | _QKV | _FALCON_TWO_NORMS)
 """Falcon 40B and similar models: attention and MLP have separate norms."""

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import Extent, Model
+from dovetail_plugins.gguf._file import GgufModel, TensorExtent
 from dovetail_plugins.gguf._layouts import LAYOUTS
 
 _MAX_FACTORS = 4096
@@ -15,7 +15,7 @@ _MAX_FACTORS = 4096
 class Settings:
     """The settings of a file by name, each checked for its kind."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: GgufModel) -> None:
         self.model = model
         self._values = model.settings
         self.architecture = str(self._values.get("general.architecture", ""))
@@ -76,12 +76,12 @@ class Settings:
         blocks = (p[1] for p in parts if len(p) == 3 and p[0] == "blk" and p[2] == name)
         return sorted(int(number) for number in blocks if number.isdecimal())
 
-    def first(self, name: str) -> Extent | None:
+    def first(self, name: str) -> TensorExtent | None:
         """Return the extent of a tensor in the first block that has it."""
         blocks = self.blocks_with(name)
         return self.tensor(f"blk.{blocks[0]}.{name}") if blocks else None
 
-    def tensor(self, name: str) -> Extent | None:
+    def tensor(self, name: str) -> TensorExtent | None:
         """Return the extent of a tensor."""
         return next((one for one in self.model.extents if one.name == name), None)
 

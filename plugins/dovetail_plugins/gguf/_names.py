@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail_plugins.gguf._experts import divided, expert_of
-from dovetail_plugins.gguf._file import Extent, Model
-from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, Layout
+from dovetail_plugins.gguf._file import GgufModel, TensorExtent
+from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, FamilyNames
 from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
 
 TABLE = "embed_tokens"
@@ -29,7 +29,7 @@ _NO_MATRICES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorTarget:
     """The destination of a tensor: parameter `leaf` of `module`. `stem`: GGUF's name of it in a
     block. `is_stacked`: it holds all experts', or all of several modules that are numbered;
     `number`: it holds that expert's; `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is
@@ -63,7 +63,7 @@ class Place:
         return f"{holder}.{number}.{_EXPERT_WORDS[word] if self.has_letters else word}"
 
 
-def layout_of(model: Model) -> Layout | None:
+def layout_of(model: GgufModel) -> FamilyNames | None:
     """Return the names of a model's tensors, None for an architecture that is not known."""
     architecture = str(model.settings.get("general.architecture"))
     if architecture == "falcon" and any(".attn_norm_2." in one.name for one in model.extents):
@@ -71,7 +71,7 @@ def layout_of(model: Model) -> Layout | None:
     return LAYOUTS.get(architecture)
 
 
-def check_names(model: Model, layout: Layout) -> None:
+def check_names(model: GgufModel, layout: FamilyNames) -> None:
     """Raises: ConfigError that lists tensors whose names are not known: the file may be older, or
     newer, than the names of its architecture here."""
     unknown = [
@@ -91,7 +91,7 @@ def check_names(model: Model, layout: Layout) -> None:
         )
 
 
-def place_of(layout: Layout, name: str) -> Place | None:
+def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
     """Return the destination of a tensor, or None for an unknown name."""
     words = name.split(".", 2)
     if len(words) == 3 and words[0] == "blk":
@@ -99,21 +99,23 @@ def place_of(layout: Layout, name: str) -> Place | None:
     stem, _, leaf = name.rpartition(".")
     if stem in layout.trunk:
         is_stacked = stem in layout.stacked
-        return Place(module=layout.trunk[stem], leaf=leaf, stem=stem, is_stacked=is_stacked)
+        return TensorTarget(module=layout.trunk[stem], leaf=leaf, stem=stem, is_stacked=is_stacked)
     return None
 
 
-def _place_in_block(layout: Layout, block: str, name: str) -> Place | None:
+def _place_in_block(layout: FamilyNames, block: str, name: str) -> TensorTarget | None:
     if name in layout.own:
         module, _, leaf = layout.own[name].rpartition(".")
-        return Place(module=f"{block}.{module}", leaf=leaf, stem=name)
+        return TensorTarget(module=f"{block}.{module}", leaf=leaf, stem=name)
     stem, _, leaf = name.rpartition(".")
     if stem in layout.joined:
-        return Place(module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True)
+        return TensorTarget(
+            module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True
+        )
     all_experts, number = expert_of(stem) or (stem, None)
     if all_experts not in layout.block:
         return None
-    return Place(
+    return TensorTarget(
         module=f"{block}.{layout.block[all_experts]}",
         leaf=leaf,
         stem=stem,
@@ -123,7 +125,7 @@ def _place_in_block(layout: Layout, block: str, name: str) -> Place | None:
     )
 
 
-def stored_types(model: Model) -> dict[str, str]:
+def stored_types(model: GgufModel) -> dict[str, str]:
     """Return module -> type of all matrices of a file, nothing if none is quantized.
 
     A token table uses the head's name if there is no separate head.
@@ -146,7 +148,7 @@ def stored_types(model: Model) -> dict[str, str]:
     return types if quantized else {}
 
 
-def _several_types(extent: Extent, other: str) -> ConfigError:
+def _several_types(extent: TensorExtent, other: str) -> ConfigError:
     return ConfigError(
         f"{extent.name} is {extent.type.name}, and the same matrix of another expert is {other}: "
         "the experts of a layer are read in one type.",
@@ -155,15 +157,15 @@ def _several_types(extent: Extent, other: str) -> ConfigError:
     )
 
 
-def has_head(extents: Iterable[Extent]) -> bool:
+def has_head(extents: Iterable[TensorExtent]) -> bool:
     """Return whether the head has a separate matrix."""
     return any(extent.name == "output.weight" for extent in extents)
 
 
-def headers_of(model: Model) -> Iterator[TensorHeader]:
+def headers_of(model: GgufModel) -> Iterator[TensorHeader]:
     """Yield the tensors of a model under the checkpoint's names, blocks by the type's own name."""
     layout = layout_of(model)
-    joined: dict[str, Extent] = {}
+    joined: dict[str, TensorExtent] = {}
     for extent in divided(model.extents):
         place = None if layout is None else place_of(layout, extent.name)
         if layout is not None and place is None and extent.name.removesuffix(".weight") in ROPE:
@@ -184,7 +186,7 @@ def headers_of(model: Model) -> Iterator[TensorHeader]:
             yield _header(extent, name, extent.shape, extent.num_bytes)
 
 
-def _joined_header(name: str, first: Extent, second: Extent) -> TensorHeader:
+def _joined_header(name: str, first: TensorExtent, second: TensorExtent) -> TensorHeader:
     """Return the matrix that the keys' and the values' part of latents make: float32."""
     keys, values = (first, second) if ".attn_k_b." in first.name else (second, first)
     heads, inputs, rows = keys.shape
@@ -198,7 +200,9 @@ def _joined_header(name: str, first: Extent, second: Extent) -> TensorHeader:
     )
 
 
-def _header(extent: Extent, name: str, shape: tuple[int, ...], num_bytes: int) -> TensorHeader:
+def _header(
+    extent: TensorExtent, name: str, shape: tuple[int, ...], num_bytes: int
+) -> TensorHeader:
     dtype = PLAIN_DTYPES.get(extent.type.name, extent.type.name)
     return TensorHeader(
         name=name, shape=shape, dtype=dtype, num_bytes=num_bytes, file=extent.path.name

@@ -9,7 +9,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail_plugins.gguf._layouts import LAYOUTS, Layout
+from dovetail_plugins.gguf._layouts import LAYOUTS, FamilyNames
 from dovetail_plugins.gguf._types import QUANTIZED
 from dovetail_plugins.gguf._write import Stored
 
@@ -59,7 +59,7 @@ def renamed(
         raise ConfigError(f"experts of {next(iter(waiting))} are missing.", where=model.path)
 
 
-def _names(layout: Layout, num_layers: int) -> dict[str, str]:
+def _names(layout: FamilyNames, num_layers: int) -> dict[str, str]:
     """Return the checkpoint's module -> GGUF's stem."""
     found = {theirs: ours for ours, theirs in layout.trunk.items()}
     for number in range(num_layers):
@@ -81,7 +81,9 @@ def _num_experts(model: ModelSpec) -> int:
     return int(config.get("num_local_experts") or config.get("num_experts") or 0)
 
 
-def _as_stored(model: ModelSpec, layout: Layout, module: str, tensor: torch.Tensor) -> torch.Tensor:
+def _as_stored(
+    model: ModelSpec, layout: FamilyNames, module: str, tensor: torch.Tensor
+) -> torch.Tensor:
     """Return a tensor as converters change it: rows of heads turned, norms plus one."""
     last = module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):

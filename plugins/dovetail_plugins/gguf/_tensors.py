@@ -12,10 +12,10 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._experts import divided
-from dovetail_plugins.gguf._file import Extent, Model
+from dovetail_plugins.gguf._file import GgufModel, TensorExtent
 from dovetail_plugins.gguf._integers import dequantize
-from dovetail_plugins.gguf._layouts import Layout
-from dovetail_plugins.gguf._names import Place, check_names, layout_of, place_of
+from dovetail_plugins.gguf._layouts import FamilyNames
+from dovetail_plugins.gguf._names import TensorTarget, check_names, layout_of, place_of
 from dovetail_plugins.gguf._types import QUANTIZED
 
 DTYPES = {
@@ -30,7 +30,7 @@ DTYPES = {
 }
 
 
-def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(model: GgufModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a model; their bytes are read when they are copied.
 
     Names of an unknown architecture are unchanged.
@@ -50,7 +50,7 @@ def tensors_of(model: Model) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _renamed(model, layout, extent, _read(mapped, extent), joined)
 
 
-def _read(mapped: mmap.mmap, extent: Extent) -> torch.Tensor:
+def _read(mapped: mmap.mmap, extent: TensorExtent) -> torch.Tensor:
     """Return a tensor in the mapped file: its numbers, or its rows as bytes."""
     if extent.start + extent.num_bytes > len(mapped):
         raise ConfigError("the file became shorter while it was read.", where=str(extent.path))
@@ -62,9 +62,9 @@ def _read(mapped: mmap.mmap, extent: Extent) -> torch.Tensor:
 
 
 def _renamed(
-    model: Model,
-    layout: Layout,
-    extent: Extent,
+    model: GgufModel,
+    layout: FamilyNames,
+    extent: TensorExtent,
     tensor: torch.Tensor,
     joined: dict[str, dict[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -95,7 +95,9 @@ def _renamed(
     yield f"{place.owner}.{leaf}", tensor
 
 
-def _as_stored(model: Model, layout: Layout, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+def _as_stored(
+    model: GgufModel, layout: FamilyNames, place: TensorTarget, tensor: torch.Tensor
+) -> torch.Tensor:
     """Return a tensor as in the checkpoint, undoing a converter's changes."""
     last = place.module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):
@@ -123,7 +125,7 @@ def _turned(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _num_heads(model: Model, *, is_key: bool) -> int:
+def _num_heads(model: GgufModel, *, is_key: bool) -> int:
     """Return the heads of queries or of keys. Raises: ConfigError when the file does not say."""
     prefix = f"{model.settings['general.architecture']}.attention.head_count"
     heads = model.settings.get(prefix)

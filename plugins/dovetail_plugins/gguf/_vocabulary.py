@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import Model
+from dovetail_plugins.gguf._file import GgufModel
 from dovetail_plugins.gguf._splits import GEMMA4, KINDS, Kind
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
@@ -41,18 +41,18 @@ TEMPLATE = "tokenizer.chat_template"
 Json = dict[str, Any]
 
 
-def tokenizer_of(model: Model) -> tuple[str, Json]:
+def tokenizer_of(model: GgufModel) -> tuple[str, Json]:
     """Return the contents that tokenizer.json and tokenizer_config.json would have. Raises:
     ConfigError"""
-    vocabulary = Vocabulary(model)
+    vocabulary = GgufVocabulary(model)
     content = vocabulary.content()
     return json.dumps(content, ensure_ascii=False), vocabulary.settings()
 
 
-class Vocabulary:
+class GgufVocabulary:
     """The tokens of a file, their kinds, and how text becomes them."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: GgufModel) -> None:
         self.path = model.path
         self._values = model.settings
         self.tokens: list[str] = self._list("tokens", str)
@@ -331,4 +331,4 @@ def read_tokenizer(file: Path) -> tuple[str, Json]:
     from dovetail_plugins.gguf._file import read_head
 
     head = read_head(file)
-    return tokenizer_of(Model(path=file, settings=head.settings, extents=()))
+    return tokenizer_of(GgufModel(path=file, settings=head.settings, extents=()))

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
-from dovetail_plugins.gguf._file import Model
+from dovetail_plugins.gguf._file import GgufModel
 from dovetail_plugins.gguf._splits import KINDS
 from dovetail_plugins.gguf._vocabulary import TEMPLATE, tokenizer_of
 
@@ -130,7 +130,7 @@ def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
     best, least = "default", len(wanted) + 1
     for name in _candidates(real):
         written = {f"{_PREFIX}{k}": v for k, v in settings.items()} | {f"{_PREFIX}pre": name}
-        text, _ = tokenizer_of(Model(path=Path("new.gguf"), settings=written, extents=()))
+        text, _ = tokenizer_of(GgufModel(path=Path("new.gguf"), settings=written, extents=()))
         ids = Tokenizer.from_str(text).encode(PROBE, add_special_tokens=False).ids
         wrong = 0 if ids == wanted else 1 + abs(len(ids) - len(wanted))
         if wrong < least:

@@ -50,7 +50,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
 
 @dataclass(kw_only=True)
-class Parts:
+class EngineParts:
     """The known parts of the engine that would start: all of `spec`, or pieces of it. `is_refused`:
     the model cannot be created."""
 
@@ -156,7 +156,7 @@ def _file(folder: Path, name: str, tensors: int | None) -> WeightFile:
     return WeightFile(name=name, bytes=(folder / name).stat().st_size, tensors=tensors)
 
 
-def _parts(config: Config) -> Parts:
+def _parts(config: Config) -> EngineParts:
     """Return the engine that would start, or its pieces. Raises: ConfigError if there is no
     checkpoint"""
     try:
@@ -172,9 +172,9 @@ def _parts(config: Config) -> Parts:
     return parts
 
 
-def _parts_of(config: Config, spec: EngineSpec) -> Parts:
+def _parts_of(config: Config, spec: EngineSpec) -> EngineParts:
     run = spec.run
-    return Parts(
+    return EngineParts(
         model=run.model,
         platform=select_platform(config)[1],
         kv_dtype=run.kv_dtype,
@@ -185,7 +185,7 @@ def _parts_of(config: Config, spec: EngineSpec) -> Parts:
     )
 
 
-def _pieces(config: Config) -> Parts:
+def _pieces(config: Config) -> EngineParts:
     """Return the facts that do not need a whole engine. Raises: ConfigError"""
     _, platform = select_platform(config)
     path = find_model(
@@ -203,7 +203,7 @@ def _pieces(config: Config) -> Parts:
     model = msgspec.structs.replace(facts, dtype=computed, weight_dtype=kept)
     kv_dtype = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = kv_dtype or platform.defaults().kv_dtype or model.weight_dtype
-    parts = Parts(model=model, platform=platform, kv_dtype=kv_dtype)
+    parts = EngineParts(model=model, platform=platform, kv_dtype=kv_dtype)
     with _tried(parts):
         parts.load_format = selections.select_load_format(config, parts.model.path)
     with _tried(parts):
@@ -214,7 +214,7 @@ def _pieces(config: Config) -> Parts:
 
 
 @contextmanager
-def _tried(parts: Parts, *, is_once: bool = False) -> Iterator[None]:
+def _tried(parts: EngineParts, *, is_once: bool = False) -> Iterator[None]:
     """Turn an error in the block into a warning. `is_once`: unless there is one about the same file
     or flag. Mutates: parts"""
     try:
@@ -225,7 +225,7 @@ def _tried(parts: Parts, *, is_once: bool = False) -> Iterator[None]:
             parts.warnings.append(str(error))
 
 
-def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
+def _headers(config: Config, parts: EngineParts) -> list[TensorHeader] | None:
     """Return the headers of all tensors; None if the format has none or a file is invalid."""
     if parts.load_format is None:
         return None
@@ -244,7 +244,7 @@ def _headers(config: Config, parts: Parts) -> list[TensorHeader] | None:
     return None
 
 
-def _method(parts: Parts) -> QuantMethod | None:
+def _method(parts: EngineParts) -> QuantMethod | None:
     """Return the quantization method; None if it refuses the checkpoint."""
     if parts.quantization is None:
         return None
@@ -253,7 +253,7 @@ def _method(parts: Parts) -> QuantMethod | None:
     return None
 
 
-def _how(parts: Parts, method: QuantMethod | None) -> How:
+def _how(parts: EngineParts, method: QuantMethod | None) -> How:
     native = library() if parts.device == "cpu" else None
     options = registry.admin.build_options(parts.quantization) if parts.quantization else None
     return How(
@@ -268,7 +268,7 @@ def _how(parts: Parts, method: QuantMethod | None) -> How:
     )
 
 
-def _text(config: Config, parts: Parts) -> TextFacts | None:
+def _text(config: Config, parts: EngineParts) -> TextFacts | None:
     """Return the facts about text input and output; None without a tokenizer."""
     from dovetail.server.launch.preview import look_ahead
 
@@ -294,7 +294,7 @@ def _text(config: Config, parts: Parts) -> TextFacts | None:
     return None
 
 
-def _generation(config: Config, parts: Parts) -> dict[str, object]:
+def _generation(config: Config, parts: EngineParts) -> dict[str, object]:
     """Return the default sampling settings of a request."""
     if parts.spec is not None:
         return dict(parts.spec.default_sampling)

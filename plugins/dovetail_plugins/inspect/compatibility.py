@@ -14,7 +14,7 @@ from dovetail.interfaces.data.spec import EngineSpec, Selection
 from dovetail_plugins.inspect.facts import Chosen, WeightFile
 
 if TYPE_CHECKING:
-    from dovetail_plugins.inspect.collect import Parts
+    from dovetail_plugins.inspect.collect import EngineParts
 
 ROOT = "dovetail"
 _LINE = re.compile(r"(\w+) auto: (\S+?)[,:]?(?: (?:\(rank -?\d+\)(?:; )?)?(.*))?")
@@ -34,7 +34,7 @@ Told = list[str]
 """Log lines."""
 
 
-class _Ears(logging.Handler):
+class _LogCapture(logging.Handler):
     """Stores log messages."""
 
     def __init__(self, told: Told) -> None:
@@ -50,7 +50,7 @@ class _Ears(logging.Handler):
 def listening() -> Iterator[Told]:
     """Yield the lines logged in the block, which are logged nowhere else."""
     told: Told = []
-    root, ears = logging.getLogger(ROOT), _Ears(told)
+    root, ears = logging.getLogger(ROOT), _LogCapture(told)
     level, propagates, handlers = root.level, root.propagate, root.handlers
     root.propagate, root.handlers = False, [ears]
     root.setLevel(logging.INFO)
@@ -62,7 +62,7 @@ def listening() -> Iterator[Told]:
 
 
 def chosen(
-    config: Config, parts: Parts, told: Told, files: Sequence[WeightFile]
+    config: Config, parts: EngineParts, told: Told, files: Sequence[WeightFile]
 ) -> tuple[Chosen, ...]:
     """Return the plugins in the order in which a request uses them."""
     lines = {match[1]: match[3] or "" for line in told if (match := _LINE.fullmatch(line))}
@@ -90,7 +90,7 @@ def chosen(
     return tuple(choices)
 
 
-def _selections(parts: Parts) -> list[tuple[str, Selection | None]]:
+def _selections(parts: EngineParts) -> list[tuple[str, Selection | None]]:
     spec: EngineSpec | None = parts.spec
     return [
         ("load_format", parts.load_format),
@@ -109,7 +109,7 @@ def _asked(config: Config, kind: str, reasons: dict[str, str]) -> str:
     return reasons.get(kind, "")
 
 
-def _model_reason(parts: Parts) -> str:
+def _model_reason(parts: EngineParts) -> str:
     if parts.model_plugin is None:
         return ""
     if parts.model_plugin.name == parts.model.architecture:
@@ -119,7 +119,7 @@ def _model_reason(parts: Parts) -> str:
     return f"no plugin for {parts.model.architecture}, but transformers knows it"
 
 
-def _quantization_reason(parts: Parts) -> str:
+def _quantization_reason(parts: EngineParts) -> str:
     stored = stored_quantization(parts.model) if parts.quantization else None
     return f'the checkpoint is stored as "{stored}"' if stored else "the checkpoint has none"
 

@@ -26,7 +26,7 @@ SHARE_WITHOUT_FACTS = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedModel:
     """A model and its facts. `fits` None: the device's free memory is unknown."""
 
     model: StoredModel
@@ -57,13 +57,13 @@ def device_memory() -> tuple[str, int | None]:
     return platform.device_type, platform.free_bytes()
 
 
-def listed(model: StoredModel, free_bytes: int | None) -> Listed:
+def listed(model: StoredModel, free_bytes: int | None) -> ListedModel:
     """Return the facts of a model. What Ollama reports about its own models is used unchanged."""
     facts, fault = None, model.fault
     if not fault and not (model.store == OLLAMA and model.family):
         facts, fault = _facts(model)
     needed = _needed_bytes(model, facts)
-    return Listed(
+    return ListedModel(
         model=model,
         architecture=facts.architecture if facts else model.family,
         quantization=_quantization(model, facts),

@@ -14,13 +14,13 @@ from dovetail_plugins.inspect.facts import Group, Memory
 from dovetail_plugins.inspect.how import How
 
 if TYPE_CHECKING:
-    from dovetail_plugins.inspect.collect import Parts
+    from dovetail_plugins.inspect.collect import EngineParts
 
 BLOCK_TOKENS, STEP_TOKENS = 16, 256
 """Used if no engine is resolved: the values of a CPU engine."""
 
 
-def memory_of(groups: Sequence[Group], how: How, parts: Parts) -> Memory:
+def memory_of(groups: Sequence[Group], how: How, parts: EngineParts) -> Memory:
     """Return the memory that a model takes on its device, and what fits next to it."""
     spec, model, kv_dtype = parts.spec, parts.model, parts.kv_dtype
     served = spec.schedule.max_model_tokens if spec else checkpoint_tokens(model)

@@ -20,12 +20,12 @@ from dovetail.processes.process import LENGTH
 from dovetail_plugins.kv_connectors._peer_memory import BATCH_BYTES, Carrier, Landing, landing_bytes
 from dovetail_plugins.kv_connectors._peer_messages import (
     REPLIES,
-    Blocks,
-    Facts,
+    BlockReply,
     Fetch,
     FindBlocks,
     GetFacts,
-    Place,
+    PeerAddress,
+    PeerFacts,
     Present,
     Question,
     Reply,
@@ -55,7 +55,7 @@ class Wire(Protocol):
 class LocalWire:
     """To a rank on this machine, by ZeroMQ."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PeerAddress) -> None:
         import zmq
 
         self._place = place
@@ -85,7 +85,7 @@ class LocalWire:
 class TcpWire:
     """To a rank on another machine, which proves the secret."""
 
-    def __init__(self, place: Place, secret: bytes) -> None:
+    def __init__(self, place: PeerAddress, secret: bytes) -> None:
         """Raises: OSError"""
         address = (place.host, place.port)
         self._connection = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
@@ -112,7 +112,7 @@ class TcpWire:
 class _Rank:
     """One rank of another engine: its wire, and memory that it lays blocks into."""
 
-    def __init__(self, place: Place, secret: bytes | None, carrier: Carrier | None) -> None:
+    def __init__(self, place: PeerAddress, secret: bytes | None, carrier: Carrier | None) -> None:
         self.place = place
         self._secret = secret
         self._carrier = carrier
@@ -156,7 +156,7 @@ class _Rank:
         """Return blocks, valid until the next call. Raises: OSError"""
         self._open()
         name = "" if self._landing is None else self._landing.name()
-        reply: Blocks = self.ask(Fetch(identity=identity, keys=keys, memory=name))
+        reply: BlockReply = self.ask(Fetch(identity=identity, keys=keys, memory=name))
         if len(reply.sizes) != len(keys):
             raise ConnectionError("it did not answer what it was asked")
         if self._landing is None or reply.data:
@@ -190,7 +190,11 @@ class PeerEngine:
     """An engine whose first rank listens at a place; the others use the following ports."""
 
     def __init__(
-        self, place: Place, own: Facts, secret: bytes | None, carrier: Carrier | None = None
+        self,
+        place: PeerAddress,
+        own: PeerFacts,
+        secret: bytes | None,
+        carrier: Carrier | None = None,
     ) -> None:
         """Without a `carrier` blocks come in messages."""
         self.place = place
@@ -201,7 +205,7 @@ class PeerEngine:
         self._is_same = False
         self._batch = 1
         self._left_alone_until_s = 0.0
-        self._absent: list[Place] = []
+        self._absent: list[PeerAddress] = []
         self._is_logged = False
 
     @property
@@ -262,7 +266,7 @@ class PeerEngine:
         if not self._ranks:
             facts = self._facts()
             host, port = self.place.host, self.place.port
-            places = [Place(host, port + number) for number in range(facts.num_ranks)]
+            places = [PeerAddress(host, port + number) for number in range(facts.num_ranks)]
             self._ranks = [_Rank(place, self._secret, self._carrier) for place in places]
             for rank in self._ranks:
                 rank.block_bytes = facts.block_bytes
@@ -274,16 +278,16 @@ class PeerEngine:
             )
         return self._is_same
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> PeerFacts:
         """Return the peer's facts. Raises: OSError"""
         first = _Rank(self.place, self._secret, None)
         try:
-            facts: Facts = first.ask(GetFacts())
+            facts: PeerFacts = first.ask(GetFacts())
         finally:
             first.close()
         return facts
 
-    def _log_mismatch(self, facts: Facts) -> None:
+    def _log_mismatch(self, facts: PeerFacts) -> None:
         """Log once why the peer has no usable blocks."""
         if facts.identity != self._own.identity:
             log.warning("%s has another model, other types or flags", self.place.name)

@@ -43,7 +43,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     memory: str = ""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
+class PeerFacts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
     """A peer's facts: rank `rank` of the `num_ranks` of an engine, whose blocks take `block_bytes`
     or less."""
 
@@ -61,7 +61,7 @@ class Present(msgspec.Struct, frozen=True, tag="present"):
     flags: bytes
 
 
-class Blocks(msgspec.Struct, frozen=True, tag="blocks"):
+class BlockReply(msgspec.Struct, frozen=True, tag="blocks"):
     """The sizes of blocks, -1 for one that is missing or does not fit, and the blocks themselves if
     they are not in the landing."""
 
@@ -70,14 +70,14 @@ class Blocks(msgspec.Struct, frozen=True, tag="blocks"):
 
 
 Question = GetFacts | FindBlocks | Fetch
-Reply = Facts | Present | Blocks
+Reply = PeerFacts | Present | BlockReply
 
 QUESTIONS = msgspec.msgpack.Decoder(Question)
 REPLIES = msgspec.msgpack.Decoder(Reply)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PeerAddress:
     """Where a rank listens: a host name or address, and a port that also names its socket on this
     machine."""
 
@@ -101,12 +101,12 @@ class Place:
         return local_folder() / f"{self.port}.lock"
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> PeerAddress:
     """Return the place that HOST:PORT names. Raises: ValueError"""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{text!r} is not HOST:PORT")
-    return Place(host.strip("[]"), int(port))
+    return PeerAddress(host.strip("[]"), int(port))
 
 
 def local_folder() -> Path:
@@ -147,7 +147,7 @@ class Lock:
         self._file.close()
 
 
-def is_served(place: Place) -> bool:
+def is_served(place: PeerAddress) -> bool:
     """Return whether a process serves a place's socket on this machine."""
     try:
         lock = Lock(place.lock_path)

@@ -32,13 +32,13 @@ from dovetail.processes.wake import WakeSignal
 from dovetail_plugins.kv_connectors._peer_memory import Carrier
 from dovetail_plugins.kv_connectors._peer_messages import (
     QUESTIONS,
-    Blocks,
-    Facts,
+    BlockReply,
     Fetch,
     FindBlocks,
     GetFacts,
     Lock,
-    Place,
+    PeerAddress,
+    PeerFacts,
     Present,
     Question,
     Reply,
@@ -110,8 +110,8 @@ class PeerServer:
     def __init__(
         self,
         host_blocks: HostBlocks,
-        facts: Facts,
-        place: Place,
+        facts: PeerFacts,
+        place: PeerAddress,
         secret: bytes | None,
         carrier: Carrier,
     ) -> None:
@@ -261,14 +261,14 @@ class PeerServer:
                 return Present(self._host_blocks.flags(keys) if is_same else bytes(len(keys)))
             case Fetch(identity=identity, keys=keys, memory=memory):
                 if identity != self._facts.identity:
-                    return Blocks((-1,) * len(keys))
+                    return BlockReply((-1,) * len(keys))
                 blocks = [self._host_blocks.get(key) for key in keys]
                 return self._given(blocks, memory) if memory else _sent(blocks)
 
-    def _given(self, blocks: Sequence[Buffer | None], memory: str) -> Blocks:
+    def _given(self, blocks: Sequence[Buffer | None], memory: str) -> BlockReply:
         """Write blocks into the requester's memory, or send them if that cannot be reached."""
         try:
-            return Blocks(self._carrier.lay(blocks, memory))
+            return BlockReply(self._carrier.lay(blocks, memory))
         except (OSError, ValueError) as error:
             log.debug("a peer's memory cannot be reached, blocks are sent: %s", error)
             return _sent(blocks)
@@ -294,9 +294,9 @@ class PeerServer:
         self._lock.close()
 
 
-def _sent(blocks: Sequence[Buffer | None]) -> Blocks:
+def _sent(blocks: Sequence[Buffer | None]) -> BlockReply:
     sizes = tuple(-1 if block is None else len(block) for block in blocks)
-    return Blocks(sizes, tuple(bytes(block) for block in blocks if block is not None))
+    return BlockReply(sizes, tuple(bytes(block) for block in blocks if block is not None))
 
 
 def _question_from(connection: socket.socket) -> Question:
@@ -308,7 +308,7 @@ def _question_from(connection: socket.socket) -> Question:
     return question
 
 
-def _listening(place: Place) -> socket.socket:
+def _listening(place: PeerAddress) -> socket.socket:
     """Return a listening socket. Raises: ConfigError"""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     try:

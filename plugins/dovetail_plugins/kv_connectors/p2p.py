@@ -35,7 +35,12 @@ from dovetail_plugins.kv_connectors._peer_memory import (
     landing_bytes,
     lay_into,
 )
-from dovetail_plugins.kv_connectors._peer_messages import Facts, Place, place_of, read_secret
+from dovetail_plugins.kv_connectors._peer_messages import (
+    PeerAddress,
+    PeerFacts,
+    place_of,
+    read_secret,
+)
 from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 
 __all__ = (
@@ -94,24 +99,24 @@ class P2POptions:
         metadata={"help": "how long blocks are waited for that a request names", "ge": 0.0},
     )
 
-    def place(self, facts: StoreFacts, rank: int) -> Place:
+    def place(self, facts: StoreFacts, rank: int) -> PeerAddress:
         """Return where a rank of this engine listens."""
         number = self.kv_rank + facts.engine
-        return Place(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number + rank)
+        return PeerAddress(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number + rank)
 
-    def named_peers(self) -> list[Place]:
+    def named_peers(self) -> list[PeerAddress]:
         """Return where the configured peers listen. Raises: ConfigError"""
         try:
             return [place_of(peer) for peer in self.peers]
         except ValueError as error:
             raise ConfigError(f"{error}.", where=f"{EXTRA}.peers") from error
 
-    def others(self, facts: StoreFacts) -> list[Place]:
+    def others(self, facts: StoreFacts) -> list[PeerAddress]:
         """Return where the other engines listen. Raises: ConfigError"""
         places = self.named_peers()
         own = self.place(facts, 0)
         for number in range(self.kv_parallel_size):
-            places.append(Place(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number))
+            places.append(PeerAddress(self.kv_ip, self.kv_port + PORTS_PER_ENGINE * number))
         return [place for place in dict.fromkeys(places) if place != own]
 
 
@@ -151,13 +156,13 @@ class P2P(KVConnector):
 class _Peers:
     """The engines that one thread queries, by place; the most recent ones stay connected."""
 
-    def __init__(self, options: P2POptions, own: Facts, carrier: Carrier | None) -> None:
+    def __init__(self, options: P2POptions, own: PeerFacts, carrier: Carrier | None) -> None:
         self._own = own
         self._carrier = carrier
         self._secret = read_secret(options.secret_file, f"{EXTRA}.secret_file")
-        self._engines: dict[Place, PeerEngine] = {}
+        self._engines: dict[PeerAddress, PeerEngine] = {}
 
-    def at(self, place: Place) -> PeerEngine:
+    def at(self, place: PeerAddress) -> PeerEngine:
         """Return an engine, whether it is there or not. Mutates: self"""
         engine = self._engines.pop(place, None)
         if engine is None:
@@ -173,8 +178,8 @@ class _Peers:
             engine.close()
 
 
-def _own_facts(facts: StoreFacts) -> Facts:
-    return Facts(
+def _own_facts(facts: StoreFacts) -> PeerFacts:
+    return PeerFacts(
         identity=facts.identity,
         unit_tokens=facts.unit_tokens,
         rank=facts.rank,
@@ -230,7 +235,7 @@ class P2PIndex(StoreIndex):
                 self._there, best = found, place.name
         return best
 
-    def _named(self, params: Mapping[str, Any]) -> Place | None:
+    def _named(self, params: Mapping[str, Any]) -> PeerAddress | None:
         """Return the engine that a request names, None if it names none."""
         host, port = params.get(HOST), params.get(PORT)
         if host is None and port is None:

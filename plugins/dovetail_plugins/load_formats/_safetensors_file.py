@@ -15,7 +15,7 @@ from dovetail_plugins.load_formats._files import check_is_content
 from dovetail_plugins.load_formats._safetensors_header import (
     LENGTH_BYTES,
     TYPES,
-    Entry,
+    TensorEntry,
     entries_of,
     header_bytes,
     malformed,
@@ -26,7 +26,7 @@ DTYPES = {name: getattr(torch, name) for name, _ in TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class FileExtent:
     """One tensor in the file; `start` and `end` count bytes from the file's beginning."""
 
     name: str
@@ -41,7 +41,7 @@ class Header:
     """The checked header of one file."""
 
     path: Path
-    extents: tuple[Extent, ...]
+    extents: tuple[FileExtent, ...]
 
     @property
     def data_bytes(self) -> int:
@@ -54,9 +54,11 @@ def read_header(path: Path) -> Header:
     return Header(path=path, extents=tuple(map(_extent, read_entries(path))))
 
 
-def _extent(entry: Entry) -> Extent:
+def _extent(entry: TensorEntry) -> FileExtent:
     dtype = DTYPES[entry.dtype]
-    return Extent(name=entry.name, dtype=dtype, shape=entry.shape, start=entry.start, end=entry.end)
+    return FileExtent(
+        name=entry.name, dtype=dtype, shape=entry.shape, start=entry.start, end=entry.end
+    )
 
 
 class WholeFile:
@@ -165,7 +167,7 @@ def _as(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _view(
-    content: torch.Tensor, words: torch.Tensor, extent: Extent | Entry, first: int
+    content: torch.Tensor, words: torch.Tensor, extent: FileExtent | TensorEntry, first: int
 ) -> torch.Tensor:
     """Return the tensor in the file's bytes from `first` on, which are `words` in its type; copied
     only if it is not aligned."""

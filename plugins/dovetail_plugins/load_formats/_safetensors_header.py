@@ -58,7 +58,7 @@ class _Told(msgspec.Struct):
     data_offsets: tuple[Count, Count]
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor; `dtype` is torch's name, `start` and `end` count bytes from the file's start."""
 
     name: str
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     end: int
 
 
-def read_entries(path: Path) -> tuple[Entry, ...]:
+def read_entries(path: Path) -> tuple[TensorEntry, ...]:
     """Return the tensors of a file. Raises: ConfigError when it and its header cannot belong
     together."""
     return entries_of(path, *_raw(path))
@@ -104,7 +104,7 @@ def malformed(path: Path, reason: str) -> ConfigError:
     )
 
 
-def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[Entry, ...]:
+def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[TensorEntry, ...]:
     """Return the tensors in a header, the JSON `raw` of a file of `size_bytes`.
 
     Raises: ConfigError when they cannot belong together.
@@ -142,7 +142,7 @@ def _words(path: Path, raw: bytes) -> dict[str, msgspec.Raw]:
         raise malformed(path, f"the header {error}") from error
 
 
-def _entry(path: Path, name: str, words: msgspec.Raw, data_start: int) -> Entry:
+def _entry(path: Path, name: str, words: msgspec.Raw, data_start: int) -> TensorEntry:
     """Return one checked header entry."""
     try:
         told: _Told = json_struct(words, _Told)
@@ -155,10 +155,10 @@ def _entry(path: Path, name: str, words: msgspec.Raw, data_start: int) -> Entry:
         raise malformed(path, f'tensor "{name}" has the unknown dtype {told.dtype}')
     if end - start != math.prod(shape) * known[1]:
         raise malformed(path, f'tensor "{name}" spans {[start, end]} but has shape {[*shape]}')
-    return Entry(name, known[0], shape, data_start + start, data_start + end)
+    return TensorEntry(name, known[0], shape, data_start + start, data_start + end)
 
 
-def _check_cover(path: Path, entries: tuple[Entry, ...], start: int, size_bytes: int) -> None:
+def _check_cover(path: Path, entries: tuple[TensorEntry, ...], start: int, size_bytes: int) -> None:
     """Raises: ConfigError unless the tensors fill the rest of the file without gap or overlap."""
     end = max((e.end for e in entries), default=start)
     if end > size_bytes:

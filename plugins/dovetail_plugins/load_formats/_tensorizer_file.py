@@ -22,7 +22,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail_plugins.load_formats._files import check_is_content
 from dovetail_plugins.load_formats._memory import passing_tensor
-from dovetail_plugins.load_formats._safetensors_file import Extent, Header
+from dovetail_plugins.load_formats._safetensors_file import FileExtent, Header
 
 MAGIC = b"|TZR|"
 HEAD = struct.Struct("<5sI32sQ8xQQ")
@@ -110,7 +110,7 @@ def read_tensors(index: Index, *, verifies: bool) -> Iterator[tuple[str, torch.T
             yield extent.name, data
 
 
-def _verify(file: IO[bytes], index: Index, extent: Extent, data: memoryview | bytes) -> None:
+def _verify(file: IO[bytes], index: Index, extent: FileExtent, data: memoryview | bytes) -> None:
     """Raises: ConfigError unless the tensor's own header agrees with the index, and each of its
     checksums matches header and data.
 
@@ -181,7 +181,7 @@ class _Entries:
         self.header_starts: dict[str, int] = {}
         self.dim_bytes: dict[str, int] = {}
 
-    def take(self) -> Extent:
+    def take(self) -> FileExtent:
         """Return the next tensor. Raises: ConfigError, or struct's error past the end."""
         is_long = self._is_versioned and self._number("<I") >= LONG_SHAPES
         name = self._text("<H")
@@ -195,7 +195,7 @@ class _Entries:
         if not header <= start:
             raise malformed(self._path, f'tensor "{name}" is before its own header')
         self.header_starts[name], self.dim_bytes[name] = header, 8 if is_long else 4
-        return Extent(name=name, dtype=dtype, shape=shape, start=start, end=start + length)
+        return FileExtent(name=name, dtype=dtype, shape=shape, start=start, end=start + length)
 
     def _numbers(self, layout: str) -> tuple[int, ...]:
         values = struct.unpack_from(layout, self._content, self._at)
@@ -226,7 +226,7 @@ def _check_readable(path: Path, version: int, flags: int) -> None:
         raise malformed(path, "it is encrypted", "decrypt it with the package that wrote it")
 
 
-def _check_places(path: Path, extents: tuple[Extent, ...], start: int, size_bytes: int) -> None:
+def _check_places(path: Path, extents: tuple[FileExtent, ...], start: int, size_bytes: int) -> None:
     """Raises: ConfigError when names repeat, or tensors overlap or leave the file."""
     if len({extent.name for extent in extents}) != len(extents):
         raise malformed(path, "two tensors have the same name")

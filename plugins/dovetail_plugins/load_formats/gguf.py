@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.gguf._file import SUFFIX, Model, find_file, read_model
+from dovetail_plugins.gguf._file import SUFFIX, GgufModel, find_file, read_model
 from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Gguf(LoadFormat):
         write_file(Path(folder, f"model{SUFFIX}"), {"general.architecture": "sample"}, tensors)
 
 
-def _model_of(checkpoint: Checkpoint) -> Model:
+def _model_of(checkpoint: Checkpoint) -> GgufModel:
     """Return the checked heads of the model. Raises: ConfigError"""
     file = find_file(checkpoint.path, checkpoint.ignore_patterns)
     check_nonempty(checkpoint, [] if file is None else [file], f"*{SUFFIX} file")

@@ -27,7 +27,7 @@ LISTS = ("suppressed", "suppressed_first")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TimestampRules:
     """A request's rules. `first_time` None: only the suppressed ids count. The first time of a
     window is one of the first `most_first` ones."""
 
@@ -41,11 +41,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row's live tokens, its rules, and as tensors the ids of `Rules` that are never written and
-    not at the beginning."""
+    """A row's live tokens, its rules, and as tensors the ids of `TimestampRules` that are never
+    written and not at the beginning."""
 
     tokens: RowTokens
-    rules: Rules
+    rules: TimestampRules
     never: torch.Tensor
     never_first: torch.Tensor
 
@@ -121,7 +121,7 @@ def _apply(logits: torch.Tensor, row: Row) -> None:
         logits[:first] = never
 
 
-def _rules(given: Mapping[str, Any], vocab_size: int) -> Rules:
+def _rules(given: Mapping[str, Any], vocab_size: int) -> TimestampRules:
     """Return a request's rules. Raises: RequestError"""
     where = f"logits_processors.{NAME}"
     names = {*SINGLE, *LISTS, "most_first"}
@@ -133,7 +133,7 @@ def _rules(given: Mapping[str, Any], vocab_size: int) -> Rules:
     ids = [one for name in LISTS for one in given.get(name, ())]
     ids += [given[name] for name in SINGLE if given.get(name) is not None]
     verify_ids(ids, vocab_size, where)
-    return Rules(
+    return TimestampRules(
         first_time=given.get("first_time"),
         end=int(given.get("end", 0)),
         no_times=int(given.get("no_times", 0)),

@@ -68,7 +68,7 @@ def from_tekken(tekken: _vocabulary.Tekken) -> Tokenizer:
     return _with_special(tokenizer, tekken.special)
 
 
-def from_pieces(pieces: Sequence[_vocabulary.Piece]) -> Tokenizer:
+def from_pieces(pieces: Sequence[_vocabulary.SentencePiece]) -> Tokenizer:
     """Return the tokenizer of a sentencepiece model: characters, merged by score, then bytes."""
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
     words = [piece for piece in pieces if piece.kind == 1]

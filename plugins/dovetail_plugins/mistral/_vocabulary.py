@@ -41,7 +41,7 @@ class Tekken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SentencePiece:
     """One piece of a sentencepiece model; `kind` is 1 word, 2 unknown, 3 control, 4 user's own,
     6 byte."""
 
@@ -92,7 +92,7 @@ def read_tekken(path: Path) -> Tekken:
     )
 
 
-def read_pieces(path: Path) -> tuple[Piece, ...]:
+def read_pieces(path: Path) -> tuple[SentencePiece, ...]:
     """Return the pieces of a sentencepiece model of the BPE kind. Raises: ConfigError."""
     _check_size(path)
     content = path.read_bytes()
@@ -153,13 +153,13 @@ def _count(path: Path, settings: dict[str, Any], key: str) -> int:
     return value
 
 
-def _piece(content: Any) -> Piece:
+def _piece(content: Any) -> SentencePiece:
     fields = dict(_fields(content))
     score = fields.get(2, 0.0)
     kind = fields.get(3, 1)
     if not isinstance(score, float) or not isinstance(kind, int):
         raise ValueError("a piece without score or kind")
-    return Piece(text=bytes(fields[1]).decode(), score=score, kind=kind)
+    return SentencePiece(text=bytes(fields[1]).decode(), score=score, kind=kind)
 
 
 def _fields(content: bytes) -> Any:

@@ -65,7 +65,7 @@ class _Probing(threading.local):
 _probing = _Probing()
 
 
-class Turns:
+class AttentionTurns:
     """The attention layers of one module of transformers, one for each time that the module attends
     in a pass; they are its children. `at` counts the times of this pass."""
 
@@ -75,9 +75,9 @@ class Turns:
         self.at = 0
 
     @staticmethod
-    def of(module: nn.Module) -> Turns:
+    def of(module: nn.Module) -> AttentionTurns:
         """Return a module's turns, made the first time. Mutates: module"""
-        turns: Turns = vars(module).setdefault(Turns.ATTRIBUTE, Turns())
+        turns: AttentionTurns = vars(module).setdefault(AttentionTurns.ATTRIBUTE, AttentionTurns())
         return turns
 
     def next(self) -> str:
@@ -89,8 +89,8 @@ class Turns:
 def restart(trunk: nn.Module, *_: object) -> None:
     """Begin a pass: every module attends for the first time. Mutates: its modules' turns"""
     for module in trunk.modules():
-        if Turns.ATTRIBUTE in vars(module):
-            Turns.of(module).at = 0
+        if AttentionTurns.ATTRIBUTE in vars(module):
+            AttentionTurns.of(module).at = 0
 
 
 def register() -> None:
@@ -321,7 +321,7 @@ def _probe_attention(
         window_tokens=attention_mask.window_tokens,
         soft_cap=softcap,
     )
-    name = Turns.of(module).next()
+    name = AttentionTurns.of(module).next()
     if name not in module._modules:
         module.add_module(name, Attention("", spec))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
@@ -366,7 +366,7 @@ def _run_attention(
     """Attend over the paged cache. Shapes: query [1, H, T, D] -> [1, T, H, D of value]"""
     if attention_mask is not None:
         raise ConfigError(f"{type(module).__name__} builds its own attention mask.")
-    attend: Any = module.get_submodule(Turns.of(module).next())
+    attend: Any = module.get_submodule(AttentionTurns.of(module).next())
     spec: AttentionSpec = attend.spec
     heads, size = query.shape[1], value.shape[-1]
     q = _padded(query, spec.num_heads, spec.head_size)

@@ -26,14 +26,14 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.decoder_head import generates
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.stages import Elsewhere
+from dovetail.layers.stages import AbsentStage
 from dovetail_plugins.checkpoint_code import load_class
 from dovetail_plugins.models import _hf_attention as hf_attention
 from dovetail_plugins.models._hf_call import TrunkCall, unwrapped
 from dovetail_plugins.models._hf_conversion import Conversion, conversion_of
 from dovetail_plugins.models._hf_head import (
-    Head,
     Returns,
+    TracedHead,
     below_head,
     is_text_part,
     make_whole,
@@ -66,7 +66,7 @@ class Built:
     trunk_name: str
     trunk: nn.Module
     call: TrunkCall
-    head: Head
+    head: TracedHead
     first_position: int
     hidden_size: int
     inputs_first: tuple[str, ...]
@@ -92,13 +92,13 @@ def build(context: BuildContext) -> Built:
     learn_attention(context, seen.layers, num_idle=len(seen.idle))
     with refusing(context.model, "its layers cannot be exchanged"):
         for path in seen.idle:
-            trunk.set_submodule(path, Elsewhere())
+            trunk.set_submodule(path, AbsentStage())
         set_attention(causal, hf_attention.RUN)
         ends = inputs_first(trunk)
         swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
         conversion = conversion_of(causal, causal)
     renamings = plain_renamings(causal)
-    head = Head(module=causal, below=trunk_name, output=type(seen.output))
+    head = TracedHead(module=causal, below=trunk_name, output=type(seen.output))
     if _is_of_a_whole(context.model, causal):
         with refusing(context.model, "the head of the whole model does not run in a trial pass"):
             whole = make_whole(context.model, "meta")

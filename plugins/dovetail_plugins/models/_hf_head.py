@@ -22,7 +22,7 @@ from dovetail_plugins.models import _hf_attention as hf_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class TracedHead:
     """A model whose head is run: `below` is the path of the head's input in it, `output` the class
     of that part's output."""
 
@@ -88,7 +88,7 @@ def is_text_part(causal: str, architecture: str) -> bool:
     return causal != architecture if generates_too else stem(causal)[0] != family
 
 
-def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> Head:
+def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> TracedHead:
     """Return the head of a model without memory whose text part is `causal`, over that part's
     logits table. Mutates: whole. Raises: ConfigError"""
     below = below_head(whole)
@@ -102,7 +102,7 @@ def whole_head(whole: Any, causal: Any, seen: hf_attention.Probed) -> Head:
     whole.set_output_embeddings(causal.get_output_embeddings())
     if any(one.is_meta for one in (*whole.parameters(), *whole.buffers())):
         raise ConfigError("it has weights beside those of its text part.")
-    return Head(module=whole, below=below, output=type(output))
+    return TracedHead(module=whole, below=below, output=type(output))
 
 
 def _output(base: Any, decoder: nn.Module, given: Any) -> Any:

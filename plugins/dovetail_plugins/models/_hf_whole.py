@@ -28,7 +28,7 @@ from dovetail_plugins.models._hf_build import (
 )
 from dovetail_plugins.models._hf_call import TrunkCall
 from dovetail_plugins.models._hf_conversion import conversion_of
-from dovetail_plugins.models._hf_head import Head, make_whole, try_head
+from dovetail_plugins.models._hf_head import TracedHead, make_whole, try_head
 from dovetail_plugins.models._hf_names import plain_renamings, stored_starts
 from dovetail_plugins.models._hf_swap import swap_layers
 from dovetail_plugins.models._hf_trial import Feature, Trial
@@ -36,7 +36,7 @@ from dovetail_plugins.models._towers import exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class SplitModel:
     """A model split into parts. `built` has its text model as the trunk; `encoder` is the rest,
     `takes` the encoder's arguments by kind of media, `starts` the prefixes of names in checkpoints
     (-> transformers' prefixes), and `is_spatial` whether positions have three directions."""
@@ -49,7 +49,7 @@ class Whole:
     is_spatial: bool
 
 
-def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
+def build_whole(context: BuildContext, kinds: Sequence[str]) -> SplitModel:
     """Return the model with empty weights. Raises: ConfigError with the reason."""
     if context.rank.tensor_size > 1:
         raise refusal(context.model, "its layers cannot be divided over ranks yet")
@@ -83,14 +83,14 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> Whole:
         trunk_name=path,
         trunk=text,
         call=TrunkCall(text),
-        head=Head(module=whole, below=base_name, output=type(seen.output)),
+        head=TracedHead(module=whole, below=base_name, output=type(seen.output)),
         first_position=seen.first_position,
         hidden_size=seen.output.last_hidden_state.shape[-1],
         inputs_first=ends,
         renamings=renamings,
         conversion=conversion,
     )
-    return Whole(
+    return SplitModel(
         built=built,
         encoder=base,
         embed=embed,

@@ -24,7 +24,7 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.media import SpatialRotary
-from dovetail.layers.stages import Elsewhere, stage_of
+from dovetail.layers.stages import AbsentStage, stage_of
 from dovetail_plugins.models._hf_names import encoder_names
 from dovetail_plugins.models._one_by_one import OneByOne
 from dovetail_plugins.models._towers import exchange
@@ -64,7 +64,7 @@ class MediaModel(OneByOne, nn.Module, Model):
         self.encoder = build_encoder(context, self, is_here=self.takes_media)
         self._encoder_names = encoder_names(self.encoder, to="encoder.")
         if not self.takes_media:
-            self.encoder = Elsewhere()
+            self.encoder = AbsentStage()
         self._dtype, self._size = dtype_of(context.model.dtype), context.model.hidden_size
         rotaries = (m for m in self.text.modules() if isinstance(m, SpatialRotary))
         self._is_spatial = next(rotaries, None) is not None

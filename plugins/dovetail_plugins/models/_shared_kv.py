@@ -21,7 +21,7 @@ from dovetail.layers.decoder import SLIDING, DecoderConfig, DecoderForCausalLM, 
 from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import QKVParallelLinear, RowParallelLinear
 from dovetail.layers.norm import BareRMSNorm, RMSNorm
-from dovetail.layers.stages import Elsewhere
+from dovetail.layers.stages import AbsentStage
 from dovetail_plugins.layers.attention.shared import (
     SharedAttention,
     drawn_tokens,
@@ -164,7 +164,7 @@ class SharingModel(Gemma3Model):
         self._num_keeping = len(set(sources))
         has_inputs = bool(context.model.hf_config["hidden_size_per_layer_input"])
         self.layer_inputs = LayerInputs(context, config) if has_inputs else None
-        if has_inputs and isinstance(self.embed_tokens, Elsewhere):
+        if has_inputs and isinstance(self.embed_tokens, AbsentStage):
             model = context.model
             self.embed_tokens = VocabParallelEmbedding(
                 context, model.vocab_size, model.hidden_size, factor=config.embedding_scale

@@ -52,7 +52,7 @@ class NormGate(nn.Module):
         return self.fc2(self.fc1(x))
 
 
-class GatedNorm(nn.Module):
+class OutputGatedNorm(nn.Module):
     """A norm whose output channels are gated by a sigmoid of the output."""
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig) -> None:
@@ -119,9 +119,9 @@ class AXK2Layer(IndexedLayer):
 
     def __init__(self, context: BuildContext, name: str, config: DecoderConfig, layer: int) -> None:
         super().__init__(context, name, config, layer)
-        self.input_layernorm = GatedNorm(context, f"{name}.input_layernorm", config)
+        self.input_layernorm = OutputGatedNorm(context, f"{name}.input_layernorm", config)
         if is_sparse(context.model.hf_config, layer):
-            norm = GatedNorm(context, f"{name}.post_attention_layernorm", config)
+            norm = OutputGatedNorm(context, f"{name}.post_attention_layernorm", config)
             self.post_attention_layernorm = norm
 
 

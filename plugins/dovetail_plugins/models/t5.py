@@ -62,7 +62,7 @@ FUSED = {
 }
 
 
-class Words(nn.Module):
+class TokenVectors(nn.Module):
     """Only the vectors of token ids."""
 
     def __init__(self, context: BuildContext) -> None:
@@ -119,7 +119,7 @@ class T5EncoderModel(EncoderModel):
 
     def build_embeddings(self, context: BuildContext, config: EncoderConfig) -> nn.Module:
         """Return the module of the first states: only words."""
-        return Words(context)
+        return TokenVectors(context)
 
     def build_position_bias(self, context: BuildContext) -> PositionBias | None:
         """Return the biases that all layers share."""

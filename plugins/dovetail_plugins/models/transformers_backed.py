@@ -16,7 +16,7 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.decoder_head import class_score, generates
 from dovetail.layers.linear.placement import WeightHolder
-from dovetail.layers.stages import Elsewhere, Stage
+from dovetail.layers.stages import AbsentStage, Stage
 from dovetail_plugins.models._hf_build import Built, build
 from dovetail_plugins.models._hf_head import is_text_part
 from dovetail_plugins.models._hf_swap import store_buffers
@@ -42,7 +42,7 @@ OTHER_PARTS = (
 """The parts of such models that text does not pass through."""
 
 
-class Given(nn.Module):
+class GivenStates(nn.Module):
     """Replaces the trunk inside transformers' causal model and returns given hidden states.
 
     `kind` is the class that the trunk itself returns, so that the head finds all its fields.
@@ -85,7 +85,7 @@ class TransformersBacked(nn.Module, Model):
         self.trunk: nn.Module = built.trunk
         self.call = built.call
         # The head's own code (scales, soft caps) runs unchanged, on given hidden states.
-        self.given = Given(built.head.output)
+        self.given = GivenStates(built.head.output)
         self.head: Any = built.head.module
         self.head.set_submodule(built.head.below, self.given)
         if not generates(context.model):
@@ -143,7 +143,7 @@ class TransformersBacked(nn.Module, Model):
 
 def _without_weights(causal: nn.Module) -> nn.Module:
     """Return a placeholder for an unneeded head: its parts without weights."""
-    return nn.ModuleDict({name: Elsewhere() for name, _ in causal.named_children()})
+    return nn.ModuleDict({name: AbsentStage() for name, _ in causal.named_children()})
 
 
 def _widen(module: nn.Module, built: Built) -> None:

@@ -59,7 +59,7 @@ LayersByCall = Mapping[int, str | None]
 stage."""
 
 
-class Calls(nn.ModuleDict):
+class CallModules(nn.ModuleDict):
     """A block's per-call modules, by the call's number, as checkpoints list them. Calls on other
     stages are Elsewhere."""
 
@@ -107,14 +107,14 @@ class SharedAttention(nn.Module):
             head_size=head,
             scale=(head / 2) ** -0.5,
         )
-        self.attn = Calls()
+        self.attn = CallModules()
         for call, layer in calls.items():
             self.attn.add(call, layer is not None, partial(Attention, f"{layer}.self_attn", spec))
         self.has_adapters = bool(model.hf_config["use_shared_attention_adapter"])
         widths = (heads, model.num_kv_heads, model.num_kv_heads)
         for letter, width in zip("qkv" if self.has_adapters else "", widths, strict=False):
             leaf = f"linear_{letter}_adapter_list"
-            listed = Calls()
+            listed = CallModules()
             for call, layer in calls.items():
                 make = partial(self._adapter, context, f"{name}.{leaf}.{call}", width * head)
                 listed.add(call, layer is not None, make)
@@ -151,7 +151,7 @@ class SharedMLP(nn.Module):
             context, f"{name}.gate_up_proj", size, halves, bias=has_bias
         )
         self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size, bias=has_bias)
-        self.gate_up_proj_adapter_list = Calls()
+        self.gate_up_proj_adapter_list = CallModules()
         for call, layer in calls.items():
             own = f"{name}.gate_up_proj_adapter_list.{call}"
             make = partial(self._adapter, context, own, halves)

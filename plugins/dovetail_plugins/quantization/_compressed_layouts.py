@@ -22,7 +22,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor, weight_tensor
 from dovetail_kernels.gemm.weight import Weight
-from dovetail_plugins.layers.stored.checkpoint_method import Layout
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout
 from dovetail_plugins.layers.stored.matrix_linear import as_stored
 from dovetail_plugins.quantization._float8_layouts import BlockScale
 from dovetail_plugins.quantization._float8_rounding import rounds
@@ -40,7 +40,7 @@ SPARSE_TILES = ("weight_packed", "scale_packed", "meta")
 
 def layout_of(
     scheme: Scheme | None, spec: LinearSpec, activations: str, where: str
-) -> Layout | None:
+) -> StorageLayout | None:
     """Return the layout of a layer by its scheme. Raises: ConfigError for what no format means."""
     if scheme is None:
         return None
@@ -68,7 +68,7 @@ def layout_of(
     )
 
 
-def _float8_layout(scheme: Scheme, spec: LinearSpec, activations: str, where: str) -> Layout:
+def _float8_layout(scheme: Scheme, spec: LinearSpec, activations: str, where: str) -> StorageLayout:
     """Return the layout of a layer in e4m3."""
     is_mx = scheme.format.startswith("mx")
     is_meant = scheme.has_float8_inputs and not is_mx
@@ -235,7 +235,7 @@ class BitmaskLayout:
     """Two of every four inputs, and their positions. `inner` is the layout of the dense weight,
     None for one in full precision."""
 
-    inner: Layout | None
+    inner: StorageLayout | None
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return the nonzero values and the bitmask instead of the weight."""

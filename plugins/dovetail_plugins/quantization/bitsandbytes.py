@@ -26,7 +26,7 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail.json_values import json_value
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, listed
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, listed
 from dovetail_plugins.layers.stored.rounding import AUTO, INTEGERS
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import bytes_estimate, codes_estimate, matrix_of
@@ -168,7 +168,7 @@ class BitsAndBytes(EitherMethod):
             1, BLOCK * scales.num_values, group=BLOCK, scale_bytes=4, has_outer=False, packs=packs
         )
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the layout of every layer except the head and llm_int8_skip_modules."""
         return EightBits() if self.is_8_bit else FourBits()
 

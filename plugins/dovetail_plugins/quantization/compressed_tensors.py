@@ -25,7 +25,7 @@ from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod, listed
 from dovetail_plugins.layers.stored.layer_names import is_listed, one_for_parts
 from dovetail_plugins.layers.stored.names import bare
 from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT8, INT8, TOKEN, IntegerOptions
@@ -115,7 +115,7 @@ class CompressedTensors(StoredMethod):
         self.sparsity: Mapping[str, Any] = self.config.get("sparsity_config") or {}
         self._check_sparsity()
 
-    def layout(self, spec: LinearSpec) -> Layout | None:
+    def layout(self, spec: LinearSpec) -> StorageLayout | None:
         """Return how a layer is stored."""
         scheme = one_for_parts(spec.name, self._look_up, None, where=self.where)
         from dovetail_plugins.quantization import _compressed_layouts as layouts

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod
 from dovetail_plugins.layers.stored.rounding import FLOAT8
 from dovetail_plugins.quantization._estimates import float8_estimate
 from dovetail_plugins.quantization._float8_layouts import OutputScale
@@ -30,7 +30,7 @@ class FbgemmFp8(StoredMethod):
     stored_as = ("fbgemm_fp8",)
     ignored = (".input_scale_ub", ".input_scale")
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the layout of every layer."""
         return OutputScale(has_float8_activations=rounds(self.options.activations, spec))
 

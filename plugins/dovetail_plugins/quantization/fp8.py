@@ -20,7 +20,7 @@ from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec
-from dovetail_plugins.layers.stored.checkpoint_method import Layout
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout
 from dovetail_plugins.layers.stored.rounding import FLOAT8
 from dovetail_plugins.quantization._either import EitherMethod, SkipOptions
 from dovetail_plugins.quantization._estimates import float8_estimate, made_estimate
@@ -68,7 +68,7 @@ class Fp8(EitherMethod):
             f"weight_block_size {sizes} is not a pair of sizes, the second a multiple of 8."
         )
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the layout of every layer that is stored in float8."""
         is_rounded = rounds(self.options.activations, spec)
         if self.block is None:

@@ -18,7 +18,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
 from dovetail_plugins.gguf._names import HEAD, TABLE
 from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod
 from dovetail_plugins.layers.stored.layer_names import FUSED
 from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT, INT8, IntegerOptions
 from dovetail_plugins.quantization._estimates import TABLE_BYTES, value_bytes
@@ -65,7 +65,7 @@ class Gguf(StoredMethod):
     def mixed(self, spec: LinearSpec) -> None:
         """Return None: a layout here has a type for each part."""
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the types of a layer's matrices."""
         types = self._types_of(spec)
         return Rows(

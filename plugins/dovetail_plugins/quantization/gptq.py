@@ -20,7 +20,12 @@ from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail_plugins.layers.stored.checkpoint_method import HEAD, Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.checkpoint_method import (
+    HEAD,
+    StorageLayout,
+    StoredMethod,
+    listed,
+)
 from dovetail_plugins.layers.stored.layer_names import one_for_parts, parts_of
 from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import qweight_estimate, tiles_estimate
@@ -132,7 +137,7 @@ class Gptq(StoredMethod):
             return stored
         return super().is_plain(spec) or self._changed(spec) is None
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the layout of a layer."""
         layout = self._changed(spec) or self.usual
         if self.format in ("gptq", "gptq_v2"):

@@ -19,7 +19,7 @@ from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod, listed
 from dovetail_plugins.layers.stored.layer_names import one_for_parts
 from dovetail_plugins.layers.stored.rounding import IntegerOptions
 from dovetail_plugins.quantization._estimates import (
@@ -142,7 +142,7 @@ class Hqq(StoredMethod):
             group=columns,
         )  # fmt: skip
 
-    def layout(self, spec: LinearSpec) -> Layout | None:
+    def layout(self, spec: LinearSpec) -> StorageLayout | None:
         """Return the layer's layout, which quant_config has for all layers or by their last
         words."""
         return one_for_parts(spec.name, self._layout_of, None, where=self.where)

@@ -20,7 +20,7 @@ from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod, listed
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod, listed
 from dovetail_plugins.layers.stored.layer_names import one_for_parts
 from dovetail_plugins.layers.stored.names import bare
 from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT8
@@ -85,7 +85,7 @@ class ModelOpt(StoredMethod):
         self.by_layer = {bare(name): entry for name, entry in layers.items()}
         self._check(self.algorithm)
 
-    def layout(self, spec: LinearSpec) -> Layout | None:
+    def layout(self, spec: LinearSpec) -> StorageLayout | None:
         """Return the layout that the layer's algorithm has."""
         name = self.algorithm
         if name == MIXED:

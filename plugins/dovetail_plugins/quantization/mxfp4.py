@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod
 from dovetail_plugins.quantization._estimates import codes_estimate
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Mxfp4(StoredMethod):
     )
     stored_as = ("mxfp4",)
 
-    def layout(self, spec: LinearSpec) -> Layout | None:
+    def layout(self, spec: LinearSpec) -> StorageLayout | None:
         """Return the layout of experts; others are plain."""
         return self if EXPERTS in spec.name else None
 

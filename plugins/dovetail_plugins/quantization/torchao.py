@@ -23,7 +23,7 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail_plugins.layers.stored import rounding
-from dovetail_plugins.layers.stored.checkpoint_method import Layout, StoredMethod
+from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod
 from dovetail_plugins.quantization._estimates import bytes_estimate, integers_estimate
 from dovetail_plugins.quantization._float8_rounding import rounds
 
@@ -176,7 +176,7 @@ class TorchAo(StoredMethod):
             return None
         return self.one_layout.memory_estimate(values, scale, packs=packs)
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the layout of every layer."""
         if not isinstance(self.one_layout, Bytes) or not self.one_layout.is_meant_float8:
             return self.one_layout

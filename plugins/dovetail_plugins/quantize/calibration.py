@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantizer import Block, Inputs
 from dovetail_plugins.quantize.linears import Names, make_plain
-from dovetail_plugins.quantize.source import Source
+from dovetail_plugins.quantize.source import CheckpointSource
 
 BATCH_WINDOWS = 4
 """How many windows go through a block together."""
@@ -32,7 +32,7 @@ class Calibration:
     `measure` and `advance` are called alternately, block by block.
     """
 
-    def __init__(self, model: ModelSpec, source: Source, windows: torch.Tensor) -> None:
+    def __init__(self, model: ModelSpec, source: CheckpointSource, windows: torch.Tensor) -> None:
         self._source = source
         causal = _built(model)
         trunk = getattr(causal, causal.base_model_prefix)
@@ -236,7 +236,7 @@ def _first_states(
     trunk: nn.Module,
     blocks: nn.ModuleList,
     windows: torch.Tensor,
-    source: Source,
+    source: CheckpointSource,
     name_of: Names,
 ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
     """Return the first block's hidden states, and the other arguments of every block.

@@ -1,4 +1,4 @@
-"""Job: reads a checkpoint, quantizes its matrices one after another, and writes the results.
+"""QuantizeJob: reads a checkpoint, quantizes its matrices one by one, and writes the results.
 
 At most one matrix is in memory in addition to what the writer holds; with a text, one block and the
 text's hidden states.
@@ -26,9 +26,16 @@ from dovetail.json_values import json_value
 from dovetail.layers.weights import TIED_FIX
 from dovetail_plugins.commands._converted import SETTINGS
 from dovetail_plugins.quantize.calibration import Calibration
-from dovetail_plugins.quantize.plan import TABLES, TOKEN_TABLES, WEIGHT, Plan, group_of, plan_of
+from dovetail_plugins.quantize.plan import (
+    TABLES,
+    TOKEN_TABLES,
+    WEIGHT,
+    QuantizePlan,
+    group_of,
+    plan_of,
+)
 from dovetail_plugins.quantize.report import LayerError, error_of
-from dovetail_plugins.quantize.source import Source
+from dovetail_plugins.quantize.source import CheckpointSource
 
 CONFIG = "config.json"
 STORED = "quantization_config"
@@ -40,7 +47,7 @@ nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class JobResult:
     """The result of a job: bytes of weights, inputs per scale (None: no groups), errors per matrix,
     and the plan with the unquantized matrices. A calibrated method rounded layers to nearest that
     got fewer than `least_tokens` tokens (0: no text was needed)."""
@@ -48,11 +55,11 @@ class Done:
     num_bytes: int
     group: int | None
     errors: Sequence[LayerError]
-    plan: Plan
+    plan: QuantizePlan
     least_tokens: int
 
 
-class Job:
+class QuantizeJob:
     """The conversion of one checkpoint to one layout."""
 
     def __init__(
@@ -66,7 +73,7 @@ class Job:
     ) -> None:
         check_source(run)
         self._run, self._windows, self._is_shown = run, windows, is_shown
-        self._source = Source(run)
+        self._source = CheckpointSource(run)
         check_head(run, self._source)
         kind = registry.admin.load_selection(method)
         self._is_grouped = "grouped" in kind.capabilities
@@ -80,7 +87,7 @@ class Job:
         self._plan = plan_of(self._source.shapes, self._quantizer)
         self._errors: list[LayerError] = []
 
-    def write(self, out: Path) -> Done:
+    def write(self, out: Path) -> JobResult:
         """Write the quantized checkpoint to a new folder.
 
         Raises: ConfigError if the folder is not empty or cannot be written.
@@ -93,7 +100,7 @@ class Job:
             )
         out.mkdir(parents=True, exist_ok=True)
         num_bytes = self._write_all(out)
-        return Done(
+        return JobResult(
             num_bytes=num_bytes,
             group=self._group if self._is_grouped else None,
             errors=self._errors,
@@ -249,7 +256,7 @@ def check_source(run: RunSpec) -> None:
         )
 
 
-def check_head(run: RunSpec, source: Source) -> None:
+def check_head(run: RunSpec, source: CheckpointSource) -> None:
     """Raises: ConfigError if the head differs from the token table although the settings tie
     them"""
     tables = tuple(f".{name}{WEIGHT}" for name in TABLES)

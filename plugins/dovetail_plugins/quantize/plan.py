@@ -1,4 +1,4 @@
-"""Plan: which tensors of a checkpoint are quantized, and the group size.
+"""QuantizePlan: which tensors of a checkpoint are quantized, and the group size.
 
 It is decided by names and shapes, before any weight is read.
 """
@@ -28,7 +28,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QuantizePlan:
     """`quantized` are layer names; `whole` maps the matrices that stay unquantized to the
     reasons."""
 
@@ -41,7 +41,7 @@ class Plan:
         return name if name != tensor and name in self.quantized else None
 
 
-def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
+def plan_of(shapes: Shapes, quantizer: Quantizer) -> QuantizePlan:
     """Return what happens to each matrix. Raises: ConfigError if none can be quantized"""
     takes_tables = "tables" in quantizer.capabilities
     quantized, whole = [], {HEAD: USUAL}
@@ -64,7 +64,7 @@ def plan_of(shapes: Shapes, quantizer: Quantizer) -> Plan:
             where="--method",
             fix="choose another method or --group.",
         )
-    return Plan(quantized=frozenset(quantized), whole=whole)
+    return QuantizePlan(quantized=frozenset(quantized), whole=whole)
 
 
 def is_matrix(tensor: str, shape: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Source: the full-precision checkpoint, which can be read repeatedly. It caches no weights.
+"""CheckpointSource: the full-precision checkpoint, readable repeatedly. It caches no weights.
 
 Every matrix is [O, I], also for families that store inputs first.
 """
@@ -18,7 +18,7 @@ from dovetail.interfaces.load_format import LoadFormat
 from dovetail.runner.load.loader import reading
 
 
-class Source:
+class CheckpointSource:
     """The tensors of a checkpoint, read again each time; lazy formats read only what is used."""
 
     def __init__(self, run: RunSpec) -> None:

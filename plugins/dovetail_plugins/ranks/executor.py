@@ -31,20 +31,20 @@ from dovetail_plugins.ranks.messages import (
     Answer,
     Called,
     CallMethod,
-    Done,
     Drawn,
     Failed,
     FreeBytes,
     GetFreeBytes,
     GetKVLayers,
+    ItemPrepared,
     KVLayers,
     Load,
     Order,
+    OrderDone,
     Prepare,
-    Prepared,
+    RunStep,
     Sleep,
     Start,
-    Step,
     Stepped,
     WakeUp,
 )
@@ -52,7 +52,7 @@ from dovetail_plugins.ranks.stage_caches import StageCaches
 
 logger = logging.getLogger(__name__)
 
-AnswerType = TypeVar("AnswerType", Done, KVLayers, FreeBytes)
+AnswerType = TypeVar("AnswerType", OrderDone, KVLayers, FreeBytes)
 FAULT_WAIT_S = 5.0
 """How long ranks may take to answer an order once one of them has refused it."""
 SILENCE_S = 60.0
@@ -76,7 +76,7 @@ class Loss:
 class RankObserver(Protocol):
     """Events reported by links, from their own thread."""
 
-    def on_prepared(self, number: int, message: Prepared) -> None:
+    def on_prepared(self, number: int, message: ItemPrepared) -> None:
         """A rank has loaded a constraint, or cannot."""
 
     def on_losses(self, losses: Sequence[Loss]) -> None:
@@ -194,7 +194,7 @@ class RanksExecutor(WatchedExecutor):
         self._links = self._start_ranks(run, worker)
         try:
             self._links.watch(self)
-            self._ask(Start(), Done)
+            self._ask(Start(), OrderDone)
             self._load(run.load_options.get("workers"))
         except BaseException:
             self.shutdown()
@@ -208,7 +208,7 @@ class RanksExecutor(WatchedExecutor):
         """Let every rank load, `at_once` of them at the same time (None: all)."""
         size = at_once or len(self._numbers)
         for first in self._numbers[::size]:
-            self._ask(Load(), Done, self._numbers[first : first + size])
+            self._ask(Load(), OrderDone, self._numbers[first : first + size])
 
     def kv_layers(self) -> Sequence[CachedLayer]:
         """Return the cached data of the model's attention layers: the same on every rank of a
@@ -224,21 +224,21 @@ class RanksExecutor(WatchedExecutor):
         """Create the KV cache on every rank and warm up. Raises: ConfigError when it cannot."""
         layouts, size = self._stages.own_layouts(layout), self._stages.tensor_size
         orders = [Allocate(layouts[number // size % len(layouts)]) for number in self._numbers]
-        self._ask(orders, Done)
+        self._ask(orders, OrderDone)
 
     def sleep(self, level: int) -> None:
         """Let every rank give its memory back. Raises: RequestError"""
-        self._ask(Sleep(level), Done)
+        self._ask(Sleep(level), OrderDone)
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Let every rank take its memory again. Raises: RequestError, ConfigError"""
-        self._ask(WakeUp(tuple(tags)), Done)
+        self._ask(WakeUp(tuple(tags)), OrderDone)
 
     def submit(self, plan: StepPlan) -> _PendingStep:
         """Send a step to every rank; returns before it has run."""
         self.check()
         try:
-            self._links.send(self._encoder.encode(Step(plan)))
+            self._links.send(self._encoder.encode(RunStep(plan)))
         except (OSError, EOFError) as error:
             raise self._dead() from error
         step = _PendingStep(self, plan.step_id)
@@ -314,7 +314,7 @@ class RanksExecutor(WatchedExecutor):
             raise self._dead() from error
         return preparing.done
 
-    def on_prepared(self, number: int, message: Prepared) -> None:
+    def on_prepared(self, number: int, message: ItemPrepared) -> None:
         """Note a rank's answer; the first refusal counts. Called by the links' thread."""
         with self._lock:
             preparing = self._preparing.get(message.number)

@@ -19,7 +19,7 @@ import msgspec
 from dovetail.observability.supervise import supervised_thread
 from dovetail_plugins.ranks.connection import SocketConnection
 from dovetail_plugins.ranks.executor import Loss, RankObserver
-from dovetail_plugins.ranks.messages import Aside, EndReport, Prepared
+from dovetail_plugins.ranks.messages import Aside, EndReport, ItemPrepared
 from dovetail_plugins.ranks.wire import Wire, Wires
 
 OTHERS_WAIT_S = 0.1
@@ -92,7 +92,7 @@ class WiredLinks(ABC):
                         losses.setdefault(key.data, self._silent_loss(key.data))
                     while (payload := wire.take()) is not None:
                         message = decoder.decode(payload)
-                        if isinstance(message, Prepared):
+                        if isinstance(message, ItemPrepared):
                             observer.on_prepared(key.data, message)
                         else:
                             losses[key.data] = _reported_loss(key.data, message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dovetail.engine.messages import Fault
+from dovetail.engine.messages import ErrorMessage
 from dovetail.engine.worker_calls import Called
 from dovetail.interfaces.data.adapter_spec import AdapterFacts
 from dovetail.interfaces.data.spec import RunSpec, Selection
@@ -65,7 +65,7 @@ class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
     layout: KVLayout
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class RunStep(msgspec.Struct, frozen=True, tag="step"):
     """Run a step. The rank that answers for all sends the result; the others send nothing."""
 
     plan: StepPlan
@@ -102,7 +102,7 @@ Order = (
     | GetKVLayers
     | GetFreeBytes
     | Allocate
-    | Step
+    | RunStep
     | Drawn
     | Sleep
     | WakeUp
@@ -110,7 +110,7 @@ Order = (
 )
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class OrderDone(msgspec.Struct, frozen=True, tag="done"):
     """An order has been carried out."""
 
 
@@ -135,10 +135,10 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """An order was refused; the rank lives on."""
 
-    fault: Fault
+    fault: ErrorMessage
 
 
-Answer = Done | KVLayers | FreeBytes | Stepped | Failed | Called
+Answer = OrderDone | KVLayers | FreeBytes | Stepped | Failed | Called
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
@@ -148,11 +148,11 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     item: Preparation
 
 
-class Prepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
+class ItemPrepared(msgspec.Struct, frozen=True, tag="prepared", omit_defaults=True):
     """A constraint or an adapter is loaded, or cannot be. `facts` belong to an adapter."""
 
     number: int
-    fault: Fault | None = None
+    fault: ErrorMessage | None = None
     facts: AdapterFacts | None = None
 
 
@@ -163,4 +163,4 @@ class EndReport(msgspec.Struct, frozen=True, tag="end_report"):
     reason: str
 
 
-Aside = Prepared | EndReport
+Aside = ItemPrepared | EndReport

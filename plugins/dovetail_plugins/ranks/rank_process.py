@@ -40,23 +40,23 @@ from dovetail_plugins.ranks.messages import (
     Answer,
     Called,
     CallMethod,
-    Done,
     Drawn,
     EndReport,
     Failed,
     FreeBytes,
     GetFreeBytes,
     GetKVLayers,
+    ItemPrepared,
     KVLayers,
     Load,
     Order,
+    OrderDone,
     Prepare,
-    Prepared,
     RankBoot,
     RankTask,
+    RunStep,
     Sleep,
     Start,
-    Step,
     Stepped,
     WakeUp,
 )
@@ -164,7 +164,7 @@ class RankServer:
 
     def _carry_out(self, order: Order) -> None:
         """Carry out an order and answer. Raises: whatever a step raises"""
-        if isinstance(order, Step):
+        if isinstance(order, RunStep):
             self._begun.append(self.worker.begin(order.plan))
             while len(self._begun) > self._most_begun:
                 self._send_oldest()
@@ -211,11 +211,11 @@ class RankServer:
                 self.worker.wake_up(tags)
             case CallMethod(number, call):
                 return self._call_method(number, call)
-            case Step() | Drawn():
+            case RunStep() | Drawn():
                 raise AssertionError("steps are carried out elsewhere")
             case _:
                 assert_never(order)
-        return Done()
+        return OrderDone()
 
     def _call_method(self, number: int, call: WorkerCall) -> Called:
         """Return the result of a call; a fault of the method ends nothing else."""
@@ -273,13 +273,13 @@ class RankServer:
 
     def _prepare(self, order: Prepare) -> None:
         try:
-            answer = Prepared(order.number, facts=self.worker.prepare(order.item))
+            answer = ItemPrepared(order.number, facts=self.worker.prepare(order.item))
         except DovetailError as error:
-            answer = Prepared(order.number, fault=fault_of(error))
+            answer = ItemPrepared(order.number, fault=fault_of(error))
         except Exception as error:
             logger.exception("%s could not be loaded", what_of(order.item))
             what = f"{what_of(order.item)} could not be loaded: {described(error)}"
-            answer = Prepared(order.number, fault=fault_of(RequestError(what, status=500)))
+            answer = ItemPrepared(order.number, fault=fault_of(RequestError(what, status=500)))
         self._send_aside(answer)
 
     def _send_aside(self, message: messages.Aside) -> None:

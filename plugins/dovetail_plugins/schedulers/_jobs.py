@@ -11,7 +11,7 @@ Order = tuple[tuple[float, ...], int]
 Blocks = tuple[tuple[int, ...], ...]
 
 
-class Job:
+class ScheduledRequest:
     """A request as this scheduler keeps it.
 
     `order` is fixed while it waits and runs, unless the policy's keys move; `epoch` counts its
@@ -32,7 +32,7 @@ class Job:
         self.order: Order = ((), arrival_index)
 
 
-class Tally:
+class StepBudget:
     """A plan in the making: the budget left, and what has been given away."""
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Tally:
         self.rows: list[RowStep] = []
         self.new_rows: list[NewRow] = []
         self.swapped_in: list[tuple[int, int]] = []
-        self.jobs: list[tuple[Job, int]] = []
+        self.jobs: list[tuple[ScheduledRequest, int]] = []
 
     @property
     def has_room(self) -> bool:
@@ -61,7 +61,7 @@ class Tally:
 
     def take(
         self,
-        job: Job,
+        job: ScheduledRequest,
         num_tokens: int,
         new_blocks: Blocks,
         drafts: tuple[int, ...] = (),
@@ -94,11 +94,11 @@ class Tally:
         )
 
 
-def order_of(job: Job) -> Order:
+def order_of(job: ScheduledRequest) -> Order:
     return job.order
 
 
-def remove(jobs: list[Job], job: Job) -> None:
+def remove(jobs: list[ScheduledRequest], job: ScheduledRequest) -> None:
     """Remove a job from a list sorted by order."""
     index = bisect_left(jobs, job.order, key=order_of)
     assert jobs[index] is job, "the list of jobs is out of order"

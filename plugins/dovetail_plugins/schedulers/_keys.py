@@ -20,7 +20,7 @@ from dovetail.engine.request import RUNNING
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.scheduler import KVCache, RequestState
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail_plugins.schedulers._jobs import Job, Order, order_of, remove
+from dovetail_plugins.schedulers._jobs import Order, ScheduledRequest, order_of, remove
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class View:
 
     __slots__ = ("_cache", "_request", "max_tokens", "now_s")
 
-    def __init__(self, job: Job, cache: KVCache, now_s: float) -> None:
+    def __init__(self, job: ScheduledRequest, cache: KVCache, now_s: float) -> None:
         self._request: RequestState = job.request
         self._cache = cache
         self.max_tokens = job.max_tokens
@@ -90,7 +90,7 @@ class Keys:
         self._cache = cache
         self._has_failed = False
 
-    def order(self, job: Job, now_s: float) -> Order:
+    def order(self, job: ScheduledRequest, now_s: float) -> Order:
         """Return a job's order. Raises: BrokenPlugin for a key that would upset the order."""
         key = self._policy.key(View(job, self._cache, now_s))
         if not isinstance(key, tuple) or not all(isfinite(number) for number in key):
@@ -99,7 +99,7 @@ class Keys:
             )
         return key, job.arrival_index
 
-    def order_again(self, job: Job, now_s: float) -> Order:
+    def order_again(self, job: ScheduledRequest, now_s: float) -> Order:
         """Return the order of a job that has one. It stays if the policy fails on the job: the
         first failure is logged."""
         try:
@@ -114,7 +114,7 @@ class Keys:
             self._has_failed = True
             return job.order
 
-    def renew(self, jobs: list[Job]) -> None:
+    def renew(self, jobs: list[ScheduledRequest]) -> None:
         """Ask again for all of these jobs, and sort them. Mutates: jobs and their order"""
         now_s = monotonic()
         for job in jobs:
@@ -128,23 +128,23 @@ class Queue:
     def __init__(self, keys: Keys, max_asked: int) -> None:
         self._keys = keys
         self._max_asked = max_asked
-        self._jobs: list[Job] = []
-        self._by_age: OrderedDict[Job, None] = OrderedDict()
+        self._jobs: list[ScheduledRequest] = []
+        self._by_age: OrderedDict[ScheduledRequest, None] = OrderedDict()
         """The jobs whose keys move, those first that were asked longest ago."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __getitem__(self, index: int) -> Job:
+    def __getitem__(self, index: int) -> ScheduledRequest:
         return self._jobs[index]
 
-    def add(self, job: Job) -> None:
+    def add(self, job: ScheduledRequest) -> None:
         """Insert a job by its order, which is new. Mutates: self"""
         insort(self._jobs, job, key=order_of)
         if self._keys.move:
             self._by_age[job] = None
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: ScheduledRequest) -> None:
         """Take a job out. Mutates: self"""
         remove(self._jobs, job)
         self._by_age.pop(job, None)

@@ -1,4 +1,4 @@
-"""Turns: decides whose prompt may be computed in chunks if the number of such prompts is limited.
+"""PartialPrefills: decides whose prompt may be computed in chunks if their number is limited.
 
 A prompt is chunked while a step leaves some of it for later; decodes and prompts that one step
 finishes need no turn.
@@ -12,7 +12,7 @@ from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.scheduler import RequestState
 
 
-class Turns:
+class PartialPrefills:
     """How many more prompts may be computed in parts now; None: any number."""
 
     __slots__ = ("_spec", "long_left", "parts_left")

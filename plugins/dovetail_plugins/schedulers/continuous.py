@@ -27,9 +27,16 @@ from dovetail.interfaces.data.step import RowResult, RowStep, StepPlan, StepResu
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail_plugins.schedulers._jobs import Blocks, Job, Tally, new_row, order_of, remove
+from dovetail_plugins.schedulers._jobs import (
+    Blocks,
+    ScheduledRequest,
+    StepBudget,
+    new_row,
+    order_of,
+    remove,
+)
 from dovetail_plugins.schedulers._keys import Keys, Queue
-from dovetail_plugins.schedulers._turns import Turns
+from dovetail_plugins.schedulers._turns import PartialPrefills
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +92,14 @@ class ContinuousScheduler(Scheduler):
         self._spec = spec
         self._cache = cache
         self._keys = Keys(policy, cache)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ScheduledRequest] = {}
         self._waiting = Queue(self._keys, options.asked_requests)
-        self._running: list[Job] = []
+        self._running: list[ScheduledRequest] = []
         self._free_rows = list(range(spec.max_rows))
         self._freed_rows: list[int] = []
         self._swapped_out: dict[int, int] = {}
-        self._pending_steps: dict[int, list[tuple[Job, int]]] = {}
-        self._blocked: tuple[Job, int] | None = None
+        self._pending_steps: dict[int, list[tuple[ScheduledRequest, int]]] = {}
+        self._blocked: tuple[ScheduledRequest, int] | None = None
         self._num_arrived = 0
         self._num_planned = 0
         self._uncommitted_tokens = spec.max_step_tokens * spec.plans_in_flight
@@ -116,7 +123,7 @@ class ContinuousScheduler(Scheduler):
         self._verify(request)
         self._num_arrived += 1
         now_s = monotonic()
-        job = Job(request, self._num_arrived, self._max_tokens(request), now_s)
+        job = ScheduledRequest(request, self._num_arrived, self._max_tokens(request), now_s)
         job.order = self._keys.order(job, now_s)
         request.status = WAITING
         self._waiting.add(job)
@@ -148,7 +155,7 @@ class ContinuousScheduler(Scheduler):
 
     def plan(self) -> StepPlan:
         """Return the next step; without rows when nothing can run now."""
-        tally = Tally(self._spec.max_step_tokens, self._rows_per_plan())
+        tally = StepBudget(self._spec.max_step_tokens, self._rows_per_plan())
         if self._keys.move:
             self._keys.renew(self._running)
         self._continue_running(tally)
@@ -164,7 +171,7 @@ class ContinuousScheduler(Scheduler):
         num_requests = len(self._running) + min(len(self._waiting), len(self._free_rows))
         return max(1, -(-num_requests // self._spec.plans_in_flight))
 
-    def _continue_running(self, tally: Tally) -> None:
+    def _continue_running(self, tally: StepBudget) -> None:
         """Give running jobs their next tokens, smallest key first."""
         running = self._running
         index = 0
@@ -185,7 +192,7 @@ class ContinuousScheduler(Scheduler):
             if new_blocks is not None:
                 tally.take(job, num_tokens, new_blocks, drafts, num_drafts)
 
-    def _next_tokens(self, job: Job, tokens_left: int, num_behind: int) -> int:
+    def _next_tokens(self, job: ScheduledRequest, tokens_left: int, num_behind: int) -> int:
         """Return how many tokens a running job computes now, drafts aside.
 
         None while drafts are pending: it is not yet known how many are accepted, or what the worker
@@ -206,7 +213,7 @@ class ContinuousScheduler(Scheduler):
         num_tokens = min(self._capped(num_wanted), max(1, tokens_left - num_behind))
         return request.reach(request.num_computed_tokens, num_tokens)
 
-    def _take_drafts(self, job: Job, tokens_left: int) -> tuple[int, ...]:
+    def _take_drafts(self, job: ScheduledRequest, tokens_left: int) -> tuple[int, ...]:
         """Return the job's drafts that this step verifies, as many as there is room for.
 
         None during prefill or recompute, and none if their blocks could be missing for the next
@@ -222,7 +229,7 @@ class ContinuousScheduler(Scheduler):
         num_blocks = self._blocks_per_row * (len(self._running) + len(drafts))
         return drafts if num_blocks <= self._cache.num_free_blocks else ()
 
-    def _wanted_drafts(self, job: Job, start: int, num_tokens: int) -> int:
+    def _wanted_drafts(self, job: ScheduledRequest, start: int, num_tokens: int) -> int:
         """Return how many drafts the worker is to make after the token that this step samples: as
         many as fit into the step that verifies them, and into free blocks.
 
@@ -253,7 +260,9 @@ class ContinuousScheduler(Scheduler):
             min(num_wanted, limit) if limit > 0 and self._spec.uses_chunked_prefill else num_wanted
         )
 
-    def _make_room(self, job: Job, num_tokens: int, tally: Tally) -> Blocks | None:
+    def _make_room(
+        self, job: ScheduledRequest, num_tokens: int, tally: StepBudget
+    ) -> Blocks | None:
         """Return the job's new blocks; jobs with the largest keys yield until there are enough.
 
         None when the job itself had the largest key and had to yield.
@@ -268,7 +277,7 @@ class ContinuousScheduler(Scheduler):
                 return None
         return new_blocks
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: ScheduledRequest) -> None:
         """Take row and blocks from a running job and queue it again in front, by its key."""
         if not self._swap_out(job.request):
             self._cache.free(job.request)
@@ -296,13 +305,13 @@ class ContinuousScheduler(Scheduler):
         self._swapped_out.update((host, block) for block, host in copies)
         return True
 
-    def _admit_waiting(self, tally: Tally) -> None:
+    def _admit_waiting(self, tally: StepBudget) -> None:
         """Start waiting jobs in strict order until one does not fit; long ones wait their turn."""
         if not (self._waiting and self._free_rows and tally.has_room):
             return
         if self._keys.move:
             self._waiting.renew()
-        turns = Turns(self._spec, (job.request for job in self._running))
+        turns = PartialPrefills(self._spec, (job.request for job in self._running))
         index = 0
         while index < len(self._waiting) and self._free_rows and tally.has_room:
             if turns.must_wait(self._waiting[index].request):
@@ -310,7 +319,7 @@ class ContinuousScheduler(Scheduler):
             elif not self._admit(index, tally, turns):
                 return
 
-    def _admit(self, index: int, tally: Tally, turns: Turns) -> bool:
+    def _admit(self, index: int, tally: StepBudget, turns: PartialPrefills) -> bool:
         """Return whether a waiting job could start. Mutates: queues, tally, cache, turns"""
         job = self._waiting[index]
         request = job.request
@@ -341,7 +350,7 @@ class ContinuousScheduler(Scheduler):
         return True
 
     def _first_blocks(
-        self, request: RequestState, end: int, num_cached: int, tally: Tally
+        self, request: RequestState, end: int, num_cached: int, tally: StepBudget
     ) -> Blocks | None:
         """Return a waiting request's blocks up to position `end`, None when there are too few.
 
@@ -356,7 +365,7 @@ class ContinuousScheduler(Scheduler):
         tally.swapped_in.extend(copies)
         return blocks
 
-    def _is_blocked(self, job: Job) -> bool:
+    def _is_blocked(self, job: ScheduledRequest) -> bool:
         """Return whether nothing was freed since this job did not fit (looking again is dear)."""
         if self._blocked is None or not self._running:
             return False
@@ -376,7 +385,7 @@ class ContinuousScheduler(Scheduler):
         num_reserved = self._options.growth_blocks * self._blocks_per_row * num_running
         return num_needed + num_reserved <= self._cache.num_free_blocks
 
-    def _start(self, job: Job, num_known: int) -> None:
+    def _start(self, job: ScheduledRequest, num_known: int) -> None:
         """Give a job a row and put it among the running; `num_known` tokens are cached already."""
         request = job.request
         request.row = heappop(self._free_rows)
@@ -386,7 +395,7 @@ class ContinuousScheduler(Scheduler):
             request.num_cached_tokens = num_known
         insort(self._running, job, key=order_of)
 
-    def _seal(self, tally: Tally) -> StepPlan:
+    def _seal(self, tally: StepBudget) -> StepPlan:
         """Return the finished plan; freed rows wait for a plan that has rows."""
         self._num_planned += 1
         if not tally.rows:
@@ -419,7 +428,7 @@ class ContinuousScheduler(Scheduler):
                 changed.append(job.request)
         return changed
 
-    def _record(self, job: Job, epoch: int, step: RowStep, result: RowResult) -> bool:
+    def _record(self, job: ScheduledRequest, epoch: int, step: RowStep, result: RowResult) -> bool:
         """Take one row's result; return whether its request changed."""
         request = job.request
         if step.samples:
@@ -466,7 +475,7 @@ class ContinuousScheduler(Scheduler):
                 ended.append(job.request)
         return ended
 
-    def _drop(self, job: Job, *, forget: bool) -> None:
+    def _drop(self, job: ScheduledRequest, *, forget: bool) -> None:
         """Let go of an ended job, wherever it is."""
         del self._jobs[job.request.request_id]
         self._cache.free(job.request, forget=forget)
@@ -475,7 +484,7 @@ class ContinuousScheduler(Scheduler):
         else:
             self._leave(job)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: ScheduledRequest) -> None:
         """Take a running job's row away."""
         request = job.request
         remove(self._running, job)

@@ -86,7 +86,7 @@ class _Loaded:
         self._letters: dict[Ranges, str] = {}
         self.nodes: list[Node] = []
         self._numbers: dict[int, int] = {}
-        self.places: dict[frozenset[Stack], Place] = {}
+        self.places: dict[frozenset[Stack], TextPosition] = {}
         self.start = _place(self, frozenset([(self.frame(rules[json_grammar.ROOT]), None)]))
         if not self.start.stacks:
             raise InvalidConstraint("nothing meets this constraint")
@@ -114,7 +114,7 @@ class _Loaded:
             self._letters[ranges] = "".join(c for c in _LETTERS if _is_in(c, ranges))
         return self._letters[ranges]
 
-    def mask(self, place: Place) -> np.ndarray:
+    def mask(self, place: TextPosition) -> np.ndarray:
         """Return the mask of a place, end tokens not among it."""
         from lmformatenforcer import TokenEnforcer
 
@@ -134,16 +134,16 @@ def _is_in(letter: str, ranges: Ranges) -> bool:
     return any(first <= ord(letter) <= last for first, last in ranges)
 
 
-class Place:
+class TextPosition:
     """A place in a text, as the library's CharacterLevelParser: which characters may follow it."""
 
     def __init__(self, loaded: _Loaded, stacks: frozenset[Stack]) -> None:
         self.loaded = loaded
         self.stacks = stacks
         self.config: Any = None
-        self._following: dict[str, Place] = {}
+        self._following: dict[str, TextPosition] = {}
 
-    def add_character(self, letter: str) -> Place:
+    def add_character(self, letter: str) -> TextPosition:
         """Return the state after a character."""
         found = self._following.get(letter)
         if found is None:
@@ -173,7 +173,7 @@ class Place:
         return self.stacks
 
 
-def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
+def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> TextPosition:
     """Return the state for these stacks, unfolded down to single characters."""
     pending, seen, found = list(stacks), set(stacks), set()
     while pending:
@@ -189,7 +189,7 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> Place:
             raise InvalidConstraint("the constraint is too ambiguous")
     if len(loaded.places) > MAX_PLACES_KEPT:
         loaded.places.clear()
-    return loaded.places.setdefault(frozenset(found), Place(loaded, frozenset(found)))
+    return loaded.places.setdefault(frozenset(found), TextPosition(loaded, frozenset(found)))
 
 
 def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:

@@ -33,7 +33,7 @@ from dovetail_plugins.syntax.parameters import (
 )
 from dovetail_plugins.syntax.plain_text import text_constraint
 from dovetail_plugins.syntax.schemas import is_text, kinds
-from dovetail_plugins.syntax.xml_reading import Reading
+from dovetail_plugins.syntax.xml_reading import XmlReader
 from dovetail_plugins.syntax.xml_tags import NAME, NAME_PATTERN, TYPE, XmlTags
 
 
@@ -46,7 +46,7 @@ class XmlCalls(XmlTags):
 
         Raises: MalformedToolCall, UnfinishedToolCall when the text ends within a value.
         """
-        read = Reading(self, text, tools, is_whole=True, is_over=is_over)
+        read = XmlReader(self, text, tools, is_whole=True, is_over=is_over)
         read.run()
         if read.is_in_value:
             raise UnfinishedToolCall("a value is not closed")
@@ -60,7 +60,7 @@ class XmlCalls(XmlTags):
 
         Raises: MalformedToolCall when it can become no call.
         """
-        read = Reading(self, text, tools, is_whole=False)
+        read = XmlReader(self, text, tools, is_whole=False)
         read.run()
         if not read.calls and not self.can_begin(text.lstrip()):
             raise MalformedToolCall("no call begins like this")

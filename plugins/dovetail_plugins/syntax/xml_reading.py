@@ -64,7 +64,7 @@ class _Missed:
 
 
 @dataclass(slots=True)
-class Reading:
+class XmlReader:
     """Reading one text from the left. `is_closed`: the last call is over. `is_in_value`: the text
     ends in a parameter's value."""
 

@@ -22,7 +22,7 @@ from dovetail.json_values import json_value
 from dovetail_plugins.tokenizers import _files
 from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._plain_words import PlainWords
-from dovetail_plugins.tokenizers._shape import PIECE_CHARS, Shape, pieces, shape_of
+from dovetail_plugins.tokenizers._shape import PIECE_CHARS, TokenizerShape, pieces, shape_of
 from dovetail_plugins.tokenizers._streams import ByteLevelStream, WindowStream
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -107,7 +107,7 @@ class FastTokenizer:
         return whole[:at], whole[at + len(bare) :]
 
     @cached_property
-    def _shape(self) -> Shape:
+    def _shape(self) -> TokenizerShape:
         return shape_of(json_value(self._backend.to_str()), self._byte_of)
 
     def added_texts(self) -> frozenset[str]:
@@ -184,13 +184,13 @@ class FastTokenizer:
             return bytes.fromhex(match[1])
         return self._piece(token_id).encode()
 
-    def facts(self) -> _files.Facts:
+    def facts(self) -> _files.FileFacts:
         """Return the fixed facts."""
         return self._facts
 
-    def _build_facts(self, folder: Path) -> _files.Facts:
+    def _build_facts(self, folder: Path) -> _files.FileFacts:
         templates = _files.chat_templates(folder, self._settings)
-        return _files.Facts(
+        return _files.FileFacts(
             vocab_size=max(self._backend.get_vocab(with_added_tokens=True).values()) + 1,
             bos_token_id=self._id("bos_token"),
             eos_token_id=self._id("eos_token"),

@@ -32,7 +32,7 @@ NO_LIMIT = 10**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class FileFacts:
     """The facts of a tokenizer (interfaces.tokenizer.TokenizerFacts)."""
 
     vocab_size: int

@@ -25,7 +25,7 @@ COMPOSED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class TokenizerShape:
     """See the module. `longest_token_chars` None: a token may cover any stretch of text. `cut`
     matches the spaces at which a text may be cut; None: a text must stay whole."""
 
@@ -33,7 +33,7 @@ class Shape:
     cut: re.Pattern[str] | None = None
 
 
-def shape_of(content: Mapping[str, Any], byte_of: Mapping[str, int]) -> Shape:
+def shape_of(content: Mapping[str, Any], byte_of: Mapping[str, int]) -> TokenizerShape:
     """Return the shape of a tokenizer.json; `byte_of` maps byte-level characters to bytes."""
     model = content["model"]
     normalizers = list(_parts(content.get("normalizer"), "normalizers"))
@@ -48,11 +48,11 @@ def shape_of(content: Mapping[str, Any], byte_of: Mapping[str, int]) -> Shape:
         and _has_all_bytes(vocab, byte_of, is_byte_level, bool(model.get("byte_fallback")))
     )
     if not keeps_all:
-        return Shape()
+        return TokenizerShape()
     high = _high(byte_of) if is_byte_level else ""
     cuts = (_cut(letters, vocab, added, high) for letters in LETTERS)
     is_local = all(part["type"] in ("NFC", "NFKC") or _marks_spaces(part) for part in normalizers)
-    return Shape(
+    return TokenizerShape(
         longest_token_chars=_longest(vocab, added, normalizers),
         cut=next(filter(None, cuts), None) if is_local else None,
     )

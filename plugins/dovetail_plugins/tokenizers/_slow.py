@@ -97,7 +97,7 @@ class SlowTokenizer:
         """Return the bytes that each of these ids writes."""
         return [_written(p) for p in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
-    def facts(self) -> _files.Facts:
+    def facts(self) -> _files.FileFacts:
         """Return the fixed facts."""
         return self._facts
 
@@ -105,7 +105,7 @@ class SlowTokenizer:
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         return isinstance(token, str) and len(token) == 6 and token.startswith("<0x")
 
-    def _build_facts(self, folder: Path) -> _files.Facts:
+    def _build_facts(self, folder: Path) -> _files.FileFacts:
         settings = _files.read_settings(folder)
         templates = _files.chat_templates(folder, settings)
         named = {
@@ -113,7 +113,7 @@ class SlowTokenizer:
             for name, text in self._tokenizer.special_tokens_map.items()
             if isinstance(text, str)
         }
-        return _files.Facts(
+        return _files.FileFacts(
             vocab_size=max(self._tokenizer.get_vocab().values()) + 1,
             bos_token_id=self._tokenizer.bos_token_id,
             eos_token_id=self._tokenizer.eos_token_id,

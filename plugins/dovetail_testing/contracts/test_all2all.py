@@ -17,7 +17,7 @@ SIZE, SLOTS, PICKED = 6, 3, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RankTokens:
     """One rank's tokens."""
 
     x: torch.Tensor
@@ -25,11 +25,13 @@ class Given:
     places: torch.Tensor
 
 
-def given(num_ranks: int, num_tokens: int, seed: int, dtype: torch.dtype = torch.float32) -> Given:
+def given(
+    num_ranks: int, num_tokens: int, seed: int, dtype: torch.dtype = torch.float32
+) -> RankTokens:
     """Return tokens; some of their picks are experts that no rank of the group holds."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.rand(num_tokens, num_ranks * SLOTS + 1, generator=generator).argsort(1)
-    return Given(
+    return RankTokens(
         x=torch.randn(num_tokens, SIZE, generator=generator).to(dtype),
         weights=torch.rand(num_tokens, PICKED, generator=generator),
         places=places[:, :PICKED].contiguous() - 1,
@@ -41,7 +43,7 @@ def expert(x: torch.Tensor, place: int) -> torch.Tensor:
     return torch.tanh(x * (place + 1)) + place
 
 
-def wanted(one: Given) -> torch.Tensor:
+def wanted(one: RankTokens) -> torch.Tensor:
     """Return a rank's outputs as if it held all experts. Shapes: [T, E]"""
     out = torch.zeros(one.x.shape)
     for token, (weights, places) in enumerate(zip(one.weights, one.places.tolist(), strict=True)):
@@ -64,9 +66,9 @@ class Rank:
         assert len(x) == len(weights) == len(slots), "a row for each token"
         assert bool(((slots >= -1) & (slots < SLOTS)).all()), "slots are those of this rank"
         places = torch.where(slots < 0, -1, slots + self.group.rank * SLOTS)
-        return wanted(Given(x, weights, places)).to(x.dtype)
+        return wanted(RankTokens(x, weights, places)).to(x.dtype)
 
-    def exchange(self, one: Given) -> torch.Tensor:
+    def exchange(self, one: RankTokens) -> torch.Tensor:
         """Return what comes back for a rank's tokens."""
         return self.made.exchange(one.x, one.weights, one.places, SLOTS, self.compute)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.layers.opaque import Opaque
+from dovetail.layers.opaque import CompilerBoundary
 from dovetail.runner.device import HostDevice
 from dovetail.runner.replay.compiled import CompiledForward
 
@@ -42,7 +42,7 @@ def made() -> tuple[Traced, list[int]]:
         seen.append(len(x))
         return x.new_tensor(x.tolist()) * 2  # what no compiler could look into
 
-    opaque = Opaque(looked_up)
+    opaque = CompilerBoundary(looked_up)
     return Traced(
         lambda ids, positions: opaque(TABLE[ids], size=4) + positions.unsqueeze(1), HostDevice()
     ), seen

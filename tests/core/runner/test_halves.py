@@ -14,7 +14,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import HalvesSpec
 from dovetail.interfaces.data.step import RowStep
 from dovetail.layers.context import forward_context
-from dovetail.parallel.halves import Halves
+from dovetail.parallel.halves import HalfBatches
 from dovetail.runner.device import DeviceCalls, HostDevice
 from dovetail.runner.model_runner import ModelRunner
 from dovetail.runner.replay.halves import divided_inputs, divided_layout, even_cut
@@ -144,7 +144,7 @@ def made_runner(
     made.load()
     made.allocate(tiny_layout(list(made.kv_layers()), num_blocks=128))
     made.warm_up()
-    set_halves(made, Halves(alternates=alternates))
+    set_halves(made, HalfBatches(alternates=alternates))
     return made
 
 

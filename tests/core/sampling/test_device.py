@@ -25,7 +25,7 @@ from dovetail.sampling.sampler import NOT_FINITE, Draws, Sampler
 from dovetail_kernels.cpu.library import ISA_VARIABLE, library
 from dovetail_kernels.gpu import VARIABLE
 from dovetail_kernels.gpu.offline import absent_gpu
-from dovetail_kernels.sample.device import FIELD_NAMES, Wanted, draw
+from dovetail_kernels.sample.device import FIELD_NAMES, SamplingSettings, draw
 from dovetail_kernels.sample.native import Tables
 from dovetail_kernels.sample.penalties import Penalties
 from dovetail_kernels.sample.seen import SeenTokens
@@ -139,7 +139,7 @@ def check_heirs() -> None:
 
 def compile_with_penalties(vocab: int) -> None:
     """Compile what a step of penalised rows launches. Raises: AssertionError"""
-    wanted = Wanted(
+    wanted = SamplingSettings(
         params=torch.zeros(2, len(FIELD_NAMES), dtype=torch.float64),
         is_random=True,
         has_bounds=True,

@@ -16,7 +16,7 @@ from dovetail_plugins.apis.audio.spectrogram import Spectrum, log_mel, mel_filte
 from dovetail_plugins.apis.audio.windows import Listener, Segment, cut
 from dovetail_plugins.apis.audio.windows import _Written as written
 from dovetail_plugins.apis.audio.words import (
-    Word,
+    TimedWord,
     divided,
     fitted,
     timed,
@@ -95,8 +95,8 @@ def test_filters_are_those_of_transformers(bands: int, size: int) -> None:
     assert np.abs(made - extractor.mel_filters.T).max() < 1e-7
 
 
-def word(text: str, start: float, end: float) -> Word:
-    return Word(text=text, start=start, end=end, num_tokens=1)
+def word(text: str, start: float, end: float) -> TimedWord:
+    return TimedWord(text=text, start=start, end=end, num_tokens=1)
 
 
 def test_what_a_pause_has_stretched_is_cut() -> None:

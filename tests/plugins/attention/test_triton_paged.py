@@ -147,7 +147,7 @@ def _step(counts: list[int], lens: list[int], **rules: Any) -> tuple[Any, dict[s
     cached. A row's numbers follow from its place in the lists alone."""
     import torch
 
-    from dovetail_kernels.paged_attention.triton import Rules, extent_of
+    from dovetail_kernels.paged_attention.triton import LayerRules, extent_of
 
     width = -(-max(lens) // 16)
     draw = torch.Generator().manual_seed(1)
@@ -163,7 +163,7 @@ def _step(counts: list[int], lens: list[int], **rules: Any) -> tuple[Any, dict[s
         "block_table": table,
         "query_start": starts,
         "seq_lens": seq_lens,
-        "rules": Rules(scale=0.2, **rules),
+        "rules": LayerRules(scale=0.2, **rules),
         "extent": extent_of(starts, seq_lens),
     }
     return q, rest
@@ -234,7 +234,7 @@ def padding() -> None:
     """Rows without tokens and an extent larger than any row change nothing: a captured step."""
     import torch
 
-    from dovetail_kernels.paged_attention.triton import Extent, attend
+    from dovetail_kernels.paged_attention.triton import StepExtent, attend
 
     q, step = _step([1, 1, 1], [7, 300, 530])
     wanted = attend(q, **step)
@@ -242,7 +242,7 @@ def padding() -> None:
         "block_table": torch.cat([step["block_table"], torch.zeros(2, 34, dtype=torch.int32)]),
         "query_start": torch.arange(6, dtype=torch.int32),
         "seq_lens": torch.tensor([7, 300, 530, 0, 0], dtype=torch.int32),
-        "extent": Extent(max_query_tokens=1, max_seq_tokens=5000),
+        "extent": StepExtent(max_query_tokens=1, max_seq_tokens=5000),
     }
     found = attend(torch.cat([q, torch.full((2, 6, 32), 3.0)]), **padded)
     assert torch.equal(found[:3], wanted) and not found[3:].any()

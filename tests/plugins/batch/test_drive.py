@@ -15,7 +15,7 @@ from dovetail_plugins.apis.batches.call import Caller
 from dovetail_plugins.apis.batches.lines import Line, Scan, scan
 from dovetail_plugins.batch.drive import drive
 from dovetail_plugins.batch.progress import Progress
-from dovetail_plugins.batch.results import Results
+from dovetail_plugins.batch.results import ResultFile
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for
 
@@ -33,7 +33,7 @@ def driven(
     """Return the results' lines in the order of their writing, the engine, the progress."""
     made, engine = app or app_for(script)
     path = tmp_path / "out"
-    results = Results.open(path, resumes=True)
+    results = ResultFile.open(path, resumes=True)
     results.begin()
     found = Scan(num_lines=len(lines), num_answered=0, num_failed=0)
     progress = Progress(found, is_bar=False)
@@ -140,7 +140,7 @@ def test_no_more_lines_are_taken_up_than_there_is_room_for(max_open: int, tmp_pa
             finally:
                 self.num_open -= 1
 
-    results = Results.open(tmp_path / "out", resumes=True)
+    results = ResultFile.open(tmp_path / "out", resumes=True)
     progress = Progress(Scan(num_lines=9, num_answered=0, num_failed=0), is_bar=False)
     read = [
         Line(number=i, raw=json.dumps(line(f"{i}")).encode(), is_whole=True) for i in range(1, 10)
@@ -181,7 +181,7 @@ def test_the_scan_finds_what_a_run_wrote(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(json.dumps(line("a")).encode() + b"\nno json\n")
     driven(tmp_path, [line("a"), b"no json"])
-    results = Results.open(tmp_path / "out", resumes=True)
+    results = ResultFile.open(tmp_path / "out", resumes=True)
     found = scan(source, 1000, results.answered, results.failed)
     results.close()
     assert (found.num_answered, found.num_failed) == (2, 1)

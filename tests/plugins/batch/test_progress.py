@@ -8,7 +8,7 @@ import logging
 import msgspec
 import pytest
 
-from dovetail_plugins.apis.batches.answer import Answer, Fault, Result
+from dovetail_plugins.apis.batches.answer import LineFault, ResultLine, RouteAnswer
 from dovetail_plugins.apis.batches.lines import Scan
 from dovetail_plugins.batch import progress
 from dovetail_plugins.batch.progress import Progress
@@ -16,9 +16,9 @@ from dovetail_plugins.batch.progress import Progress
 FOUND = Scan(num_lines=10, num_answered=4, num_failed=1)
 
 
-def result(body: bytes, status: int = 200) -> Result:
-    response = Answer(status_code=status, request_id="r", body=msgspec.Raw(body))
-    return Result(id="i", custom_id="c", response=response)
+def result(body: bytes, status: int = 200) -> ResultLine:
+    response = RouteAnswer(status_code=status, request_id="r", body=msgspec.Raw(body))
+    return ResultLine(id="i", custom_id="c", response=response)
 
 
 def test_lines_and_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_lines_and_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         result(b'{"usage":{"input_tokens":2,"output_tokens":3,"cache_read_input_tokens":4}}')
     )
     found.note(result(b"[1]", status=400))
-    found.note(Result(id="i", custom_id=None, error=Fault(code="x", message="y")))
+    found.note(ResultLine(id="i", custom_id=None, error=LineFault(code="x", message="y")))
     assert found.line() == "9 of 10 done, 3 failed, 2 tokens/s, 0:00:02 left"
     assert (found.num_prompt_tokens, found.num_tokens) == (11, 19)
 

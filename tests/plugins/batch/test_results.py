@@ -9,20 +9,20 @@ import msgspec
 import pytest
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.apis.batches.answer import Answer, Fault, Result
+from dovetail_plugins.apis.batches.answer import LineFault, ResultLine, RouteAnswer
 from dovetail_plugins.apis.batches.lines import name_of
-from dovetail_plugins.batch.results import Results
+from dovetail_plugins.batch.results import ResultFile
 
 
-def good(custom_id: str, status: int = 200) -> Result:
+def good(custom_id: str, status: int = 200) -> ResultLine:
     body = msgspec.Raw(b'{"a":1}')
-    response = Answer(status_code=status, request_id="r", body=body)
-    return Result(id=name_of(custom_id), custom_id=custom_id, response=response)
+    response = RouteAnswer(status_code=status, request_id="r", body=body)
+    return ResultLine(id=name_of(custom_id), custom_id=custom_id, response=response)
 
 
-def written(path: Path, *results: Result, resumes: bool = True) -> Results:
+def written(path: Path, *results: ResultLine, resumes: bool = True) -> ResultFile:
     """Return the closed results after a run that added these."""
-    found = Results.open(path, resumes=resumes)
+    found = ResultFile.open(path, resumes=resumes)
     found.begin()
     for result in results:
         found.add(result)
@@ -36,8 +36,8 @@ def ids(path: Path) -> list[str]:
 
 def test_a_line_has_openais_shape(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    fault = Fault(code="invalid_json", message="line 3: no.")
-    written(path, good("a"), Result(id="batch_req_1", custom_id=None, error=fault))
+    fault = LineFault(code="invalid_json", message="line 3: no.")
+    written(path, good("a"), ResultLine(id="batch_req_1", custom_id=None, error=fault))
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     response = {"status_code": 200, "request_id": "r", "body": {"a": 1}}
     assert first == {
@@ -49,8 +49,10 @@ def test_a_line_has_openais_shape(tmp_path: Path) -> None:
 
 def test_a_second_run_knows_what_is_answered(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    fault = Fault(code="x", message="y")
-    written(path, good("a"), good("b", 400), Result(id="batch_req_12", custom_id=None, error=fault))
+    fault = LineFault(code="x", message="y")
+    written(
+        path, good("a"), good("b", 400), ResultLine(id="batch_req_12", custom_id=None, error=fault)
+    )
     found = written(path, good("c"))
     assert found.answered == {name_of("a"), name_of("b"), "batch_req_12"}
     assert found.failed == {name_of("b"), "batch_req_12"}
@@ -91,7 +93,7 @@ def test_a_file_of_something_else_is_left_alone(text: str, tmp_path: Path) -> No
     path = tmp_path / "out"
     path.write_text(text)
     with pytest.raises(ConfigError, match="is not the result"):
-        Results.open(path, resumes=True)
+        ResultFile.open(path, resumes=True)
     assert path.read_text() == text
     written(path, good("a"), resumes=False)
     assert ids(path) == ["a"]
@@ -100,19 +102,19 @@ def test_a_file_of_something_else_is_left_alone(text: str, tmp_path: Path) -> No
 def test_nothing_is_lost_before_the_run_begins(tmp_path: Path) -> None:
     path = tmp_path / "out"
     written(path, good("a"))
-    Results.open(path, resumes=False).close()
+    ResultFile.open(path, resumes=False).close()
     assert ids(path) == ["a"]
 
 
 def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
-    first = Results.open(tmp_path / "out", resumes=True)
+    first = ResultFile.open(tmp_path / "out", resumes=True)
     with pytest.raises(ConfigError, match="another process"):
-        Results.open(tmp_path / "out", resumes=True)
+        ResultFile.open(tmp_path / "out", resumes=True)
     first.close()
-    Results.open(tmp_path / "out", resumes=True).close()
+    ResultFile.open(tmp_path / "out", resumes=True).close()
 
 
 def test_an_absent_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        Results.open(tmp_path / "no" / "out", resumes=True)
+        ResultFile.open(tmp_path / "no" / "out", resumes=True)
     assert caught.value.fix == f"make the folder {tmp_path / 'no'}."

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from dovetail_plugins.bench.answers import Answer, Event, read_answer, sse_data, timed_tokens
+from dovetail_plugins.bench.answers import (
+    Event,
+    RequestOutcome,
+    read_answer,
+    sse_data,
+    timed_tokens,
+)
 from dovetail_plugins.bench.client import Trace
 
 
@@ -24,7 +30,9 @@ def event(text: str | None = None, *, reason: str | None = None, usage: int | No
 DONE = b"data: [DONE]\n\n"
 
 
-def answer_of(*pieces: tuple[float, bytes], status: int = 200, error: str | None = None) -> Answer:
+def answer_of(
+    *pieces: tuple[float, bytes], status: int = 200, error: str | None = None
+) -> RequestOutcome:
     trace = Trace(start_s=10.0, end_s=12.0, status=status, pieces=list(pieces), error=error)
     return read_answer(trace)
 
@@ -105,7 +113,7 @@ def test_one_token_has_no_gap() -> None:
         (answer_of((10.1, b"data: {oops\n\n")), "not JSON"),
     ],
 )
-def test_failures_say_why(trace: Answer, text: str) -> None:
+def test_failures_say_why(trace: RequestOutcome, text: str) -> None:
     assert trace.error is not None
     assert text in trace.error
     assert trace.output_tokens == 0

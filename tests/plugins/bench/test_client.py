@@ -14,8 +14,8 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchDataset, BenchPrompt, DatasetQuery
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.bench import serve_streamed
-from dovetail_plugins.bench.answers import Answer, read_answer
-from dovetail_plugins.bench.client import Target, send, target_of
+from dovetail_plugins.bench.answers import RequestOutcome, read_answer
+from dovetail_plugins.bench.client import RequestTarget, send, target_of
 from dovetail_plugins.bench.load import run_load
 from dovetail_plugins.bench.load_run import ServerError
 from dovetail_plugins.bench.settings import (
@@ -33,13 +33,13 @@ CHUNKED = (
 )
 
 
-def ask(handler: Handler, **target: Any) -> Answer:
+def ask(handler: Handler, **target: Any) -> RequestOutcome:
     """Return what one request to a scripted server came to."""
 
-    async def work() -> Answer:
+    async def work() -> RequestOutcome:
         async with serving(Scripted(handler)) as found:
             fields = {name: getattr(found, name) for name in ("host", "port", "path", "headers")}
-            other = Target(**{**fields, "timeout_s": 5.0, **target})
+            other = RequestTarget(**{**fields, "timeout_s": 5.0, **target})
             return read_answer(await send(other, other.request("POST", other.path, b"{}")))
 
     return asyncio.run(work())
@@ -169,7 +169,7 @@ def test_the_limit_of_concurrency_is_kept() -> None:
         running -= 1
         writer.write(CHUNKED + chunk(WHOLE) + b"0\r\n\r\n")
 
-    async def work() -> list[Answer]:
+    async def work() -> list[RequestOutcome]:
         async with serving(Scripted(handler)) as target:
             requests = [target.request("POST", target.path, b"{}")] * 9
             traces = await run_load(target, requests, [0.0] * 9, max_concurrency=3)

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.bench_dataset import BenchPrompt
-from dovetail_plugins.bench.answers import Answer
+from dovetail_plugins.bench.answers import RequestOutcome
 from dovetail_plugins.bench.arrival import arrival_times_s
 from dovetail_plugins.bench.metrics import checked_names, details, figures, parsed_goodput
 from dovetail_plugins.bench.report import number, pairs_of, settings_of, table
@@ -94,11 +94,11 @@ def test_arrivals_are_a_function_of_the_seed() -> None:
 
 ANSWERS = [
     # starts at 0, first token after 100 ms, then 4 tokens in 200 ms, ends at 0.4
-    Answer(start_s=0.0, end_s=0.4, arrivals=((0.1, 1), (0.3, 4)), prompt_tokens=10,
+    RequestOutcome(start_s=0.0, end_s=0.4, arrivals=((0.1, 1), (0.3, 4)), prompt_tokens=10,
            output_tokens=5, finish_reason="length"),
-    Answer(start_s=0.2, end_s=1.0, arrivals=((0.5, 1), (0.9, 2)), output_tokens=3,
+    RequestOutcome(start_s=0.2, end_s=1.0, arrivals=((0.5, 1), (0.9, 2)), output_tokens=3,
            finish_reason="stop"),
-    Answer(start_s=0.6, end_s=2.0, error="it broke"),
+    RequestOutcome(start_s=0.6, end_s=2.0, error="it broke"),
 ]  # fmt: skip
 PROMPTS = [
     BenchPrompt(prompt=(1, 2), output_tokens=5, prompt_tokens=2),

@@ -14,17 +14,17 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import NoOptions
 from dovetail_plugins.commands._serve_flags import add_serve_arguments
 from dovetail_plugins.commands.serve import ServeCommand
-from dovetail_plugins.gateway.entries import Entry, entries_of
+from dovetail_plugins.gateway.entries import ModelEntry, entries_of
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import MemoryNeed
 from dovetail_plugins.gateway.metrics import labelled
-from dovetail_plugins.gateway.model import Model
+from dovetail_plugins.gateway.model import GatewayModel
 from dovetail_plugins.gateway.serve import fleet_of
 from dovetail_plugins.gateway.server import child_fields
 from support.fake_models import Rig
 
 
-def of_file(folder: Path, text: str, **shared: Any) -> tuple[Entry, ...]:
+def of_file(folder: Path, text: str, **shared: Any) -> tuple[ModelEntry, ...]:
     """Return the models of a file."""
     path = folder / "models.yaml"
     path.write_text(text)
@@ -131,7 +131,7 @@ def test_adapters_are_names_of_their_model(tmp_path: Path) -> None:
     assert second.every_name == ("b",)
     assert child_fields(first, "/s")["served_model_name"] == ("a",)
     need = MemoryNeed(num_bytes=0, context_tokens=8, is_host=True, free_bytes=lambda: None)
-    models = [Model(entry, need) for entry in (first, second)]
+    models = [GatewayModel(entry, need) for entry in (first, second)]
     fleet = Fleet(models, start=lambda _: pytest.fail("nothing starts"), wait_s=0)
     assert fleet.find("poems") is models[0]
     with pytest.raises(ConfigError, match='two models are called "sql"'):

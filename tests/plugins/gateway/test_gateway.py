@@ -12,7 +12,7 @@ import pytest
 
 from dovetail_plugins.gateway import fleet as fleet_module
 from dovetail_plugins.gateway.fleet import leaving_first
-from dovetail_plugins.gateway.model import State
+from dovetail_plugins.gateway.model import ModelState
 from support.fake_models import SIZE, Rig
 from support.serving import call_asgi
 
@@ -177,7 +177,7 @@ def test_what_never_fits_unloads_nobody() -> None:
         answer = await client.post(PATH, json={"model": "b"})
         assert answer.status_code == 503
         assert 'the model "b" needs' in answer.json()["error"]["message"]
-        assert rig.models[0].state is State.LOADED
+        assert rig.models[0].state is ModelState.LOADED
 
     within(rig, work)
 
@@ -192,7 +192,7 @@ def test_requests_in_flight_are_not_cut_and_none_waits_for_ever(
         stream = asyncio.ensure_future(client.post(PATH, json={"model": "a", "stream": True}))
         await until(lambda: rig.models[0].num_running == 1)
         other = asyncio.ensure_future(by(client, model="b"))
-        await until(lambda: rig.models[0].state is State.LEAVING)
+        await until(lambda: rig.models[0].state is ModelState.LEAVING)
         late = asyncio.ensure_future(by(client, model="a"))  # comes after b's turn
         await asyncio.sleep(0.02)
         assert not other.done()
@@ -210,7 +210,7 @@ def test_idle_models_are_unloaded_and_come_back() -> None:
 
     async def work(client: Client) -> None:
         assert await by(client, model="a") == "a"
-        await until(lambda: rig.models[0].state is State.UNLOADED)
+        await until(lambda: rig.models[0].state is ModelState.UNLOADED)
         assert await by(client, model="a") == "a"
 
     within(rig, work)
@@ -223,7 +223,7 @@ def test_idle_models_sleep_and_wake_up() -> None:
 
     async def work(client: Client) -> None:
         assert await by(client, model="a") == "a"
-        await until(lambda: rig.models[0].state is State.ASLEEP)
+        await until(lambda: rig.models[0].state is ModelState.ASLEEP)
         assert (await client.get("/health")).json()["models"][0]["state"] == "asleep"
         assert await by(client, model="a") == "a"
 
@@ -315,15 +315,15 @@ def test_ollamas_lists_are_of_all_models() -> None:
 def test_who_leaves_first() -> None:
     models = Rig("a", "b", "c").models
 
-    def stand(number: int, state: State, *, used_s: float, running: int = 0) -> None:
+    def stand(number: int, state: ModelState, *, used_s: float, running: int = 0) -> None:
         model = models[number]
         model.state, model.last_used_s, model.num_running = state, used_s, running
 
-    stand(0, State.LOADED, used_s=1.0, running=1)
-    stand(1, State.LOADED, used_s=3.0)
-    stand(2, State.LOADED, used_s=2.0)
+    stand(0, ModelState.LOADED, used_s=1.0, running=1)
+    stand(1, ModelState.LOADED, used_s=3.0)
+    stand(2, ModelState.LOADED, used_s=2.0)
     assert leaving_first(models, 100.0) is models[2]
-    stand(1, State.ASLEEP, used_s=3.0)
+    stand(1, ModelState.ASLEEP, used_s=3.0)
     assert leaving_first(models, 100.0) is models[1]
     assert leaving_first(models[:1], 100.0) is models[0]
     assert leaving_first(models[:1], 1.0) is None

@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail_plugins.gguf._config import read_config
 from dovetail_plugins.gguf._config_parts import ends
-from dovetail_plugins.gguf._file import Model, find_file, read_head, read_model
+from dovetail_plugins.gguf._file import GgufModel, find_file, read_head, read_model
 from dovetail_plugins.gguf._metadata import Settings
 from dovetail_plugins.gguf._vocabulary import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
@@ -216,5 +216,5 @@ def test_the_end_of_one_message_of_several_ends_no_answer(
         "tokenizer.ggml.tokens": list(texts),
         "tokenizer.ggml.token_type": [3] * len(texts),
     }
-    model = Model(path=Path("m.gguf"), settings=settings, extents=())
+    model = GgufModel(path=Path("m.gguf"), settings=settings, extents=())
     assert ends(Settings(model))["eos_token_id"] == ending

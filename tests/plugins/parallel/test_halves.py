@@ -15,7 +15,7 @@ import torch
 from dovetail import registry
 from dovetail.interfaces.all2all import All2All, Compute
 from dovetail.interfaces.communicator import OVERLAPS, Communicator, Membership
-from dovetail.parallel.halves import Halves, HalvesAll2All, HandingOver
+from dovetail.parallel.halves import HalfBatches, HalvesAll2All, HandingOver
 from dovetail_testing.thread_ranks import ThreadCommunicator, ThreadRanks
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def half(name: str, group: Communicator, notes: list[str], rounds: int = 2) -> C
 def test_one_computes_while_the_others_exchange_is_under_way() -> None:
     notes = list[str]()
     group = HandingOver(Alone(notes))
-    halves = Halves(alternates=True)
+    halves = HalfBatches(alternates=True)
     assert halves.run(half("a", group, notes), half("b", group, notes, rounds=1)) == ("a", "b")
     assert notes == [
         *("a0", "begin 1", "b0", "begin 2", "end 1", "a1", "begin 3"),
@@ -74,7 +74,7 @@ def test_outside_halves_calls_are_those_of_the_communicator() -> None:
     notes = list[str]()
     group = HandingOver(Alone(notes))
     assert group.all_reduce(torch.ones(1)).tolist() == [1.0] and notes == []
-    one_by_one = Halves(alternates=False)
+    one_by_one = HalfBatches(alternates=False)
     assert one_by_one.run(half("a", group, notes), half("b", group, notes)) == ("a", "b")
     assert notes == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
@@ -92,7 +92,7 @@ def test_a_fault_of_one_half_ends_both_and_is_told(at: str) -> None:
 
     fails_at = int(at.removeprefix("call ")) if at.startswith("call") else None
     alone = Alone(notes, fails_at)
-    group, halves = HandingOver(alone), Halves(alternates=True)
+    group, halves = HandingOver(alone), HalfBatches(alternates=True)
     with pytest.raises((ValueError, RuntimeError), match=r"fault at|rank 1 is gone"):
         halves.run(half("a", group, Notes()), half("b", group, Notes()))
     begun = {note.split()[1] for note in notes if note.startswith("begin")}
@@ -122,7 +122,7 @@ def test_halves_of_engines_exchange_with_the_same_half(extra: tuple[int, int]) -
                 assert within.all_reduce(tag.clone()).tolist() == [2 * float(tag)]
             return found
 
-        return list(Halves(alternates=True).run(lambda: work(0), lambda: work(1)))
+        return list(HalfBatches(alternates=True).run(lambda: work(0), lambda: work(1)))
 
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(rank, engine, number) for engine in (0, 1) for number in (0, 1)]
@@ -161,7 +161,7 @@ def test_each_half_knows_its_own_tokens() -> None:
         none = torch.zeros(0)
         return float(made.exchange(torch.zeros(1), none, none, 1, lambda *given: given[0]))
 
-    assert Halves(alternates=True).run(lambda: work(3), lambda: work(5)) == (3.0, 5.0)
+    assert HalfBatches(alternates=True).run(lambda: work(3), lambda: work(5)) == (3.0, 5.0)
     assert work(8) == 8.0
 
 
@@ -193,7 +193,7 @@ def test_gloo_overlaps_with_computing(tmp_path: Path) -> None:
 
         try:
             seconds = []
-            for halves in (Halves(alternates=False), Halves(alternates=True)):
+            for halves in (HalfBatches(alternates=False), HalfBatches(alternates=True)):
                 started_s = time.perf_counter()
                 assert halves.run(work, work) == (3.0 * 2**rounds,) * 2
                 seconds.append(time.perf_counter() - started_s)

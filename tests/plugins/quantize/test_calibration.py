@@ -15,7 +15,7 @@ from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail_plugins.quantize.calibration import Calibration
 from dovetail_plugins.quantize.job import LEAST_TOKENS
-from dovetail_plugins.quantize.source import Source
+from dovetail_plugins.quantize.source import CheckpointSource
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 
@@ -53,7 +53,7 @@ def test_inputs_are_the_tokens_that_are_sent(architecture: str, tmp_path: Path) 
     run = resolve(Config.from_fields({"model": str(source), "dtype": "float32"})).run
     windows = torch.randint(3, VOCAB_SIZE, (3, 40), generator=torch.Generator().manual_seed(0))
     x, picked, made = first_expert_inputs(source, windows)
-    walk = Calibration(run.model, Source(run), windows)
+    walk = Calibration(run.model, CheckpointSource(run), windows)
     block = walk.measure(0)
     for expert in range(4):
         own = x[(picked == expert).any(-1)]

@@ -147,7 +147,7 @@ def sentence_pieces() -> Any:
 def test_pieces_with_bytes_come_back(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    from dovetail_plugins.gguf._file import Model
+    from dovetail_plugins.gguf._file import GgufModel
     from dovetail_plugins.gguf._vocabulary import tokenizer_of
     from dovetail_plugins.gguf._vocabulary_write import tokenizer_settings
 
@@ -161,7 +161,7 @@ def test_pieces_with_bytes_come_back(tmp_path: Path) -> None:
         1,
         2,
     )
-    text, _ = tokenizer_of(Model(path=tmp_path, settings=written, extents=()))
+    text, _ = tokenizer_of(GgufModel(path=tmp_path, settings=written, extents=()))
     ours = Tokenizer.from_str(text)
     for sample in ("the dogs and the fox", "on  and on", "naïve 中 the</s>dog"):
         assert ours.encode(sample, add_special_tokens=False).ids == theirs.encode(sample).ids

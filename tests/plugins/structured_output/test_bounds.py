@@ -195,7 +195,7 @@ def test_the_limit_counts_processor_time(
     monkeypatch.setattr(compile_worker, "WALL_FACTOR", factor)
     table: Any = Waits(is_busy=is_busy)
     trial: Any = None
-    job = compile_worker.Job(backend="x", constraint=encode_constraint(Literal("x")))
+    job = compile_worker.CompileJob(backend="x", constraint=encode_constraint(Literal("x")))
     found = compile_worker._in_child(table, trial, job)
     assert said in str(found.fault)
     assert (found.is_too_complex, found.is_starved) == (is_busy, "busy" in said)
@@ -373,7 +373,9 @@ def test_a_child_that_ends_costs_its_constraint() -> None:
     trial: Any = None
     table.spec = spec_of("guidance")
     answer = compile_worker._in_child(
-        table, trial, compile_worker.Job(backend="x", constraint=encode_constraint(Literal("x")))
+        table,
+        trial,
+        compile_worker.CompileJob(backend="x", constraint=encode_constraint(Literal("x"))),
     )
     assert answer.is_too_complex
     assert "ended the process" in str(answer.fault)

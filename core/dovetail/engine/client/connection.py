@@ -20,10 +20,10 @@ from dovetail.engine.ipc.transport import ClientEnd
 from dovetail.engine.messages import (
     Abort,
     AddRequests,
+    ClientHello,
     Dead,
     EngineRequest,
     FromEngine,
-    Hello,
     Phase,
     Ping,
     Ready,
@@ -143,7 +143,7 @@ class EngineConnection:
     def greet(self) -> None:
         """Introduce this process to the engine."""
         self.end.attach(self._loop, self._hear, self._note_loss)
-        self.end.send(Hello())
+        self.end.send(ClientHello())
 
     async def wait_ready(self) -> None:
         """Wait until the engine accepts requests. Raises: its start-up error; EngineDead"""

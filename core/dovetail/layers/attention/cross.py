@@ -19,7 +19,7 @@ from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import CrossLayer
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.context import forward_context, step_media
-from dovetail.layers.kept import Keeper
+from dovetail.layers.kept import CachingLayer
 from dovetail.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -28,7 +28,7 @@ from dovetail.layers.linear import (
 from dovetail.parallel.groups import tensor_group
 
 
-class CrossCache(Keeper):
+class CrossCache(CachingLayer):
     """One layer's handle on the cache of encodings; it owns no weights and no memory."""
 
     def __init__(self, name: str, spec: AttentionSpec, max_rows: int) -> None:

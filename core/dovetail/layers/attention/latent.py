@@ -36,11 +36,11 @@ from dovetail.layers.attention.latent_rows import (
 from dovetail.layers.attention.rotary import Rope, RopeSettings, apply_rotary, rope_settings
 from dovetail.layers.context import ForwardContext, forward_context
 from dovetail.layers.dtypes import dtype_of
-from dovetail.layers.kept import Keeper
+from dovetail.layers.kept import CachingLayer
 from dovetail.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from dovetail.layers.native import runs_natively
 from dovetail.layers.norm import RMSNorm
-from dovetail.layers.opaque import Opaque, is_traced
+from dovetail.layers.opaque import CompilerBoundary, is_traced
 from dovetail.parallel.groups import tensor_group
 from dovetail_kernels import qk_rotary
 from dovetail_kernels.head_products.matrices import HeadMatrices
@@ -132,7 +132,7 @@ class LatentUp(ColumnParallelLinear):
         return made if self.factor == 1.0 else made * self.factor
 
 
-class LatentAttention(Keeper):
+class LatentAttention(CachingLayer):
     """The attention of one layer. `name` is unique in the model and names the layer's cache."""
 
     def __init__(self, context: BuildContext, name: str, config: LatentConfig) -> None:
@@ -158,7 +158,7 @@ class LatentAttention(Keeper):
             context, f"{name}.o_proj", heads * config.value_size, hidden, bias=has_bias
         )
         self._turns = self._turns_of(context)
-        self._opaque = Opaque(self._attend)
+        self._opaque = CompilerBoundary(self._attend)
 
     def build_queries(self, context: BuildContext, name: str) -> None:
         """Create the query matrices. Mutates: self"""

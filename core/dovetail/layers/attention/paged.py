@@ -19,8 +19,8 @@ from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import KVLayer
 from dovetail.layers.context import forward_context
-from dovetail.layers.kept import Keeper
-from dovetail.layers.opaque import Opaque
+from dovetail.layers.kept import CachingLayer
+from dovetail.layers.opaque import CompilerBoundary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class StoredScale:
     tensor: torch.Tensor
 
 
-class Attention(Keeper):
+class Attention(CachingLayer):
     """Attention of this rank's heads. `name` is unique in the model and names the layer's cache.
 
     `stored_scales` are the checkpoint's scales of cached data, by what they scale. While `steps` is
@@ -43,7 +43,7 @@ class Attention(Keeper):
         self.spec = spec
         self.stored_scales: dict[str, StoredScale] = {}
         self.steps: tuple[float, float] | None = None
-        self._opaque = Opaque(self._attend)
+        self._opaque = CompilerBoundary(self._attend)
 
     def kept(self, run: RunSpec) -> KVLayer | None:
         """Return the cached keys and values of this rank, None without a causal mask."""

@@ -40,7 +40,7 @@ from dovetail.layers.linear.placement import (
 from dovetail.layers.moe.block_sum import plus_rest
 from dovetail.layers.moe.slots import ExpertSlots
 from dovetail.layers.native import fused_kernel, runs_natively
-from dovetail.layers.opaque import Opaque
+from dovetail.layers.opaque import CompilerBoundary
 from dovetail.parallel.groups import ALONE, expert_group, tensor_group
 from dovetail_kernels import moe
 from dovetail_kernels.gemm.gpu import GpuPacked
@@ -129,7 +129,7 @@ class Experts(WeightHolder):
         self._matrices: dict[str, list[Matrix]] = {}
         self._packed: dict[str, GpuPacked] = {}
         self._native: Moe | None = None
-        self._opaque = Opaque(self._multiply_picked)
+        self._opaque = CompilerBoundary(self._multiply_picked)
         self.adapters: ExpertAdapters | None = None
 
     def matrix_of(self, leaf: str) -> ExpertMatrix:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class DraftTarget:
     """The target model of a drafter (interfaces.drafter.TargetModel)."""
 
     spec: ModelSpec
@@ -78,7 +78,7 @@ def drafter_run(run: RunSpec, spec: WorkerDraftSpec) -> RunSpec:
 
 
 def load_drafter(
-    spec: WorkerDraftSpec, run: RunSpec, target: Target, device: torch.device
+    spec: WorkerDraftSpec, run: RunSpec, target: DraftTarget, device: torch.device
 ) -> WorkerDrafter:
     """Return the drafter with its weights. `run` is its own. Raises: ConfigError"""
     quant = method_of(run)

@@ -24,7 +24,7 @@ from dovetail.runner.allocated import Allocated
 from dovetail.runner.drafts.blocks import DraftBlocks
 from dovetail.runner.drafts.chain import CATCH_UP_TOKENS, DraftChain
 from dovetail.runner.drafts.loader import (
-    Target,
+    DraftTarget,
     drafter_run,
     kept_layers,
     load_drafter,
@@ -76,7 +76,7 @@ class DraftRunner(RunnerPart):
     def attach(self, loaded: LoadedModel) -> None:
         """Build the drafter for a loaded model. Raises: ConfigError. Mutates: self, the model"""
         run, self._inner = self._target_run, loaded.inner
-        target = Target(spec=run.model, rank=run.rank, model=loaded.model)
+        target = DraftTarget(spec=run.model, rank=run.rank, model=loaded.model)
         self._drafter = load_drafter(self._spec, self._run, target, self._device)
         self._inner_layers = self._drafter.inner_layers()
         look_into(loaded.model, self._inner_layers, self._inner)

@@ -21,7 +21,7 @@ LINE_BYTES = 64
 """Matrices are aligned to cache lines."""
 
 
-class Place(NamedTuple):
+class MemorySlice(NamedTuple):
     """The place of a tensor in an adapter's memory."""
 
     shape: tuple[int, ...]

@@ -21,7 +21,7 @@ from dovetail.layers.adapters.linear import KEPT, SlotWeights
 from dovetail.layers.linear.joints import Joint, outputs_in
 from dovetail.layers.linear.placement import Part
 from dovetail.parallel.groups import Group
-from dovetail.runner.lora.copies import Copies, Place
+from dovetail.runner.lora.copies import Copies, MemorySlice
 
 OF_OUTPUTS = ("up", "magnitude", "output_scale", "shift", "weight", "bias")
 """Tensors of a change whose first axis is the layer's outputs."""
@@ -92,8 +92,8 @@ class CutChange(NamedTuple):
     """What a layer stores of a change: the places of its low-rank matrices in the adapter's memory,
     and the `rest`, None for a plain low-rank sum. `down` and `up` are as in SlotWeights."""
 
-    down: Place | None
-    up: Place | None
+    down: MemorySlice | None
+    up: MemorySlice | None
     rest: SlotWeights | None = None
 
     @property
@@ -212,7 +212,7 @@ class Cutting:
 
     def _pair(
         self, changes: Sequence[tuple[ModuleChange, int]], inputs: torch.Tensor | None
-    ) -> tuple[Place | None, Place | None]:
+    ) -> tuple[MemorySlice | None, MemorySlice | None]:
         """Return the low-rank matrices of all parts, padded to the maximum rank, with `down`
         multiplied by the input scales. Shapes: inputs [P, I]. Mutates: the copies"""
         most = max(0 if c.down is None else c.down.shape[0] for c, _ in changes)
@@ -232,8 +232,8 @@ class Cutting:
                 down = down.float() * inputs[number]
             add(where, down, first_down + number * of_part, (in_size, 1), change.scale)
             add(where, up, first_up + layer.columns[number], (1, out_size), 1.0)
-        downs = Place((len(changes), most, in_size), (of_part, in_size, 1), first_down)
-        return downs, Place((most, out_size), (out_size, 1), first_up)
+        downs = MemorySlice((len(changes), most, in_size), (of_part, in_size, 1), first_down)
+        return downs, MemorySlice((most, out_size), (out_size, 1), first_up)
 
     def _vectors(
         self, given: Iterable[tuple[torch.Tensor | None, int]], default: float

@@ -27,7 +27,7 @@ MAX_PLANS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class AdapterPlan:
     """Where the numbers of a layout go: the layers' changes by path, as places in a memory of
     `size` numbers. With `has_gaps`, parts of it are not filled."""
 
@@ -56,7 +56,7 @@ class AdapterPlans:
 
     def __init__(self, memory: AdapterMemory) -> None:
         self._memory = memory
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, AdapterPlan] = OrderedDict()
 
     def clear(self) -> None:
         """Drop all plans, since layers have changed. Mutates: self"""
@@ -76,7 +76,7 @@ class AdapterPlans:
         Mutates: self"""
         if weights.layout is None or copies.prepared is None:
             return
-        self._plans[weights.layout] = Plan(
+        self._plans[weights.layout] = AdapterPlan(
             copies=copies.prepared,
             dtype=copies.dtype,
             size=copies.size,

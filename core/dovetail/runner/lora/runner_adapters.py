@@ -35,7 +35,7 @@ from dovetail.layers.embedding import VocabParallelEmbedding
 from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.moe.experts import Experts
-from dovetail.layers.stages import Elsewhere
+from dovetail.layers.stages import AbsentStage
 from dovetail.layers.weights import Target, map_name, names_of
 from dovetail.runner.allocated import Allocated
 from dovetail.runner.load.loader import LoadedModel
@@ -46,7 +46,7 @@ from dovetail.runner.lora.plans import AdapterPlans, verify_any
 from dovetail.runner.lora.tables import (
     INPUTS,
     OUTPUTS,
-    Given,
+    ReadTableChange,
     TableReader,
     verify_tokenizer,
     vocab_rows,
@@ -85,7 +85,7 @@ class _ByLayer:
 
     linears: dict[str, dict[str | None, ModuleChange]] = field(default_factory=dict)
     experts: dict[tuple[str, Key], dict[str | None, ModuleChange]] = field(default_factory=dict)
-    tables: dict[str, Given] = field(default_factory=dict)
+    tables: dict[str, ReadTableChange] = field(default_factory=dict)
     apart: list[str] = field(default_factory=list)
 
 
@@ -298,7 +298,7 @@ class RunnerAdapters(RunnerPart):
         """Group changes by the layers they belong to. Raises: ConfigError. Mutates: given"""
         for module, change in changes.items():
             path, layer, target = self._layer(source, module)
-            if isinstance(layer, Elsewhere):
+            if isinstance(layer, AbsentStage):
                 continue
             self._verify(source, module, change)
             if not change.is_low_rank or isinstance(layer, VocabParallelEmbedding | LogitsHead):
@@ -310,7 +310,7 @@ class RunnerAdapters(RunnerPart):
                 given.experts.setdefault((path, key), {})[target.part] = change
             elif isinstance(layer, VocabParallelEmbedding | LogitsHead):
                 where = f"{source.path}: {module}"
-                given.tables[path] = Given(where=where, change=change)
+                given.tables[path] = ReadTableChange(where=where, change=change)
 
     def _put_prompt(self, source: AdapterSource, prompt: torch.Tensor, found: _OnHost) -> None:
         """Add the prompt vectors of a prompt-tuning adapter. Raises: ConfigError. Mutates: found"""
@@ -388,7 +388,7 @@ class RunnerAdapters(RunnerPart):
         layer: nn.Module | None = self._module
         for word in words:
             layer = None if layer is None else layer._modules.get(word)
-            if isinstance(layer, Elsewhere | Experts):
+            if isinstance(layer, AbsentStage | Experts):
                 break
         path = ".".join(words)
         if isinstance(layer, Experts):
@@ -399,7 +399,7 @@ class RunnerAdapters(RunnerPart):
                 (path, layer),
             )
         is_known = path in self._linears or path in self._tables or path in self._experts
-        can_be = is_known or isinstance(layer, Elsewhere)
+        can_be = is_known or isinstance(layer, AbsentStage)
         if target is None or layer is None or not can_be:
             why = layer.no_adapters if isinstance(layer, Linear) else ""
             raise ConfigError(

@@ -40,7 +40,7 @@ ADDED_TOKENS = "added_tokens.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ReadTableChange:
     """A table's change as read, and its location."""
 
     where: str
@@ -67,14 +67,14 @@ class TableReader:
         self.head = next((p for p, one in tables.items() if isinstance(one, LogitsHead)), "")
 
     def changes(
-        self, weights: AdapterWeights, given: Mapping[str, Given]
+        self, weights: AdapterWeights, given: Mapping[str, ReadTableChange]
     ) -> tuple[dict[str, TableChange], int]:
         """Return an adapter's change to each table, and how many tokens it adds. `given` are its
         changes by table path. Raises: ConfigError"""
         whole = dict(self._with_added(weights, given))
         shared = whole.get(self.token_table)
         if self._is_tied and self.head not in whole and shared and shared.change.is_tied:
-            whole[self.head] = Given(where=shared.where, change=_as_head(shared.change))
+            whole[self.head] = ReadTableChange(where=shared.where, change=_as_head(shared.change))
         found = {path: self._change(path, one) for path, one in whole.items()}
         if self._is_tied and self.token_table in found:
             self._tie_added(found)
@@ -105,8 +105,8 @@ class TableReader:
         return isinstance(head, LogitsHead) and head.tied is not None
 
     def _with_added(
-        self, weights: AdapterWeights, given: Mapping[str, Given]
-    ) -> Mapping[str, Given]:
+        self, weights: AdapterWeights, given: Mapping[str, ReadTableChange]
+    ) -> Mapping[str, ReadTableChange]:
         """Return the changes, including vectors of added tokens from a separate file.
         Raises: ConfigError"""
         found = dict(given)
@@ -124,10 +124,10 @@ class TableReader:
                     where=where,
                     fix="use an adapter that was trained for this model.",
                 )
-            before = found.get(path, Given(where=where, change=ModuleChange()))
+            before = found.get(path, ReadTableChange(where=where, change=ModuleChange()))
             ids = torch.arange(len(rows)) + self._vocab_size
             change = _with_rows(before.change, ids, rows)
-            found[path] = Given(where=before.where, change=change)
+            found[path] = ReadTableChange(where=before.where, change=change)
         return found
 
     def _tie_added(self, found: dict[str, TableChange]) -> None:
@@ -143,7 +143,7 @@ class TableReader:
         if len(ids):
             found[self.head] = replace(head, ids=ids, rows=rows)
 
-    def _change(self, path: str, given: Given) -> TableChange:
+    def _change(self, path: str, given: ReadTableChange) -> TableChange:
         """Return a table's change in the form that slots hold. Raises: ConfigError"""
         layer, change, where = self._tables[path], given.change, given.where
         is_head = isinstance(layer, LogitsHead)

@@ -23,7 +23,7 @@ import torch
 from dovetail.interfaces.attention import BatchLayout
 from dovetail.interfaces.data.spec import HalvesSpec, RunSpec
 from dovetail.parallel.groups import data_group
-from dovetail.parallel.halves import Halves, alternates
+from dovetail.parallel.halves import HalfBatches, alternates
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.tensors import StepTensors
@@ -78,7 +78,7 @@ class StepHalves:
         self._spec = spec
         self._calls = calls
         self._cuts_rows = cuts_rows
-        self._halves = Halves(alternates=alternates(run))
+        self._halves = HalfBatches(alternates=alternates(run))
         self._engines = data_group(run.rank)
 
     def take(self, step: StepPass) -> Computed | None:

@@ -19,7 +19,7 @@ _VALID = f"{_SHOULD}a valid "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class BodyFault:
     """The first fault in a body. `param` is the path of the field, empty for the whole body. `code`
     is pydantic's error type."""
 
@@ -58,7 +58,7 @@ class _Found:
         return is_type or self.kind == _NAMED
 
 
-def fault_of(error: RequestValidationError) -> Fault | None:
+def fault_of(error: RequestValidationError) -> BodyFault | None:
     """Return the first fault of a body; None if pydantic reports none."""
     faults = [_found(one, error.body) for one in error.errors()]
     if not faults:
@@ -72,7 +72,7 @@ def fault_of(error: RequestValidationError) -> Fault | None:
         faults = [first]
     common = _common(faults)
     what = _one_of([one.text for one in faults], common) if common else first.text
-    return Fault(param=_dotted(first.path), what=what, code=first.kind)
+    return BodyFault(param=_dotted(first.path), what=what, code=first.kind)
 
 
 def _fitting(branches: Sequence[_Found]) -> Sequence[_Found]:

@@ -1,4 +1,4 @@
-"""Answer: parses an answer by its constraint, to find the JSON within it.
+"""AnswerParser: parses an answer by its constraint, to find the JSON within it.
 
 An answer of several parts (a tag, then arguments) may have several parses at once, each called a
 reading. An item counts as a duplicate if any reading says so, which may be too strict.
@@ -19,7 +19,7 @@ from dovetail.interfaces.data.constraint import (
     Repeat,
 )
 from dovetail.interfaces.structured_output import InvalidConstraint
-from dovetail_grammars.unique_items.json_place import BLANK, Mode, NotJson, Place, read, start
+from dovetail_grammars.unique_items.json_place import BLANK, JsonPlace, Mode, NotJson, read, start
 from dovetail_grammars.unique_items.shapes import Shape, shape_of
 
 MAX_READINGS = 200
@@ -56,17 +56,17 @@ class _Again:
 _Part = _Json | _Text | _Loose | _Several | _Again
 
 
-class Reading(NamedTuple):
+class ItemState(NamedTuple):
     """What is being read (rest of a text, place in JSON, or loose text), and the parts after it."""
 
-    now: bytes | Place | _Loose
+    now: bytes | JsonPlace | _Loose
     rest: tuple[_Part, ...]
 
 
-Readings = tuple[Reading, ...]
+Readings = tuple[ItemState, ...]
 
 
-class Answer:
+class AnswerParser:
     """Parses answers of one constraint. Raises: InvalidConstraint"""
 
     def __init__(self, constraint: Constraint) -> None:
@@ -77,7 +77,7 @@ class Answer:
 
         Raises: Duplicate, InvalidConstraint
         """
-        found: dict[object, Reading] = {}
+        found: dict[object, ItemState] = {}
         pending = [(reading, data) for reading in readings]
         while pending:
             reading, left = pending.pop()
@@ -90,7 +90,7 @@ class Answer:
         return tuple(found.values())
 
 
-def _behind(reading: Reading, data: bytes) -> Iterator[tuple[Reading, bytes]]:
+def _behind(reading: ItemState, data: bytes) -> Iterator[tuple[ItemState, bytes]]:
     """Yield readings after some of the text, with the remaining text. Raises: Duplicate"""
     now, rest = reading
     match now:
@@ -98,9 +98,9 @@ def _behind(reading: Reading, data: bytes) -> Iterator[tuple[Reading, bytes]]:
             size = min(len(now), len(data))
             if now[:size] == data[:size] and size:
                 left = now[size:]
-                ways = [Reading(left, rest)] if left else _readings(rest)
+                ways = [ItemState(left, rest)] if left else _readings(rest)
                 yield from ((way, data[size:]) for way in ways)
-        case Place():
+        case JsonPlace():
             yield from _behind_json(now, rest, data)
         case _Loose():
             yield reading, b""
@@ -109,8 +109,8 @@ def _behind(reading: Reading, data: bytes) -> Iterator[tuple[Reading, bytes]]:
 
 
 def _behind_json(
-    place: Place, rest: tuple[_Part, ...], data: bytes
-) -> Iterator[tuple[Reading, bytes]]:
+    place: JsonPlace, rest: tuple[_Part, ...], data: bytes
+) -> Iterator[tuple[ItemState, bytes]]:
     try:
         place, size = read(place, data)
     except NotJson:
@@ -119,26 +119,26 @@ def _behind_json(
         left = data[size:] if rest else data[size:].lstrip(bytes(BLANK))
         yield from ((way, left) for way in _readings(rest))
     else:
-        yield Reading(place, rest), b""
+        yield ItemState(place, rest), b""
 
 
-def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[Reading]:
+def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[ItemState]:
     """Yield the ways to start with the first of these parts."""
     if depth > MAX_READINGS:
         raise InvalidConstraint("the constraint is nested too deep beside uniqueItems")
     if not parts:
-        yield Reading(b"", ())
+        yield ItemState(b"", ())
         return
     first, rest = parts[0], parts[1:]
     match first:
         case _Json(shape):
-            yield Reading(start(shape), rest)
+            yield ItemState(start(shape), rest)
         case _Text(b""):
             yield from _readings(rest, depth + 1)
         case _Text(text):
-            yield Reading(text, rest)
+            yield ItemState(text, rest)
         case _Loose():
-            yield Reading(first, rest)
+            yield ItemState(first, rest)
             yield from _readings(rest, depth + 1)
         case _Several(several, is_choice=True):
             for part in several:
@@ -169,7 +169,7 @@ def _part(constraint: Constraint) -> _Part:
     return _Loose()
 
 
-def _key(reading: Reading) -> object:
+def _key(reading: ItemState) -> object:
     """Return a key that is equal for readings with the same continuations."""
     now = id(reading.now) if isinstance(reading.now, _Loose) else reading.now
     return (now, *map(id, reading.rest))

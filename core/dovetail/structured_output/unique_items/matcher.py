@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dovetail.interfaces.structured_output import InvalidConstraint, LoadedConstraint, Matcher
-from dovetail.structured_output.unique_items.answer import Answer, Readings
+from dovetail.structured_output.unique_items.answer import AnswerParser, Readings
 from dovetail.structured_output.unique_items.tokens import TokenIndex
-from dovetail_grammars.unique_items.json_place import Duplicate, Level, Mode, Place
+from dovetail_grammars.unique_items.json_place import Duplicate, JsonPlace, Level, Mode
 
 KEPT = 512
 """The number of tokens that can be rolled back without reading the answer again."""
@@ -29,7 +29,7 @@ _ESCAPED = (Mode.STRING_ESCAPE, Mode.NAME_ESCAPE)
 class UniqueConstraint:
     """A loaded constraint with lists of unique items."""
 
-    def __init__(self, inner: LoadedConstraint, answer: Answer, index: TokenIndex) -> None:
+    def __init__(self, inner: LoadedConstraint, answer: AnswerParser, index: TokenIndex) -> None:
         self._inner = inner
         self._answer = answer
         self._index = index
@@ -43,7 +43,7 @@ class UniqueConstraint:
 class UniqueMatcher:
     """A backend's matcher, and the readings of the answer after each of the last tokens."""
 
-    def __init__(self, inner: Matcher, answer: Answer, index: TokenIndex) -> None:
+    def __init__(self, inner: Matcher, answer: AnswerParser, index: TokenIndex) -> None:
         self._inner = inner
         self._answer = answer
         self._index = index
@@ -129,7 +129,7 @@ class UniqueMatcher:
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         return bits[: len(self._index.texts)].astype(bool)
 
-    def _ends(self, place: Place) -> np.ndarray:
+    def _ends(self, place: JsonPlace) -> np.ndarray:
         """Return the tokens that may end an item at a place. Shapes: [V] bool"""
         index = self._index
         if _is_roomy(place):
@@ -139,7 +139,7 @@ class UniqueMatcher:
         is_item = place.mode not in _NAMES and place.levels[-1].items is not None
         return index.in_string if is_item else index.in_member
 
-    def _on_the_way(self, place: Place) -> Iterator[int]:
+    def _on_the_way(self, place: JsonPlace) -> Iterator[int]:
         """Yield the tokens that continue the text of an item in the list."""
         index, is_string = self._index, place.mode in _IN_STRING
         for level, text in place.lists():
@@ -204,8 +204,8 @@ class _Search:
         self.seen: set[Readings] = set()
 
 
-def _places(readings: Readings) -> Iterator[Place]:
-    return (reading.now for reading in readings if isinstance(reading.now, Place))
+def _places(readings: Readings) -> Iterator[JsonPlace]:
+    return (reading.now for reading in readings if isinstance(reading.now, JsonPlace))
 
 
 def _is_narrow(readings: Readings) -> bool:
@@ -223,7 +223,7 @@ def _is_same_way(level: Level, text: bytes) -> bool:
     return any(item.startswith(text) for item in level.items or ())
 
 
-def _is_roomy(place: Place) -> bool:
+def _is_roomy(place: JsonPlace) -> bool:
     """Return whether the only list of unique items contains arbitrary strings."""
     levels = [level for level in place.levels if level.items is not None]
     return len(levels) == 1 and levels[0].shape.items.is_roomy

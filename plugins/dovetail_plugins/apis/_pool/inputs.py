@@ -26,7 +26,7 @@ from dovetail.server.endpoint import (
 )
 from dovetail_plugins.apis._pool.fields import Inputs, PoolFields, listed
 from dovetail_plugins.apis._pool.instructions import instruction
-from dovetail_plugins.apis._pool.work import Job, check_inputs, job_of
+from dovetail_plugins.apis._pool.work import PoolingJob, check_inputs, job_of
 
 _CHAT_FIELDS = (
     "messages",
@@ -67,7 +67,7 @@ async def input_job(
     *,
     field: str = "input",
     model: str = "",
-) -> tuple[Job, list[str]]:
+) -> tuple[PoolingJob, list[str]]:
     """Return a body's job, and the names of fields without effect. `field` is the name of its
     inputs, `model` the model that answers, and `text` how its text is read. Raises: RequestError"""
     ignored = server.fields.check(body, known=("messages.",))

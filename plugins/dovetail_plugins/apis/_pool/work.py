@@ -35,7 +35,7 @@ Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PoolingJob:
     """A request's prompts and their params, per prompt or shared. `field` is the name of the
     prompts in the body, `is_list` says whether each has an index there. `places` has the places of
     texts that are not in one field."""
@@ -112,10 +112,10 @@ def job_of(
     places: Mapping[str, str] | None = None,
     adds_special_tokens: bool = True,
     adapter: str = "",
-) -> Job:
+) -> PoolingJob:
     """Return the job of a request's prompts, with the fields of its body that apply to all of
     them."""
-    return Job(
+    return PoolingJob(
         request_id=request_id_of(body, request),
         prompts=prompts,
         params=params,
@@ -146,7 +146,7 @@ def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True)
             raise RequestError("is empty.", where=place, fix="send some text.")
 
 
-async def answered(server: App, job: Job, told: Callable[[RequestOutput], Told]) -> Answers:
+async def answered(server: App, job: PoolingJob, told: Callable[[RequestOutput], Told]) -> Answers:
     """Return the results of the prompts, each converted by `told`.
 
     Raises: RequestError in the client's field names, RequestFault, Overloaded, EngineDead
@@ -169,7 +169,7 @@ async def answered(server: App, job: Job, told: Callable[[RequestOutput], Told])
         return run.answers
 
 
-def _log_first_prompt(job: Job, limit: int | None) -> None:
+def _log_first_prompt(job: PoolingJob, limit: int | None) -> None:
     """Log the first of a request's texts, at level debug only."""
     if logger.isEnabledFor(logging.DEBUG):
         shown = shortened(str(job.prompts[0]), limit)
@@ -179,7 +179,7 @@ def _log_first_prompt(job: Job, limit: int | None) -> None:
 class _Run:
     """The prompts of one job while they are processed."""
 
-    def __init__(self, server: App, job: Job, told: Callable[[RequestOutput], Any]) -> None:
+    def __init__(self, server: App, job: PoolingJob, told: Callable[[RequestOutput], Any]) -> None:
         self._server = server
         self._job = job
         self._told = told

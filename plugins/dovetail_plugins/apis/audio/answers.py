@@ -12,7 +12,7 @@ import msgspec
 from dovetail_plugins.apis.audio.form import SEGMENT, SRT, TEXT, VERBOSE, VTT
 from dovetail_plugins.apis.audio.languages import LANGUAGES
 from dovetail_plugins.apis.audio.windows import FRAMES_PER_S, Listener, Segment
-from dovetail_plugins.apis.audio.words import Word
+from dovetail_plugins.apis.audio.words import TimedWord
 
 JSON_TYPE, TEXT_TYPE = "application/json", "text/plain; charset=utf-8"
 
@@ -77,7 +77,7 @@ def _heard(listener: Listener) -> dict[str, Any]:
     }
 
 
-def _told_word(word: Word) -> dict[str, Any]:
+def _told_word(word: TimedWord) -> dict[str, Any]:
     return {"word": word.text.strip(), "start": word.start, "end": word.end}
 
 

@@ -28,7 +28,7 @@ from dovetail_plugins.apis.audio.form import AudioRequest
 from dovetail_plugins.apis.audio.spectrogram import HOP_SAMPLES, RATE_HZ, window
 from dovetail_plugins.apis.audio.speech_tokens import TIME_STEP_S, SpeechTokens
 from dovetail_plugins.apis.audio.words import (
-    Word,
+    TimedWord,
     divided,
     fitted,
     timed,
@@ -60,7 +60,7 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float
     seek_s: float
-    words: tuple[Word, ...] = ()
+    words: tuple[TimedWord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class Listener:
         words = with_marks(within_sentences(words, usual * 2) if usual else words)
         found, taken = [], 0
         for segment, part in zip(made, plain, strict=True):
-            own: list[Word] = []
+            own: list[TimedWord] = []
             while taken < len(words) and sum(one.num_tokens for one in own) < len(part):
                 own.append(words[taken])
                 taken += 1
@@ -339,7 +339,7 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class WindowCut:
     """A window as pieces (start, end, tokens), and the length that they cover. `is_closed`: an end
     time follows the last piece, so the rest is silence. Units: seconds of the window"""
 
@@ -348,7 +348,9 @@ class Cut:
     is_closed: bool
 
 
-def cut(token_ids: Sequence[int], first_time: int, length_s: float, *, has_times: bool) -> Cut:
+def cut(
+    token_ids: Sequence[int], first_time: int, length_s: float, *, has_times: bool
+) -> WindowCut:
     """Return the pieces of a window of `length_s`.
 
     Two adjacent times are an end and a start. Text after the last such pair is transcribed again in
@@ -361,7 +363,9 @@ def cut(token_ids: Sequence[int], first_time: int, length_s: float, *, has_times
     if not has_times or not seams:
         times = [_seconds(one, first_time) for one in ids if one >= first_time]
         end = times[-1] if times and times[-1] > 0 else length_s
-        return Cut(pieces=[(0.0, min(end, length_s), ids)], heard_s=length_s, is_closed=is_closed)
+        return WindowCut(
+            pieces=[(0.0, min(end, length_s), ids)], heard_s=length_s, is_closed=is_closed
+        )
     if is_closed:
         seams.append(len(ids))
     pieces, last = [], 0
@@ -371,7 +375,7 @@ def cut(token_ids: Sequence[int], first_time: int, length_s: float, *, has_times
         pieces.append((_seconds(part[0], first_time), end, part))
         last = seam
     heard_s = length_s if is_closed else _seconds(ids[last - 1], first_time)
-    return Cut(pieces=pieces, heard_s=heard_s, is_closed=is_closed)
+    return WindowCut(pieces=pieces, heard_s=heard_s, is_closed=is_closed)
 
 
 def _seconds(token_id: int, first_time: int) -> float:

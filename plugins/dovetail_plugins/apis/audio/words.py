@@ -26,7 +26,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class TimedWord:
     """A word and its number of tokens. Units: seconds of the whole recording"""
 
     text: str
@@ -72,23 +72,23 @@ def _characters(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
     return pieces
 
 
-def timed(words: Sequence[tuple[str, int]], times_s: Sequence[float]) -> list[Word]:
+def timed(words: Sequence[tuple[str, int]], times_s: Sequence[float]) -> list[TimedWord]:
     """Return words with times. `times_s` has the start of each token, and the end of the last."""
     made, first = [], 0
     for text, count in words:
         start, end = times_s[first], times_s[first + count]
-        made.append(Word(text=text, start=start, end=end, num_tokens=count))
+        made.append(TimedWord(text=text, start=start, end=end, num_tokens=count))
         first += count
     return made
 
 
-def usual_length(words: Sequence[Word]) -> float:
+def usual_length(words: Sequence[TimedWord]) -> float:
     """Return the median duration of words with a nonzero one. Units: seconds"""
     lengths = [one.length_s for one in words if one.length_s]
     return min(MOST_MEDIAN_S, statistics.median(lengths)) if lengths else 0.0
 
 
-def within_sentences(words: Sequence[Word], most_s: float) -> list[Word]:
+def within_sentences(words: Sequence[TimedWord], most_s: float) -> list[TimedWord]:
     """Return the words, with those at sentence boundaries shortened to `most_s`."""
     made = list(words)
     for at in range(1, len(made)):
@@ -101,16 +101,16 @@ def within_sentences(words: Sequence[Word], most_s: float) -> list[Word]:
     return made
 
 
-def with_marks(words: Sequence[Word]) -> list[Word]:
+def with_marks(words: Sequence[TimedWord]) -> list[TimedWord]:
     """Return words merged with the punctuation that belongs to them."""
-    openings: list[Word] = []
+    openings: list[TimedWord] = []
     for one in reversed(words):
         following = openings[-1] if openings else None
         if following and one.text.startswith(" ") and one.text.strip() in BELONG_TO_NEXT:
             openings[-1] = _joined(one, following, following)
         else:
             openings.append(one)
-    made: list[Word] = []
+    made: list[TimedWord] = []
     for one in reversed(openings):
         if made and not made[-1].text.endswith(" ") and one.text in BELONG_TO_LAST:
             made[-1] = _joined(made[-1], one, made[-1])
@@ -119,12 +119,12 @@ def with_marks(words: Sequence[Word]) -> list[Word]:
     return made
 
 
-def _joined(first: Word, second: Word, timed_as: Word) -> Word:
+def _joined(first: TimedWord, second: TimedWord, timed_as: TimedWord) -> TimedWord:
     tokens = first.num_tokens + second.num_tokens
     return replace(timed_as, text=first.text + second.text, num_tokens=tokens)
 
 
-def after_pause(words: list[Word], last_end: float, usual_s: float) -> None:
+def after_pause(words: list[TimedWord], last_end: float, usual_s: float) -> None:
     """Shorten the first words of a segment that follows a pause. Mutates: words"""
     most = usual_s * 2
     first = words[0]
@@ -139,8 +139,8 @@ def after_pause(words: list[Word], last_end: float, usual_s: float) -> None:
 
 
 def fitted(
-    words: Sequence[Word], start: float, end: float, last_end: float, usual_s: float
-) -> tuple[list[Word], float, float]:
+    words: Sequence[TimedWord], start: float, end: float, last_end: float, usual_s: float
+) -> tuple[list[TimedWord], float, float]:
     """Return (words, start, end) of a segment, each corrected by the other. The segment takes the
     words' times, unless a word extends far outside it. `last_end` is the end of the last
     segment."""

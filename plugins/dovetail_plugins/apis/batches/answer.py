@@ -18,7 +18,7 @@ from dovetail_plugins.apis.batches.lines import BadLine, Line, parse
 logger = logging.getLogger("dovetail_plugins.batch")
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class RouteAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a route."""
 
     status_code: int
@@ -26,20 +26,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Raw
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class LineFault(msgspec.Struct, frozen=True, kw_only=True):
     """Why a line never reached a route, or why the route's answer cannot be stored."""
 
     code: str
     message: str
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the output."""
 
     id: str
     custom_id: str | None
-    response: Answer | None = None
-    error: Fault | None = None
+    response: RouteAnswer | None = None
+    error: LineFault | None = None
 
     @property
     def is_failed(self) -> bool:
@@ -47,19 +47,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.response is None or self.response.status_code >= 400
 
 
-async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> Result:
+async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -> ResultLine:
     """Return the result of one line, even if the line is invalid."""
     try:
         request = parse(line)
         if not caller.takes(request.url):
             raise _no_route(request.url)
         status, body = await caller.post(request.url, bytes(request.body), name)
-        kept = Answer(status_code=status, request_id=name, body=_json(status, body))
+        kept = RouteAnswer(status_code=status, request_id=name, body=_json(status, body))
     except BadLine as error:
         logger.info("line %d: %s", line.number, error)
-        fault = Fault(code=error.code, message=f"line {line.number}: {error}")
-        return Result(id=name, custom_id=custom_id, error=fault)
-    return Result(id=name, custom_id=custom_id, response=kept)
+        fault = LineFault(code=error.code, message=f"line {line.number}: {error}")
+        return ResultLine(id=name, custom_id=custom_id, error=fault)
+    return ResultLine(id=name, custom_id=custom_id, response=kept)
 
 
 def _no_route(url: str) -> BadLine:

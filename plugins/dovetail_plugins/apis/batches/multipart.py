@@ -11,7 +11,7 @@ MAX_PARTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FormField:
     """One field of a form; `filename` is empty if it is not a file."""
 
     filename: str
@@ -21,12 +21,12 @@ class Part:
 FILE_FORM = "send a form (multipart/form-data) with the fields file and purpose."
 
 
-def parts_of(content_type: str, body: bytes) -> dict[str, Part]:
+def parts_of(content_type: str, body: bytes) -> dict[str, FormField]:
     """Return the fields of a form by name. Raises: RequestError"""
     return dict(form_parts(content_type, body, FILE_FORM))
 
 
-def form_parts(content_type: str, body: bytes, wanted: str) -> list[tuple[str, Part]]:
+def form_parts(content_type: str, body: bytes, wanted: str) -> list[tuple[str, FormField]]:
     """Return (name, field) pairs of a form; a name may occur twice. `wanted` is the error text for
     another content type. Raises: RequestError"""
     head = Message()
@@ -42,7 +42,7 @@ def form_parts(content_type: str, body: bytes, wanted: str) -> list[tuple[str, P
     return [_part(section) for section in sections[1:-1]]
 
 
-def _part(section: bytes) -> tuple[str, Part]:
+def _part(section: bytes) -> tuple[str, FormField]:
     lines, _, data = section.partition(b"\r\n\r\n")
     head = Message()
     for line in lines.decode("utf-8", "replace").split("\r\n"):
@@ -52,4 +52,4 @@ def _part(section: bytes) -> tuple[str, Part]:
     name = head.get_param("name", header="content-disposition")
     if not isinstance(name, str):
         raise RequestError("a part of the form has no name.")
-    return name, Part(filename=head.get_filename() or "", data=data)
+    return name, FormField(filename=head.get_filename() or "", data=data)

@@ -23,7 +23,7 @@ import msgspec
 from dovetail.json_values import InvalidJson, json_struct
 from dovetail.observability.supervise import supervised
 from dovetail.server.endpoint import owner_of_key
-from dovetail_plugins.apis.batches.answer import Result, answer
+from dovetail_plugins.apis.batches.answer import ResultLine, answer
 from dovetail_plugins.apis.batches.call import Caller
 from dovetail_plugins.apis.batches.disk import ResultFile, is_passing, mended_lines
 from dovetail_plugins.apis.batches.lines import (
@@ -87,7 +87,7 @@ class _Work:
         """Return whether a line has a result."""
         return name in self.good or name in self.bad
 
-    def add(self, result: Result) -> None:
+    def add(self, result: ResultLine) -> None:
         """Write a result. Raises: OSError. Mutates: self"""
         file, names = (self.errors, self.bad) if result.is_failed else (self.output, self.good)
         file.add(msgspec.json.encode(result))
@@ -314,7 +314,7 @@ class BatchRunner:
 
     async def _result(
         self, batch: BatchFacts, line: Line, name: str, custom_id: str | None, caller: Caller
-    ) -> Result | None:
+    ) -> ResultLine | None:
         """Return a line's result; None if the batch ends first. A line is sent again if the server
         is full or shutting down."""
         while True:

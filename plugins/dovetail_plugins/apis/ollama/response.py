@@ -46,7 +46,7 @@ GENERATE = Dialect(finish_reason=finish_reason, field_names=engine_names(GENERAT
 
 
 @dataclass(slots=True, kw_only=True)
-class News:
+class ContentDelta:
     """The content of an answer, or of one step."""
 
     content: str = ""
@@ -57,7 +57,7 @@ class News:
     def __bool__(self) -> bool:
         return bool(self.content or self.thinking or self.calls or self.logprobs)
 
-    def add(self, other: News) -> None:
+    def add(self, other: ContentDelta) -> None:
         """Append later content. Mutates: self"""
         self.content += other.content
         self.thinking += other.thinking
@@ -65,12 +65,12 @@ class News:
         self.logprobs += other.logprobs
 
 
-def nothing() -> News:
+def nothing() -> ContentDelta:
     """Return an empty News."""
-    return News(calls=[], logprobs=[])
+    return ContentDelta(calls=[], logprobs=[])
 
 
-def as_message(news: News) -> Fields:
+def as_message(news: ContentDelta) -> Fields:
     """Return the content in the format of /api/chat."""
     message: Fields = {"role": "assistant", "content": news.content}
     if news.thinking:
@@ -80,20 +80,20 @@ def as_message(news: News) -> Fields:
     return {"message": message} | _logprobs(news)
 
 
-def as_response(news: News) -> Fields:
+def as_response(news: ContentDelta) -> Fields:
     """Return the content in the format of /api/generate."""
     thinking = {"thinking": news.thinking} if news.thinking else {}
     return {"response": news.content} | thinking | _logprobs(news)
 
 
-def _logprobs(news: News) -> Fields:
+def _logprobs(news: ContentDelta) -> Fields:
     return {"logprobs": news.logprobs} if news.logprobs else {}
 
 
-Shape = Callable[[News], Fields]
+Shape = Callable[[ContentDelta], Fields]
 
 
-class Answer:
+class OllamaAnswer:
     """One answer while it grows. `model` is the requested name, `began_ns` the arrival time
     (monotonic clock); `num_top` is None without logprobs."""
 
@@ -108,7 +108,7 @@ class Answer:
         self._blocks = ContentBlocks()
         self._num_calls = 0
 
-    def take(self, step: Step) -> News:
+    def take(self, step: Step) -> ContentDelta:
         """Return the content of a step. A call is emitted once its arguments are complete, and
         dropped if the answer ends within them. Mutates: self"""
         news = nothing()
@@ -122,7 +122,7 @@ class Answer:
             news.logprobs += [entry.model_dump() for entry in entries]
         return news
 
-    def _add(self, news: News, change: BlockChange) -> None:
+    def _add(self, news: ContentDelta, change: BlockChange) -> None:
         kind = change.block.kind
         if kind == "call" and change.what == "closed" and not change.block.is_unfinished:
             news.calls.append(_call(change.block, self._num_calls))
@@ -132,7 +132,7 @@ class Answer:
         elif kind == "reasoning":
             news.thinking += change.text
 
-    def fields(self, news: News, last: Step | None = None) -> Fields:
+    def fields(self, news: ContentDelta, last: Step | None = None) -> Fields:
         """Return one object of the answer; `last` is the step that ended it."""
         end = {} if last is None else self._end(last)
         return answer_fields(self._model, self._shape(news), end)
@@ -180,7 +180,9 @@ def _call(block: ContentBlock, index: int) -> Fields:
     return {"id": block.call_id, "function": function}
 
 
-async def answer_lines(steps: AsyncIterator[Step], answer: Answer) -> AsyncGenerator[bytes, None]:
+async def answer_lines(
+    steps: AsyncIterator[Step], answer: OllamaAnswer
+) -> AsyncGenerator[bytes, None]:
     """Yield the JSON of every line of a stream. Mutates: answer"""
     async for step in steps:
         news = answer.take(step)
@@ -190,7 +192,7 @@ async def answer_lines(steps: AsyncIterator[Step], answer: Answer) -> AsyncGener
             yield encoded(answer.fields(nothing(), step))
 
 
-async def whole_answer(steps: AsyncIterator[Step], answer: Answer) -> bytes:
+async def whole_answer(steps: AsyncIterator[Step], answer: OllamaAnswer) -> bytes:
     """Return the JSON of the whole answer: its stream, joined. Mutates: answer"""
     said, last = nothing(), None
     async for step in steps:
@@ -215,7 +217,7 @@ def error_body(status: int, error: ApiError, request_id: str | None) -> bytes:
     return encoded({"error": _NOT_SERVED.sub(r"model \1 not found: it is", error.message)})
 
 
-def framing(answer: Answer) -> Framing:
+def framing(answer: OllamaAnswer) -> Framing:
     """Return the framing of a stream of lines. An empty line object keeps the connection open; an
     error is the last line."""
 

@@ -58,7 +58,7 @@ from dovetail_plugins.apis.ollama.response import (
     CHAT,
     GENERATE,
     MEDIA_TYPE,
-    Answer,
+    OllamaAnswer,
     Shape,
     answer_fields,
     answer_lines,
@@ -154,7 +154,7 @@ async def _answered(
     """Return the response. Mutates: owned (a stream takes over its contents)"""
     meta = generation.meta
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    answer = Answer(meta, shape, model=body.model, began_ns=began_ns, num_top=num_top)
+    answer = OllamaAnswer(meta, shape, model=body.model, began_ns=began_ns, num_top=num_top)
     steps = generation.steps(server)
     owned.push_async_callback(steps.aclose)
     if body.stream is not False:

@@ -59,7 +59,7 @@ class McpTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ToolResult:
     """The result of a call: its text, and whether the tool reports an error."""
 
     text: str
@@ -90,7 +90,7 @@ class McpServer:
             await self._initialize()
             self.tools = await self._list_tools()
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Result:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Return a tool's answer. Raises: McpFault. Mutates: self (a session that ended)"""
         params = {"name": name, "arguments": arguments}
         async with _limit(self._call_limit_s):
@@ -102,7 +102,7 @@ class McpServer:
                     raise
                 await self._initialize()
                 found = await self._ask("tools/call", params)
-        result = Result(text=_text_of(found), is_error=found.get("isError") is True)
+        result = ToolResult(text=_text_of(found), is_error=found.get("isError") is True)
         if len(result.text.encode()) > MAX_RESULT_BYTES:
             raise McpFault(f"the result is longer than {MAX_RESULT_BYTES} bytes.")
         return result

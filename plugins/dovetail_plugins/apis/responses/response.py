@@ -52,7 +52,7 @@ RESPONSES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedTools:
     """The tools of one tool server that a request offers, under the request's label."""
 
     label: str
@@ -78,7 +78,7 @@ class TurnEnd:
 News = Step | TurnEnd | CallEnd
 
 
-class Answer:
+class GrowingResponse:
     """One response while it grows; `status` is its state, `sequence` its next event's number."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Answer:
         params: SamplingParams,
         is_stored: bool,
         shows_cached: bool,
-        lists: Sequence[Listed] = (),
+        lists: Sequence[ListedTools] = (),
         logprobs: TextLogprobs | None = None,
         shows_timings: bool = False,
     ) -> None:
@@ -446,7 +446,7 @@ def _known(given: Any, names: Sequence[str]) -> Any:
     return {n: given[n] for n in names if n in given} if isinstance(given, dict) else given
 
 
-def _list_item(listed: Listed) -> Item:
+def _list_item(listed: ListedTools) -> Item:
     tools = [
         {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
         for tool in listed.tools
@@ -467,7 +467,9 @@ def _part(block: ContentBlock, text: str | None = None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-async def response_frames(news: AsyncIterator[News], answer: Answer) -> AsyncGenerator[bytes, None]:
+async def response_frames(
+    news: AsyncIterator[News], answer: GrowingResponse
+) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream, framed. Mutates: answer"""
     for event in answer.begin():
         yield event_frame(event)
@@ -476,14 +478,14 @@ async def response_frames(news: AsyncIterator[News], answer: Answer) -> AsyncGen
             yield event_frame(event)
 
 
-async def response_body(news: AsyncIterator[News], answer: Answer) -> ResponseReply:
+async def response_body(news: AsyncIterator[News], answer: GrowingResponse) -> ResponseReply:
     """Return the whole response: its stream, joined. Mutates: answer"""
     async for one in news:
         answer.take(one)
     return answer.reply()
 
 
-def framing(answer: Answer) -> Framing:
+def framing(answer: GrowingResponse) -> Framing:
     """Return the framing of a response stream: an error ends the response and is sent as a failed
     response."""
     return Framing(frame=bytes, end=b"", error=lambda found: event_frame(answer.fail(found)))

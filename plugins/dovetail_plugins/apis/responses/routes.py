@@ -62,14 +62,14 @@ from dovetail_plugins.apis.responses.protocol import (
 )
 from dovetail_plugins.apis.responses.response import (
     RESPONSES,
-    Answer,
+    GrowingResponse,
     News,
     framing,
     response_body,
     response_frames,
 )
 from dovetail_plugins.apis.responses.state import ResponsesState, ResponsesStateOf, opened_state
-from dovetail_plugins.apis.responses.tool_turns import Offer, Turns, offer_of
+from dovetail_plugins.apis.responses.tool_turns import Offer, ToolTurns, offer_of
 from dovetail_plugins.apis.responses.turns import messages_of, output_messages
 
 Message = dict[str, Any]
@@ -77,7 +77,7 @@ MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ResponsePlan:
     """A validated request: its turns without instructions, its chat request, its ignored fields,
     and the tools that the server calls."""
 
@@ -104,7 +104,7 @@ async def create_response(
         owned.enter_context(server.admission.admit(1))
         generation = await _prepare(server, plan, request)
         meta = generation.meta
-        answer = Answer(
+        answer = GrowingResponse(
             body,
             model=meta.model,
             params=generation.params,
@@ -215,7 +215,7 @@ def _plan(
     body: ResponsesRequest,
     request: Request,
     unknown: Sequence[str],
-) -> Plan:
+) -> ResponsePlan:
     owner = owner_of(request)
     body = _with_referred(body, state, owner)
     offer = offer_of(body, state.tool_servers)
@@ -236,7 +236,7 @@ def _plan(
     messages = [*earlier, *messages_of(body.input)]
     if not messages:
         raise RequestError("holds no turn.", where="input")
-    return Plan(
+    return ResponsePlan(
         body=body,
         offer=offer,
         chat=chat_of(body, messages, offer.functions(), offer.labels()),
@@ -288,7 +288,7 @@ def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Messag
     return found
 
 
-async def _prepare(server: App, plan: Plan, request: Request) -> Generation:
+async def _prepare(server: App, plan: ResponsePlan, request: Request) -> Generation:
     """Return the request ready for the engine; with truncation, without turns that do not fit.
 
     Raises: RequestError
@@ -311,7 +311,7 @@ async def _prepare(server: App, plan: Plan, request: Request) -> Generation:
 
 
 def _news(
-    server: App, plan: Plan, first: Generation, answer: Answer, request: Request
+    server: App, plan: ResponsePlan, first: Generation, answer: GrowingResponse, request: Request
 ) -> AsyncGenerator[News, None]:
     """Return the steps of the answer: of one generation, or of several if servers' tools are
     called."""
@@ -324,7 +324,7 @@ def _news(
         changed = replace(plan, chat=chat.model_copy(update=changes))
         return await _prepare(server, changed, request)
 
-    turns = Turns(
+    turns = ToolTurns(
         server=server,
         offer=plan.offer,
         answer=answer,
@@ -336,7 +336,10 @@ def _news(
 
 
 def _add_to(
-    conversation: Conversation, state: ResponsesState, body: ResponsesRequest, answer: Answer
+    conversation: Conversation,
+    state: ResponsesState,
+    body: ResponsesRequest,
+    answer: GrowingResponse,
 ) -> None:
     """Append the input and the answer to a conversation; a failure leaves it unchanged.
 
@@ -346,7 +349,7 @@ def _add_to(
         state.conversations.add(conversation, [*as_items(body.input), *answer.output()])
 
 
-def _settle(state: ResponsesState, plan: Plan, answer: Answer) -> None:
+def _settle(state: ResponsesState, plan: ResponsePlan, answer: GrowingResponse) -> None:
     """Store the final state of a response, however it ended. Mutates: the store"""
     if answer.is_running:
         answer.cancel()
@@ -378,7 +381,7 @@ def _followed(
 
 async def _run(
     owned: AsyncExitStack,
-    answer: Answer,
+    answer: GrowingResponse,
     steps: AsyncGenerator[News, None],
     log: EventLog | None,
 ) -> None:

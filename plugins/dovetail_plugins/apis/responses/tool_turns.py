@@ -17,7 +17,13 @@ from dovetail.server.endpoint import App, Generation, Step
 from dovetail_plugins.apis._content_blocks import ContentBlock
 from dovetail_plugins.apis.responses.mcp import McpFault, McpServer, McpTool
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
-from dovetail_plugins.apis.responses.response import Answer, CallEnd, Listed, News, TurnEnd
+from dovetail_plugins.apis.responses.response import (
+    CallEnd,
+    GrowingResponse,
+    ListedTools,
+    News,
+    TurnEnd,
+)
 
 MAX_TURNS = 16
 KIND = "mcp"
@@ -30,7 +36,7 @@ _READ = frozenset({"type", "server_label", "allowed_tools", "require_approval"})
 class Offer:
     """The servers' tools that a request offers. `ignored` are fields without effect."""
 
-    lists: Sequence[Listed] = ()
+    lists: Sequence[ListedTools] = ()
     servers: Mapping[str, McpServer] = field(default_factory=dict)
     ignored: Sequence[str] = ()
 
@@ -56,7 +62,7 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
     """Return the offer made by a request's mcp tools. Raises: RequestError"""
     tools = body.tools or ()
     taken = {str(tool.get("name")) for tool in tools if tool.get("type") != KIND}
-    lists: list[Listed] = []
+    lists: list[ListedTools] = []
     servers_by_tool: dict[str, McpServer] = {}
     ignored: list[str] = []
     for number, tool in enumerate(tools):
@@ -65,7 +71,7 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
         where = f"tools[{number}]"
         ignored += [f"{where}.{name}" for name in tool if name not in {*_READ, *ADDRESSES}]
         server = _server(tool, servers, where)
-        listed = Listed(label=str(tool["server_label"]), tools=_allowed(tool, server, where))
+        listed = ListedTools(label=str(tool["server_label"]), tools=_allowed(tool, server, where))
         for name in (one.name for one in listed.tools):
             if name in taken or name in servers_by_tool:
                 raise RequestError(
@@ -128,13 +134,13 @@ def _allowed(tool: Mapping[str, Any], server: McpServer, where: str) -> list[Mcp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class ToolTurns:
     """The turns of a response with such tools. `follow` returns the generation that continues the
     answer so far, with changes to the chat request."""
 
     server: App
     offer: Offer
-    answer: Answer
+    answer: GrowingResponse
     follow: Callable[[dict[str, Any]], Awaitable[Generation]]
     max_tokens: int | None
     max_calls: int | None

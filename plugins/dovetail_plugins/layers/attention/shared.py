@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionCall, AttentionSpec
 from dovetail.layers.attention import Attention, attention_layers
 from dovetail.layers.context import DrawnTokens, forward_context
-from dovetail.layers.opaque import Opaque, is_traced
+from dovetail.layers.opaque import CompilerBoundary, is_traced
 
 
 class SharedAttention(nn.Module):
@@ -35,7 +35,7 @@ class SharedAttention(nn.Module):
             )
         self.name, self.shares, self.spec = name, shares, spec
         self._source: tuple[Attention, ...] = ()  # not a part of this module
-        self._opaque = Opaque(self._attend)
+        self._opaque = CompilerBoundary(self._attend)
 
     def read_from(self, source: Attention) -> None:
         """Take the layer whose cache is read. Mutates: self"""

@@ -64,7 +64,7 @@ class Mamba2Sizes:
         return self.heads * self.head
 
 
-class GatedNorm(DividedVectors):
+class GroupGatedNorm(DividedVectors):
     """The norm of groups of channels and a gate, fused; a group may span several ranks."""
 
     def __init__(self, context: BuildContext, part: Rows, sizes: Mamba2Sizes) -> None:
@@ -120,7 +120,7 @@ class Mamba2Mixer(DividedVectors):
         for leaf in ("A_log", "D", "dt_bias"):
             self.add_vector(context, leaf, (dt,), dtype=torch.float32)
         normed = sizes.norm_group > 0
-        self.norm = GatedNorm(context, x, sizes) if normed else Product(context, "silu")
+        self.norm = GroupGatedNorm(context, x, sizes) if normed else Product(context, "silu")
         self.out_proj = self.build_out(context, f"{name}.out_proj")
         kept = Part(name=SSD, shape=(heads, sizes.head, sizes.state))
         self.state = State(name, (self.conv1d.state_part(CONV), kept))

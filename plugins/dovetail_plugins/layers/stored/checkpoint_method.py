@@ -43,7 +43,7 @@ def listed(names: Any) -> tuple[str, ...]:
     return tuple(word.strip() for word in map(str, words) if word.strip())
 
 
-class Layout(Protocol):
+class StorageLayout(Protocol):
     """The storage layout of one layer."""
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
@@ -92,7 +92,7 @@ class StoredMethod(QuantMethod):
             return plain_linear(spec, activations=self.activations)
         return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
 
-    def mixed(self, spec: LinearSpec) -> Layout | None:
+    def mixed(self, spec: LinearSpec) -> StorageLayout | None:
         """Return the layout of a fused layer whose parts are stored differently; None if the parts
         are alike, or the file itself stores them as one."""
         from dovetail_plugins.layers.stored.mixed_layout import MixedLayout, PlainLayout
@@ -119,7 +119,7 @@ class StoredMethod(QuantMethod):
         return spec.name.endswith(ROUTERS) or is_listed(spec.name, self.skipped, self.names.matched)
 
     @abstractmethod
-    def layout(self, spec: LinearSpec) -> Layout | None:
+    def layout(self, spec: LinearSpec) -> StorageLayout | None:
         """Return how a layer is stored; None: in full precision. Raises: ConfigError"""
 
     def refuse(self, what: str) -> ConfigError:
@@ -130,7 +130,7 @@ class StoredMethod(QuantMethod):
 class CheckpointMethod(StoredMethod):
     """All layers are stored in one way."""
 
-    def layout(self, spec: LinearSpec) -> Layout:
+    def layout(self, spec: LinearSpec) -> StorageLayout:
         """Return the method itself."""
         return self
 

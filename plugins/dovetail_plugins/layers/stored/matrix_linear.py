@@ -25,7 +25,7 @@ from dovetail.interfaces.quantization import (
 )
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear.placement import register_stored
-from dovetail.layers.opaque import Opaque
+from dovetail.layers.opaque import CompilerBoundary
 from dovetail.layers.residual import adds_in_place
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
@@ -116,8 +116,8 @@ class MatrixLinear(LinearMethod):
         names = [stored.name for stored in self.stored(self._spec)]
         tensors = {name: layer.get_parameter(name).data for name in names}
         self._matrix = self.matrix(tensors, self._spec)
-        self._multiply = Opaque(self._matrix.multiply)
-        self._rows = Opaque(self._matrix.rows, torch.float32)
+        self._multiply = CompilerBoundary(self._matrix.multiply)
+        self._rows = CompilerBoundary(self._matrix.rows, torch.float32)
         for name in names:
             delattr(layer, name)
         del tensors

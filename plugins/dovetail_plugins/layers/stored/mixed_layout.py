@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_kernels.gemm.weight import Weight
-    from dovetail_plugins.layers.stored.checkpoint_method import Layout
+    from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PlainLayout:
 class MixedLayout:
     """`layouts` of the fused parts, in order."""
 
-    layouts: tuple[Layout, ...]
+    layouts: tuple[StorageLayout, ...]
     spec: LinearSpec
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
@@ -53,7 +53,7 @@ class MixedLayout:
                 return layout.weight({word: tensors[name] for word, name in own.items()})
         raise AssertionError(f"no part is stored in {sorted(tensors)}")
 
-    def _groups(self) -> Iterator[tuple[Layout, dict[str, StoredTensor]]]:
+    def _groups(self) -> Iterator[tuple[StorageLayout, dict[str, StoredTensor]]]:
         """Yield each layout, and its tensors by the layout's own names."""
         taken: set[str] = set()
         for layout, parts in _grouped(self.layouts):
@@ -68,9 +68,9 @@ class MixedLayout:
             yield layout, named
 
 
-def _grouped(layouts: Sequence[Layout]) -> Iterator[tuple[Layout, tuple[int, ...]]]:
+def _grouped(layouts: Sequence[StorageLayout]) -> Iterator[tuple[StorageLayout, tuple[int, ...]]]:
     """Yield each layout with the numbers of its parts."""
-    done: list[Layout] = []
+    done: list[StorageLayout] = []
     for layout in layouts:
         if layout not in done:
             done.append(layout)

@@ -21,9 +21,9 @@ from dovetail.engine.ipc.socket_ends import (
 )
 from dovetail.engine.messages import (
     Abort,
+    ClientHello,
     FromEngine,
     Goodbye,
-    Hello,
     RequestUpdate,
     Shutdown,
     ToEngine,
@@ -67,14 +67,14 @@ def test_messages_of_any_size_go_both_ways_in_order(
         got: list[FromEngine] = []
         client = SocketClientEnd(owner.dup())
         client.attach(asyncio.get_running_loop(), got.append, print)
-        client.send(Hello())
+        client.send(ClientHello())
         for text in texts:
             client.send(Abort((text,)))
         heard: list[ToEngine] = []
         while len(heard) < 5:
             heard += [message for name, message in engine.receive(0.0) if name == b"0"]
             await asyncio.sleep(0)
-        assert heard == [Hello(), *(Abort((text,)) for text in texts)]
+        assert heard == [ClientHello(), *(Abort((text,)) for text in texts)]
         for size in sizes:
             assert engine.send(b"0", updates(size))
         while len(got) < len(sizes):
@@ -84,13 +84,13 @@ def test_messages_of_any_size_go_both_ways_in_order(
         client.close()
         client.close()
         with pytest.raises(EngineDead, match="shut down"):
-            client.send(Hello())
+            client.send(ClientHello())
 
     asyncio.run(main())
     assert receive(engine, 1) == [(b"0", Goodbye())]
     other.sendall(framed(b"\xc1"))  # no message
     other.sendall(framed(b"\x81\xa4type\xa5hello"))
-    assert receive(engine, 1) == [(b"1", Hello())]
+    assert receive(engine, 1) == [(b"1", ClientHello())]
 
 
 def test_the_owners_end_ends_the_engine_and_another_ones_does_not(
@@ -140,7 +140,7 @@ def test_a_lost_connection_is_told_once() -> None:
         assert got == [updates(2)] and lost == ["the connection to the engine was lost."]
         with pytest.raises(EngineDead, match="is lost"):
             for _ in range(2):
-                client.send(Hello())
+                client.send(ClientHello())
         client.close()
 
     asyncio.run(main())

@@ -18,11 +18,11 @@ from dovetail.engine.ipc.transport import MemoryLink, ZmqClientEnd, ZmqEngineEnd
 from dovetail.engine.messages import (
     AddRequests,
     Call,
+    ClientHello,
     EngineRequest,
     EngineStatus,
     FromEngine,
     Goodbye,
-    Hello,
     Ping,
     Return,
     ToEngine,
@@ -79,10 +79,10 @@ def test_messages_go_both_ways_in_order(address: str) -> None:
         heard: list[FromEngine] = []
         client.attach(asyncio.get_running_loop(), heard.append, lambda reason: None)
         sent = AddRequests((request("a"), request("b")))
-        client.send(Hello())
+        client.send(ClientHello())
         client.send(sent)
         received = receive(engine, 2)
-        assert [message for _, message in received] == [Hello(), sent]
+        assert [message for _, message in received] == [ClientHello(), sent]
         name = received[0][0]
         status = EngineStatus(num_steps=7, num_running=0, num_waiting=0)
         returns = [Return(i, status) for i in range(500)]
@@ -138,9 +138,9 @@ def test_a_client_that_left_is_noticed_by_the_next_send(address: str) -> None:
     raw.setsockopt(zmq.IDENTITY, b"x")
     raw.connect(address)
     raw.send(b"\x91\xa4oops")  # and a malformed message is dropped
-    raw.send(transport.msgspec.msgpack.encode(Hello()))
+    raw.send(transport.msgspec.msgpack.encode(ClientHello()))
     ((name, message),) = receive(engine, 1)
-    assert message == Hello()
+    assert message == ClientHello()
     assert engine.send(name, Updates())
     raw.close(0)
     context.term()
@@ -157,7 +157,7 @@ def test_an_engine_that_left_is_noticed_at_once(address: str) -> None:
         client = ZmqClientEnd(address)
         lost = asyncio.Event()
         client.attach(asyncio.get_running_loop(), lambda message: None, lambda reason: lost.set())
-        client.send(Hello())
+        client.send(ClientHello())
         assert receive(engine, 1)
         engine.close()
         async with asyncio.timeout(0.5):
@@ -173,8 +173,8 @@ def test_the_memory_twin() -> None:
         heard: list[FromEngine] = []
         assert not link.engine_end.send(b"local", Updates())
         link.client_end.attach(asyncio.get_running_loop(), heard.append, lambda reason: None)
-        link.client_end.send(Hello())
-        assert link.engine_end.receive(0.0) == [(b"local", Hello())]
+        link.client_end.send(ClientHello())
+        assert link.engine_end.receive(0.0) == [(b"local", ClientHello())]
         assert link.engine_end.receive(0.0) == []
         thread = threading.Thread(target=link.engine_end.send, args=(b"local", Updates()))
         thread.start()

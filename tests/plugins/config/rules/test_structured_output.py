@@ -17,7 +17,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.constraint import Constraint, Grammar, JsonSchema
 from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.server.generate.tools.structured_outputs import requested_constraint
-from dovetail.structured_output.compile_worker import CompileResult, Job
+from dovetail.structured_output.compile_worker import CompileJob, CompileResult
 from dovetail.structured_output.compiler import ConstraintCompiler
 from dovetail.structured_output.select_backend import select_backend
 from dovetail_plugins.apis.completions.protocol import CompletionRequest
@@ -74,9 +74,9 @@ def test_how_json_is_written() -> None:
 def test_bounds(cache_bytes: int, num_compiled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that holds one constraint compiles each of two anew; the limit is the other's own
     test."""
-    compiled: list[Job] = []
+    compiled: list[CompileJob] = []
 
-    async def counted(self: ConstraintCompiler, job: Job, where: str) -> CompileResult:
+    async def counted(self: ConstraintCompiler, job: CompileJob, where: str) -> CompileResult:
         compiled.append(job)
         return CompileResult(artifact=b"artifact", rewritten=job.constraint)
 

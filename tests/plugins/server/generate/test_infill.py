@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dovetail_plugins.apis._infill import LAYOUTS, Layout
+from dovetail_plugins.apis._infill import LAYOUTS, InfillTokens
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, FakeFacts, FakeTokenizer
 from support.serving import app_for, complete
 
@@ -18,7 +18,7 @@ FIRST = 0xF0000
 class WithMarkers(FakeTokenizer):
     """Characters, and the tokens of a layout; with a token that begins every text, or without."""
 
-    def __init__(self, layout: Layout, bos: int | None = None) -> None:
+    def __init__(self, layout: InfillTokens, bos: int | None = None) -> None:
         super().__init__(facts=FakeFacts(bos_token_id=bos))
         names = [layout.prefix, layout.suffix, layout.middle, *layout.ends]
         self.names = [name for name in names if name]
@@ -46,7 +46,7 @@ def engine_of(tokenizer: FakeTokenizer) -> FakeAsyncEngine:
 
 @pytest.mark.parametrize("bos", [None, 1])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.prefix)
-def test_each_family_is_asked_in_its_tokens(layout: Layout, bos: int | None) -> None:
+def test_each_family_is_asked_in_its_tokens(layout: InfillTokens, bos: int | None) -> None:
     tokenizer = WithMarkers(layout, bos)
     app, engine = app_for(engine=engine_of(tokenizer))
     answer = complete(app, prompt="ab", suffix="yz", stop_token_ids=[7])

@@ -8,7 +8,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dovetail.server.http.validation import Fault, fault_of
+from dovetail.server.http.validation import BodyFault, fault_of
 from support.serving import USER, app_for, complete, send
 
 
@@ -99,7 +99,7 @@ class Sound(BaseModel):
     rate: int
 
 
-def fault(union: Any, value: Any) -> Fault:
+def fault(union: Any, value: Any) -> BodyFault:
     """Return what is wrong with a value of a field."""
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(dict[Literal["part"], union]).validate_python({"part": value})

@@ -43,7 +43,7 @@ _USERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CodeSource:
     """The source of code: a folder, its name on the hub (None: not from the hub), and the pin with
     the flag that sets it."""
 
@@ -61,10 +61,10 @@ class CodePin:
     name: str
     pin: str | None
 
-    def source(self, folder: Path) -> Source:
+    def source(self, folder: Path) -> CodeSource:
         """Return the source of the code if the tokenizer is in this folder."""
         name, revision = _hub_name(self.name), hub_revision(self.pin)
-        return Source(
+        return CodeSource(
             folder=folder, name=name, flag="--code-revision", pin=self.pin, revision=revision
         )
 
@@ -89,13 +89,13 @@ def model_code(config: Config, model: ModelSpec, hub: Hub) -> CheckpointCode | N
     return _allowed(_of_model(config, Path(model.path)), hub, (CONFIG, CAUSAL))
 
 
-def tokenizer_source(config: Config, folder: Path) -> Source:
+def tokenizer_source(config: Config, folder: Path) -> CodeSource:
     """Return the source of a tokenizer's code: the model's folder, or that of --tokenizer."""
     is_models = config.model.tokenizer is None
     return _of_model(config, folder) if is_models else _of_tokenizer(config, folder)
 
 
-def with_code(tokenizer: Selection, source: Source, hub: Hub) -> Selection:
+def with_code(tokenizer: Selection, source: CodeSource, hub: Hub) -> Selection:
     """Return a tokenizer that may run code, with the code it runs, if any. Raises: ConfigError if
     the pin does not match the code"""
     if not registry.admin.load_selection(tokenizer).runs_code(str(source.folder)):
@@ -135,10 +135,10 @@ def _needs_code(config: Config, model: ModelSpec) -> bool:
     return not is_taken and model.architecture not in known_classes().every
 
 
-def _of_model(config: Config, folder: Path) -> Source:
+def _of_model(config: Config, folder: Path) -> CodeSource:
     section = config.model
     is_commit_given = is_commit(section.revision) and section.code_revision is None
-    return Source(
+    return CodeSource(
         folder=folder,
         name=_hub_name(section.model),
         flag="--revision" if is_commit_given else "--code-revision",
@@ -147,9 +147,9 @@ def _of_model(config: Config, folder: Path) -> Source:
     )
 
 
-def _of_tokenizer(config: Config, folder: Path) -> Source:
+def _of_tokenizer(config: Config, folder: Path) -> CodeSource:
     section = config.model
-    return Source(
+    return CodeSource(
         folder=folder,
         name=_hub_name(section.tokenizer),
         flag="--tokenizer-revision",
@@ -163,7 +163,7 @@ def _hub_name(name: str | None) -> str | None:
     return None if name is None or Path(name).expanduser().exists() else name
 
 
-def _allowed(source: Source, hub: Hub, used: tuple[str, ...]) -> CheckpointCode:
+def _allowed(source: CodeSource, hub: Hub, used: tuple[str, ...]) -> CheckpointCode:
     """Return a source's code if it matches the pin. Raises: ConfigError"""
     folder = _folder(source, hub)
     code = read_code(folder)
@@ -182,7 +182,7 @@ def _allowed(source: Source, hub: Hub, used: tuple[str, ...]) -> CheckpointCode:
     return code
 
 
-def _unpinned(source: Source, folder: Path, names: str, by_digest: str) -> ConfigError:
+def _unpinned(source: CodeSource, folder: Path, names: str, by_digest: str) -> ConfigError:
     """Return the error for a pin that is missing or does not match."""
     pin = source.pin
     if pin is None:
@@ -201,11 +201,11 @@ def _unpinned(source: Source, folder: Path, names: str, by_digest: str) -> Confi
     )
 
 
-def _pin_flag(source: Source) -> str:
+def _pin_flag(source: CodeSource) -> str:
     return "--code-revision" if source.flag == "--revision" else source.flag
 
 
-def _folder(source: Source, hub: Hub) -> Path:
+def _folder(source: CodeSource, hub: Hub) -> Path:
     """Return the folder of the pinned commit, with its code; it is fetched if missing. Raises:
     ConfigError"""
     pin = source.pin if is_commit(source.pin) else None

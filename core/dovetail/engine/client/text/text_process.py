@@ -20,7 +20,7 @@ import msgspec
 
 from dovetail.engine.client.text.text_worker import (
     Describe,
-    Encode,
+    EncodeText,
     GoOn,
     Parse,
     Report,
@@ -102,7 +102,7 @@ class TextProcess:
         """Return a text's tokens: `long_text.encoded`. `folder` has a tokenizer other than the
         model's. Raises: RequestError, Overloaded"""
         data = text.encode()
-        job = Encode(
+        job = EncodeText(
             num_bytes=len(data),
             add_special_tokens=add_special_tokens,
             most=most,

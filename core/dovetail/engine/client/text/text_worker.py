@@ -61,7 +61,7 @@ class Parse(TextJob, frozen=True, kw_only=True, tag=True):
     is_bounded: bool
 
 
-class Encode(TextJob, frozen=True, kw_only=True, tag=True):
+class EncodeText(TextJob, frozen=True, kw_only=True, tag=True):
     """Tokenize a text with `long_text.encoded`."""
 
     add_special_tokens: bool
@@ -79,14 +79,14 @@ class Describe(TextJob, frozen=True, kw_only=True, tag=True):
     plain: tuple[tuple[int, int], ...] = ()
 
 
-Job = Parse | Encode | Describe
+Job = Parse | EncodeText | Describe
 
 
 class GoOn(msgspec.Struct, frozen=True, tag=True):
     """The parent's reply to a report without a result."""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class TextFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A RequestError in serialized form."""
 
     what: str
@@ -102,7 +102,7 @@ class TextResult(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
     num_tokens: int = 0
     num_id_bytes: int = 0
-    fault: Fault | None = None
+    fault: TextFailure | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ def _answer(parent: _Parent, reader: TextReader, job: Job) -> None:
     try:
         result, payload = reader.run(job, parent.data(job.num_bytes))
     except RequestError as error:
-        fault = Fault(what=error.what, where=error.where, fix=error.fix, code=error.code)
+        fault = TextFailure(what=error.what, where=error.where, fix=error.fix, code=error.code)
         result, payload = TextResult(fault=fault), b""
     parent.report(result, payload)
 
@@ -188,7 +188,7 @@ class TextReader:
             case Parse():
                 payload = self._parsed(data, is_bounded=job.is_bounded)
                 return TextResult(num_bytes=len(payload)), payload
-            case Encode():
+            case EncodeText():
                 ids = encoded(
                     tokenizer,
                     data.decode(),

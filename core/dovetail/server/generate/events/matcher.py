@@ -11,7 +11,7 @@ from dovetail.interfaces.data.text import MAX_TAG_CHARS, Layout, Tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class MarkerMatch:
     """The earliest marker: its start and end, and its index among the given ones."""
 
     start: int
@@ -19,7 +19,7 @@ class Found:
     which: int
 
 
-def find_first(text: str, markers: Sequence[str | Tag], begin: int = 0) -> Found | None:
+def find_first(text: str, markers: Sequence[str | Tag], begin: int = 0) -> MarkerMatch | None:
     """Return the earliest marker at or after `begin`; the longest of several at one place."""
     matches = [
         (place[0], -place[1], which)
@@ -29,7 +29,7 @@ def find_first(text: str, markers: Sequence[str | Tag], begin: int = 0) -> Found
     if not matches:
         return None
     start, end, which = min(matches)
-    return Found(start=start, end=-end, which=which)
+    return MarkerMatch(start=start, end=-end, which=which)
 
 
 def _place(text: str, marker: str | Tag, begin: int) -> tuple[int, int] | None:
