@@ -1,7 +1,7 @@
 """paged_attention in Triton, seen from the host: sizes of tiles and grids, and the launches.
 
 The host knows all other parameters of a launch before the step runs (`StepExtent`), so no launch
-reads the device, and a launch captured in a graph stays valid for any lengths up to the captured ones.
+reads the device, and a launch captured in a graph stays valid for all smaller lengths.
 Knows no layer and no backend; the kernels are in `triton_kernels`.
 """
 

@@ -19,6 +19,7 @@ TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}"
     "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+FORMS = ("string", "openai")
 SYSTEM = {"role": "system", "content": "Answer in one word."}
 QUESTION = {"role": "user", "content": "What grows on an oak?"}
 ANSWER = {"role": "assistant", "content": "Acorns."}
@@ -67,15 +68,24 @@ def talk(made: Renderer, messages: Sequence[dict[str, Any]] = TALK, **fields: An
     return RendererInput(messages=turns, **fields)
 
 
+def _takes_tools(made: Renderer) -> bool:
+    try:
+        made.reads(has_tools=True)
+    except RequestError:
+        return False
+    return True
+
+
 class TestRenderer:
     """Clauses of renderers."""
 
     kind = "renderer"
 
     def test_says_what_it_reads(self, made: Renderer) -> None:
-        """It reads content as "string" or as "openai", with tools and without."""
-        for has_tools in (False, True):
-            assert made.reads(has_tools=has_tools).content in ("string", "openai")
+        """It reads content as "string" or as "openai"; tools it may refuse."""
+        assert made.reads(has_tools=False).content in FORMS
+        with contextlib.suppress(RequestError):
+            assert made.reads(has_tools=True).content in FORMS
 
     def test_every_turn_is_there(self, made: Renderer) -> None:
         """The text of each message is in the prompt, in the order of the messages."""
@@ -99,7 +109,8 @@ class TestRenderer:
 
     def test_leaves_the_conversation_alone(self, made: Renderer) -> None:
         """Rendering does not change what it is given."""
-        given = talk(made, WITH_CALLS, tools=[copy.deepcopy(TOOL)])
+        tools = [copy.deepcopy(TOOL)] if _takes_tools(made) else []
+        given = talk(made, WITH_CALLS if tools else TALK, tools=tools)
         before = copy.deepcopy(given)
         with contextlib.suppress(RequestError):
             made.render(given)
