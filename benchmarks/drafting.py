@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from dovetail import registry
 from dovetail.config.checkpoint.sources.model_path import find_model
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.parts.drafting import Drafting
 from dovetail.engine.request import RUNNING, Request
 from dovetail.engine.step_stats import StepCounter
@@ -27,7 +28,6 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import DraftSpec
 from dovetail.interfaces.data.step import RowResult
 from dovetail_plugins.drafters.ngram import NgramDrafter, NgramOptions
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 from dovetail_testing.contract import model_spec
 from dovetail_testing.simulate import SimSettings
 

@@ -8,15 +8,15 @@ thousands of requests; `engine_model.Model` is for a million.
 from __future__ import annotations
 
 from benchmarks.engine_model import BLOCK, Hardware, Job, Model
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import CacheSpec
 from dovetail.interfaces.data.step import KVLayer, RowResult, StepPlan, StepResult
 from dovetail.interfaces.scheduler import RequestState
-from dovetail_plugins.kv_cache import prefix_hash
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 

@@ -11,15 +11,15 @@ import statistics
 import time
 from collections import deque
 
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import CacheSpec
 from dovetail.interfaces.data.step import KVLayer, RowResult, StepPlan, StepResult
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail_plugins.kv_cache import prefix_hash
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.longest_prefix import LongestPrefix

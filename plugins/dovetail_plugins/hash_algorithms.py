@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from dovetail.engine.kv.prefix_hash import sha256
 from dovetail.interfaces.data.block_hash import BlockHash, Encode
-from dovetail_plugins.kv_cache.prefix_hash import sha256
 
 
 def _blake2b(key: bytes, data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dovetail.interfaces.plugin import Value
 
-_SHA256 = "dovetail_plugins.kv_cache.prefix_hash:SHA256"
+_SHA256 = "dovetail.engine.kv.prefix_hash:SHA256"
 _HASHES = "dovetail_plugins.hash_algorithms"
 _ROPE_RULES = "dovetail.layers.attention.rotary"
 

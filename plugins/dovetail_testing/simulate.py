@@ -16,7 +16,9 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.kv_groups import plan_layout
+from dovetail.engine.kv.paged import Paged
 from dovetail.engine.request import NO_ROW, RUNNING, Request
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
@@ -26,8 +28,6 @@ from dovetail.interfaces.data.step import KVLayer, KVLayout, RowStep, StepPlan, 
 from dovetail.interfaces.kv_policy import KVPolicy
 from dovetail.interfaces.scheduler import RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail_plugins.kv_cache import prefix_hash
-from dovetail_plugins.kv_policies.paged import Paged
 from dovetail_testing.paged_runner import PagedRunner, drawn_token
 from dovetail_testing.watched_policy import WatchedPolicy
 

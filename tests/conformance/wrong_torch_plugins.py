@@ -13,6 +13,8 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.paged import Paged
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionCall, BatchLayout, IndexCall, LatentCall
 from dovetail.interfaces.data.headers import TensorHeader
@@ -33,8 +35,6 @@ from dovetail_kernels.op import Implementation
 from dovetail_plugins.communicators.gloo import GlooCommunicator
 from dovetail_plugins.drafters.eagle import Eagle
 from dovetail_plugins.executors.uni import UniExecutor
-from dovetail_plugins.kv_cache.manager import KVCacheManager
-from dovetail_plugins.kv_policies.paged import Paged
 from dovetail_plugins.load_formats.safetensors import Safetensors
 from dovetail_plugins.models import llama, qwen3
 from dovetail_plugins.quantization.none import Unquantized

@@ -143,7 +143,7 @@ FAULTS = {
         flags={"device": CLASS},
     ),
     "kv_policy": Fault(
-        target="dovetail_plugins.kv_policies.paged:Paged",
+        target="dovetail.engine.kv.paged:Paged",
         methods=("plan", "accounting"),
         flags={"kv_policy": CLASS},
     ),

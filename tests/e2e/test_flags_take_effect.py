@@ -27,6 +27,7 @@ from dovetail.config.resolve import resolve
 from dovetail.config.rules.checks import check_choices, load_plugin_files
 from dovetail.config.rules.model.demo import with_demo_fields
 from dovetail.config.rules.observability.stat_loggers import stat_loggers
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.data.step import StepPlan
@@ -36,7 +37,6 @@ from dovetail.server.generate.tools.parsers import choose_parsers
 from dovetail.server.launch.engine_start import max_queued
 from dovetail_plugins import hash_algorithms
 from dovetail_plugins.executors.uni import UniExecutor
-from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_plugins.workers import cpu
 from dovetail_testing.models import write_random_checkpoint, write_replay_checkpoint
 from dovetail_testing.tiny.models import write_tiny_checkpoint, write_tiny_tokenizer

@@ -46,7 +46,6 @@ SHARED = set(
         "http_client",
         "inspect",
         "joining",
-        "kv_cache",
         "layers",
         "media_processors",
         "quantize",

@@ -17,12 +17,12 @@ import pytest
 
 from dovetail import registry
 from dovetail.engine.core import EngineCore
+from dovetail.engine.kv import prefix_hash
 from dovetail.engine.messages import EngineRequest
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import CacheSpec, EngineSpec, ModelSpec, RunSpec, Selection
 from dovetail_kernels.cpu.library import library, missing_reason
-from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_testing.tiny.transformer import tiny_run
 
 VOCAB = 128

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import NO_ROW, RUNNING, WAITING, Request
 from dovetail.errors import BrokenPlugin, RequestError
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import RowResult, StepPlan, StepResult
 from dovetail.interfaces.scheduling_policy import SchedulingPolicy
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.priority import PriorityFirst

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.engine.request import Request
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_plugins import hash_algorithms
-from dovetail_plugins.kv_cache.prefix_hash import PrefixHasher
 
 
 def request_of(token_ids: list[int]) -> Request:

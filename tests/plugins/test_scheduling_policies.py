@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from dovetail.engine.kv.kv_cache import KVCacheManager
 
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.request import Request
 from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.data.sampling_params import SamplingParams

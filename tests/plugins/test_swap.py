@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.kv.host_blocks import HostBlockAccounting
 from dovetail.errors import ConfigError
 from dovetail.interfaces.stats import StepStats
 from dovetail.runner.kv import host_blocks
-from dovetail_plugins.kv_cache.host_blocks import HostBlockAccounting
 from dovetail_plugins.schedulers.continuous import ContinuousOptions, ContinuousScheduler
 from dovetail_plugins.scheduling_policies.fcfs import Fcfs
 from dovetail_plugins.scheduling_policies.priority import PriorityFirst

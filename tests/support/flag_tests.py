@@ -384,7 +384,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "port": (f"{WHOLE}::test_host_and_port",),
     "prefix_caching_hash_algo": (
         f"{WHOLE}::test_prefix_caching_hash_algo",
-        "plugins/kv_cache/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
+        "core/engine/kv/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
     ),
     "pt_load_map_location": (
         f"{CHECKPOINT}::test_where_torch_files_go_reaches_the_load_format",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dovetail.engine.client.connection import EngineConnection
     from dovetail.engine.client.host import EngineHost
     from dovetail.engine.core import EngineCore
+    from dovetail.engine.kv.block_pool import BlockPool
+    from dovetail.engine.kv.kv_cache import KVCacheManager
     from dovetail.interfaces.data.step import KVLayout
     from dovetail.llm.llm import LLM
     from dovetail.runner.media.encoder_pass import EncoderPass
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from dovetail.runner.rows.batch import Batch
     from dovetail.structured_output.cache import ConstraintCache
     from dovetail.structured_output.compiler import ConstraintCompiler
-    from dovetail_plugins.kv_cache.block_pool import BlockPool
-    from dovetail_plugins.kv_cache.manager import KVCacheManager
 
 # An LLM of one process
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from dovetail.engine.kv.paged import Paged
 from dovetail.interfaces.data.step import KVLayer, KVLayout
 from dovetail.interfaces.kv_policy import KVRoom
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.kv_policies.paged import Paged
 
 
 class Reserve(Paged):

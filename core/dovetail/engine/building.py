@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.engine import kv_groups
+from dovetail.engine.kv import kv_groups
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.kv_pieces import state_groups
 from dovetail.interfaces.data.spec import CacheSpec, EngineSpec

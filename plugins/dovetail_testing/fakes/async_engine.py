@@ -19,6 +19,7 @@ from dovetail.engine.client.requests.input_processor import InputProcessor, Prom
 from dovetail.engine.client.results.outputs import CompletionDelta, RequestMetrics, RequestOutput
 from dovetail.engine.client.results.stop import TextWatch
 from dovetail.engine.client.text.vocabularies import Vocabularies
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import EngineDead
 from dovetail.interfaces.data.pooling_params import (
     CLASSIFY,
@@ -41,7 +42,6 @@ from dovetail.interfaces.data.step import Pooled, TokenLogprobs
 from dovetail.interfaces.executor import WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
-from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_testing.fakes.adapters import FakeAdapters
 from dovetail_testing.fakes.end import FakeEnd
 

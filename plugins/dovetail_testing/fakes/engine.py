@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, EngineDead, RequestError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import CacheSpec, EngineSpec, ModelSpec, RunSpec, Selection
@@ -31,7 +32,6 @@ from dovetail.interfaces.data.step import (
 from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
-from dovetail_plugins.kv_cache import prefix_hash
 from dovetail_testing.fakes.scheduler import FakePolicy, FakeScheduler
 
 EOS = 256

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dovetail.engine.kv_groups import block_bytes
+from dovetail.engine.kv.kv_groups import block_bytes
 from dovetail.interfaces.attention import AttentionSpec
 from dovetail.interfaces.data.spec import ModelSpec, RunSpec, Selection
 from dovetail.interfaces.data.step import CachedLayer, KVGroup, KVLayout

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from dovetail.engine import kv_groups
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.kv.block_pool import BlockPool
+from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.engine.request import NO_ROW, RUNNING
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
@@ -16,8 +18,6 @@ from dovetail.interfaces.data.step import NewRow, RowStep, StepPlan, StepResult
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.scheduler import KVCache, RequestState, Scheduler
 from dovetail.interfaces.scheduling_policy import RequestView, SchedulingPolicy
-from dovetail_plugins.kv_cache.block_pool import BlockPool
-from dovetail_plugins.kv_cache.prefix_hash import PrefixHasher
 from dovetail_testing.simulate import BrokenPromise, SimSettings, Simulation, simulate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.data.step import KVLayout, LatentLayer

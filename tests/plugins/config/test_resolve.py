@@ -22,9 +22,9 @@ from dovetail.cli.main import main
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.machine import platform
+from dovetail.engine.kv import prefix_hash
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail.interfaces.data.spec import EngineSpec
-from dovetail_plugins.kv_cache import prefix_hash
 
 pytest.importorskip("dovetail_plugins")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.interfaces.data.step import KVLayer
 from dovetail_plugins.ranks.stage_caches import StageCaches
 

@@ -1,1 +1,1 @@
-"""Sockets and in-process channels that messages travel over."""
+"""Engine processes, and the sockets that messages travel over."""

@@ -30,7 +30,7 @@ NO_TOKENIZER = "none"
 PAGED = Selection(
     kind="kv_policy",
     name="paged",
-    target="dovetail_plugins.kv_policies.paged:Paged",
+    target="dovetail.engine.kv.paged:Paged",
     distribution="dovetail-llm",
 )
 

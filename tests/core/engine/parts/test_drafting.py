@@ -11,6 +11,7 @@ import pytest
 
 from dovetail import registry
 from dovetail.engine.active_request import ActiveRequest
+from dovetail.engine.kv.kv_cache import KVCacheManager
 from dovetail.engine.parts.drafting import MAX_PAUSE_TOKENS, Drafting
 from dovetail.engine.request import RUNNING, WAITING, Request
 from dovetail.engine.step_stats import StepCounter
@@ -19,7 +20,6 @@ from dovetail.interfaces.data.spec import DraftSpec, ModelSpec, Selection
 from dovetail.interfaces.data.step import RowResult
 from dovetail.interfaces.drafter import Drafter
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 from dovetail_testing.contract import model_spec
 from dovetail_testing.simulate import SimSettings
 

@@ -11,7 +11,7 @@ from dovetail.config.config import Config
 from dovetail.config.rules.parallel.context_parallel import FLAG, check_context
 from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.config.rules.steps.cache_size import Room, kv_bytes
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.data.step import KVLayer

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.interfaces.data.spec import CacheSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayout
 from dovetail.interfaces.kv_policy import KVAccounting, KVPolicy, KVRoom
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 
 
 class Paged(KVPolicy):
-    """The block accounting of `dovetail_plugins.kv_cache`."""
+    """The block accounting of `dovetail.engine.kv`."""
 
     info = Info(
         summary="blocks handed out one by one and shared by equal prefixes",

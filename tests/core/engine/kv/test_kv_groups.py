@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from dovetail.engine.kv_groups import (
+from dovetail.engine.kv.kv_groups import (
     blocks_for,
     longest_hit,
     max_request_tokens,

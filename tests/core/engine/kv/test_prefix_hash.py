@@ -6,11 +6,11 @@ import hashlib
 
 import pytest
 
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.prefix_hash import DEFAULT, PrefixHasher
 from dovetail.engine.request import Request
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.sampling_params import SamplingParams
-from dovetail_plugins.kv_cache import prefix_hash
-from dovetail_plugins.kv_cache.prefix_hash import DEFAULT, PrefixHasher
 
 
 def make_request(token_ids: list[int], salt: str = "", adapter: str = "") -> Request:

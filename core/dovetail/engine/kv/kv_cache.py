@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
-from dovetail.engine import kv_groups
+from dovetail.engine.kv import kv_groups
+from dovetail.engine.kv.block_pool import NULL_BLOCK, BlockPool
+from dovetail.engine.kv.host_blocks import Copies, HostBlockAccounting, Swapped
+from dovetail.engine.kv.pins import Pins
+from dovetail.engine.kv.prefix_hash import PrefixHasher
 from dovetail.interfaces.data.media import encoder_rows
 from dovetail.interfaces.data.spec import CacheSpec
 from dovetail.interfaces.data.step import KVLayout
 from dovetail.interfaces.kv_policy import BlockWatcher, Found, Has
 from dovetail.interfaces.scheduler import RequestState
-from dovetail_plugins.kv_cache.block_pool import NULL_BLOCK, BlockPool
-from dovetail_plugins.kv_cache.host_blocks import Copies, HostBlockAccounting, Swapped
-from dovetail_plugins.kv_cache.pins import Pins
-from dovetail_plugins.kv_cache.prefix_hash import PrefixHasher
 
 Blocks = tuple[tuple[int, ...], ...]
 Hashes = Sequence[bytes]

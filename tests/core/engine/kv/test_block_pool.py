@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from dovetail_plugins.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from dovetail.engine.kv.block_pool import NULL_BLOCK, BlockPool
 
 
 def test_the_null_block_is_never_handed_out() -> None:

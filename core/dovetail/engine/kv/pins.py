@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from dovetail_plugins.kv_cache.block_pool import BlockPool
+from dovetail.engine.kv.block_pool import BlockPool
 
 
 class Pins:

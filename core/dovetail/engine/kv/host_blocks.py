@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail_plugins.kv_cache.block_pool import NULL_BLOCK
+from dovetail.engine.kv.block_pool import NULL_BLOCK
 
 Copies = tuple[tuple[int, int], ...]
 """Pairs (source, destination)."""

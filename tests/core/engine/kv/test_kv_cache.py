@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from dovetail.engine.kv_groups import plan_layout
+from dovetail.engine.kv import prefix_hash
+from dovetail.engine.kv.kv_cache import KVCacheManager
+from dovetail.engine.kv.kv_groups import plan_layout
 from dovetail.engine.request import Request
 from dovetail.interfaces.data.media import PartPlace, PromptPart
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import CacheSpec
 from dovetail.interfaces.data.step import CrossLayer, KVLayer
-from dovetail_plugins.kv_cache import prefix_hash
-from dovetail_plugins.kv_cache.manager import KVCacheManager
 from support.inside import pool_of
 
 

@@ -1,1 +1,0 @@
-"""KV policies: how the KV cache is laid out and its blocks are handed out."""
