@@ -31,6 +31,7 @@ from dovetail.interfaces.data.step import (
 )
 from dovetail.interfaces.executor import Executor, PendingStep, WorkerCall
 from dovetail.interfaces.plugin import Info
+from dovetail.interfaces.renderer import Reads, Renderer, RendererFacts, RendererInput
 from dovetail.interfaces.tokenizer import Tokenizer, TokenStream
 from dovetail_testing.fakes.scheduler import FakePolicy, FakeScheduler
 
@@ -293,6 +294,27 @@ def _selection(kind: str, cls: type[Any], options: dict[str, Any] | None = None)
     return Selection(
         kind=kind, name="fake", target=f"{cls.__module__}:{cls.__name__}", options=options or {}
     )
+
+
+class FakeRenderer(Renderer):
+    """Writes the contents of messages, a line each."""
+
+    info = Info(summary="a line for each message")
+
+    def __init__(self, options: Any, facts: RendererFacts) -> None: ...
+
+    def reads(self, *, has_tools: bool) -> Reads:
+        """Return the defaults: roles and texts."""
+        return Reads()
+
+    def render(self, given: RendererInput) -> str:
+        """Return one line per message."""
+        return "\n".join(str(message["content"]) for message in given.messages)
+
+
+def fake_renderer() -> Selection:
+    """Return the choice of FakeRenderer."""
+    return _selection("renderer", FakeRenderer)
 
 
 def fake_spec(

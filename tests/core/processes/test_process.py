@@ -23,7 +23,7 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.processes import process
 from dovetail.server.generate.tools.parsers import ParserChoice
 from dovetail.server.launch import api_processes
-from dovetail_testing.fakes.engine import fake_spec
+from dovetail_testing.fakes.engine import fake_renderer, fake_spec
 from support.impostors import make_impostors
 from support.orphans import kill_parent, survivors
 
@@ -234,6 +234,7 @@ def _boot(addresses: tuple[str, ...], sock: socket.socket) -> api_processes.Chil
     return api_processes.ChildBoot(
         spec=fake_spec(),
         frontend=FrontendConfig(),
+        renderer=fake_renderer(),
         parsers=ParserChoice(),
         addresses=addresses,
         process=0,
@@ -276,13 +277,14 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.async_engine import AsyncEngine
 from dovetail.server.launch import api_processes
 from dovetail.server.generate.tools.parsers import ParserChoice
-from dovetail_testing.fakes.engine import fake_spec
+from dovetail_testing.fakes.engine import fake_renderer, fake_spec
 
 async def main():
     engine = await AsyncEngine.start(fake_spec())
     with socket.create_server(("127.0.0.1", 0)) as sock:
         boot = api_processes.ChildBoot(
-            spec=fake_spec(), frontend=FrontendConfig(), parsers=ParserChoice(),
+            spec=fake_spec(), frontend=FrontendConfig(), renderer=fake_renderer(),
+            parsers=ParserChoice(),
             addresses=engine.addresses_for(0), process=0, socket_fd=sock.fileno(), max_queued=8,
         )
         child = api_processes._spawn(boot, sock)

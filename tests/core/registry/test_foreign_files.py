@@ -48,8 +48,8 @@ def test_the_modules_of_a_file(tmp_path: Path) -> None:
 def test_an_importer_runs_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "import otherengine\n")
     registry = Registry()
-    with registry.admin.with_entries(ENTRY, only=True):
-        entries = registry.admin.load_file(file)
+    with registry.with_entries(ENTRY, only=True):
+        entries = registry.load_file(file)
         assert [(e.kind, e.name, e.target) for e in entries] == [
             ("tool_parser", "made", f"{file}:Made")
         ]
@@ -60,27 +60,27 @@ def test_an_importer_runs_the_file(tmp_path: Path) -> None:
 def test_an_importers_own_error_stands(tmp_path: Path) -> None:
     registry = Registry()
     with (
-        registry.admin.with_entries(ENTRY, only=True),
+        registry.with_entries(ENTRY, only=True),
         pytest.raises(ConfigError, match="it says so") as error,
     ):
-        registry.admin.load_file(written(tmp_path, "import otherengine  # refuse\n"))
+        registry.load_file(written(tmp_path, "import otherengine  # refuse\n"))
     assert error.value.where == "plugin.py"
 
 
 def test_without_an_importer(tmp_path: Path) -> None:
     registry = Registry()
-    with registry.admin.with_entries({}, only=True):
+    with registry.with_entries({}, only=True):
         with pytest.raises(BrokenPlugin, match="No module named 'otherengine'") as error:
-            registry.admin.load_file(written(tmp_path, "import otherengine\n"))
+            registry.load_file(written(tmp_path, "import otherengine\n"))
         assert 'install what provides "otherengine"' in str(error.value.fix)
         folder = tmp_path / "other"
         folder.mkdir()
         with pytest.raises(BrokenPlugin, match="No module named 'vllm'") as error:
-            registry.admin.load_file(written(folder, "from vllm.tool_parsers import ToolParser\n"))
+            registry.load_file(written(folder, "from vllm.tool_parsers import ToolParser\n"))
         assert error.value.fix == package_advice({"vllm"})
         guarded = tmp_path / "guarded"
         guarded.mkdir()
         text = "try:\n    import vllm\nexcept ImportError:\n    pass\n"
         with pytest.raises(ConfigError, match="registers no plugin") as refused:
-            registry.admin.load_file(written(guarded, text))
+            registry.load_file(written(guarded, text))
         assert "pip install dovetail-vllm-compat" in str(refused.value.fix)
