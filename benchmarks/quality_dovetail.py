@@ -139,7 +139,7 @@ def _first_token_s(llm: SteppedLLM, num_prompt: int) -> float:
 @contextlib.contextmanager
 def prompt_logits(sink: Sink) -> Iterator[None]:
     """Show `sink` the logits that the runner makes a prompt's logprobs of, in their order."""
-    from dovetail.runner import prompt_logprobs
+    from dovetail.runner.endings import prompt_logprobs
 
     own = prompt_logprobs._chunks
 

@@ -7,13 +7,7 @@ from typing import Any, ClassVar
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.renderer import (
-    TEMPLATES,
-    Reads,
-    Renderer,
-    RendererFacts,
-    RendererInput,
-)
+from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
 
 
 class RightRenderer(Renderer):

@@ -17,7 +17,7 @@ from dovetail.interfaces.data.spec import ExpertBalanceSpec, RankSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
-from dovetail.runner.load.expert_balancer import ExpertBalancer
+from dovetail.runner.experts.balancer import ExpertBalancer
 from dovetail_testing.contract import model_spec
 from dovetail_testing.ranks import ODD_AND_EVEN
 from dovetail_testing.thread_ranks import ThreadRanks

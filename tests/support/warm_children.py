@@ -34,7 +34,7 @@ from typing import Any
 from dovetail.processes import process
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
-TEXT = ("torch", "transformers", RANK, ENGINE, "dovetail.runner.device_worker")
+TEXT = ("torch", "transformers", RANK, ENGINE, "dovetail.runner.worker.device_worker")
 MEDIA = (*TEXT, "transformers.modeling_utils", "dovetail_plugins.models._media")
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}

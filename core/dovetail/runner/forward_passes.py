@@ -24,11 +24,9 @@ from dovetail.layers.context import (
     use_adapters,
     use_context,
 )
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.drafts import verify
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import Ending
 from dovetail.runner.parts import Parts
 from dovetail.runner.replay import warm_up
 from dovetail.runner.replay.compiled import CompiledForward, ModelForward
@@ -40,7 +38,9 @@ from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.layer_groups import StateKeeper
 from dovetail.runner.rows.skipped_tokens import NO_TOKENS, drawn_alone, may_leave_out
 from dovetail.runner.rows.tensors import DeviceTensors, StepTensors
-from dovetail.runner.step_reader import Computed, StepPass
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import Ending
+from dovetail.runner.step.step_reader import Computed, StepPass
 
 
 class ForwardPasses:

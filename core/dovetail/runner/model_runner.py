@@ -27,7 +27,6 @@ from dovetail.layers.kept import kept_layers
 from dovetail.layers.native import use_ops
 from dovetail.parallel.context import over_ranks
 from dovetail.runner import measure
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.device import DeviceCalls, calls_of
 from dovetail.runner.forward_passes import ForwardPasses
 from dovetail.runner.kv.allocation import cache_tensors
@@ -35,9 +34,10 @@ from dovetail.runner.load.loader import load_model
 from dovetail.runner.load.offloaded_memory import offload
 from dovetail.runner.measure import PeakOf
 from dovetail.runner.parts import Parts, ending_of, parts_of
-from dovetail.runner.pending_steps import PendingStep, PendingSteps
 from dovetail.runner.replay import warm_up
-from dovetail.runner.step_reader import BegunStep, StepReader
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.pending_steps import PendingStep, PendingSteps
+from dovetail.runner.step.step_reader import BegunStep, StepReader
 from dovetail_kernels.spans import span
 
 

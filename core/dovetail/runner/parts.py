@@ -10,20 +10,20 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.data.spec import RunSpec
-from dovetail.runner.constraints import RowConstraints
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.drafts.runner import DraftRunner
-from dovetail.runner.drawing import DrawingEnd
-from dovetail.runner.expert_exchange import ExpertExchange
+from dovetail.runner.endings.constraints import RowConstraints
+from dovetail.runner.endings.drawing import DrawingEnd
+from dovetail.runner.endings.pooling import PoolingEnd
+from dovetail.runner.endings.stage_link import HandOnEnd, StageLink
+from dovetail.runner.experts.balancer import ExpertBalancer
+from dovetail.runner.experts.exchange import ExpertExchange
 from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail.runner.kv.host_blocks import SwappedBlocks
-from dovetail.runner.load.expert_balancer import ExpertBalancer
 from dovetail.runner.lora.runner_adapters import RunnerAdapters
 from dovetail.runner.media.runner_media import RunnerMedia
-from dovetail.runner.part import Ending, RunnerPart
-from dovetail.runner.pooling import PoolingEnd
 from dovetail.runner.rows.batch import StepInputs
-from dovetail.runner.stage_link import HandOnEnd, StageLink
+from dovetail.runner.step.part import Ending, RunnerPart
 
 Around = AbstractContextManager[None]
 P = TypeVar("P", bound=RunnerPart)

@@ -12,14 +12,7 @@ import torch
 
 from dovetail_kernels.op import Arguments, Case
 from dovetail_kernels.random import normal, tolerance
-from dovetail_kernels.state_cases import (
-    FEW,
-    MIXED,
-    TIMED_TOGETHER,
-    StateSizes,
-    halves,
-    hide_unread,
-)
+from dovetail_kernels.state_cases import FEW, MIXED, TIMED_TOGETHER, StateSizes, halves, hide_unread
 
 ROWS = (*MIXED[:-1], (2, 3), MIXED[-1])
 

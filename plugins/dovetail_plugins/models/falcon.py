@@ -15,11 +15,7 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.alibi import alibi_slopes
-from dovetail.layers.decoder import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    usual_config,
-)
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.norm import LayerNorm
 from dovetail_plugins.models._named import FUSED_BY_GROUP, MEGATRON, leaves, prefixes
 

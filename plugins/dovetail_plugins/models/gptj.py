@@ -13,11 +13,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
-from dovetail.layers.decoder import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    usual_config,
-)
+from dovetail.layers.decoder import DecoderConfig, DecoderForCausalLM, usual_config
 from dovetail.layers.linear import FOUR_BLOCKS
 from dovetail.layers.norm import LayerNorm
 from dovetail_plugins.models._named import leaves, prefixes

@@ -18,13 +18,7 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.rotary import Rope, Rotary, rope_settings
-from dovetail.layers.decoder import (
-    FULL,
-    SLIDING,
-    DecoderAttention,
-    DecoderConfig,
-    DecoderModel,
-)
+from dovetail.layers.decoder import FULL, SLIDING, DecoderAttention, DecoderConfig, DecoderModel
 from dovetail.layers.linear import ColumnParallelLinear
 from dovetail_plugins.layers.attention.output_gate import open_heads
 from dovetail_plugins.model_types.lfm2 import CONV

@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.renderer import (
-    TEMPLATES,
-    Reads,
-    Renderer,
-    RendererFacts,
-    RendererInput,
-)
+from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
 from dovetail_plugins.renderers._jinja import ChatTemplate
 
 CODE = ("encoding/*.py", "encoding_*.py")

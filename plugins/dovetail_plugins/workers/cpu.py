@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.plugin import Info
-from dovetail.runner.device_worker import DeviceWorker
+from dovetail.runner.worker.device_worker import DeviceWorker
 from dovetail_kernels.cpu import library as native
 from dovetail_plugins.workers._second_team import SecondTeam
 

@@ -16,9 +16,9 @@ from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.model import Model
 from dovetail.runner.device import HostDevice
+from dovetail.runner.endings.stage_link import HandOnEnd
 from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.media.runner_media import RunnerMedia
-from dovetail.runner.stage_link import HandOnEnd
 from dovetail_testing.tiny.transformer import tiny_run
 from support.inside import encoded_in, failures_in, passes_of
 

@@ -17,10 +17,10 @@ from dovetail.interfaces.data.step import NewRow, StepPlan
 from dovetail.layers.context import forward_context
 from dovetail.runner.device import HostDevice
 from dovetail.runner.model_runner import ModelRunner
-from dovetail.runner.part import RunnerPart
 from dovetail.runner.parts import ending_of, parts_of
 from dovetail.runner.rows.batch import StepInputs
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.part import RunnerPart
+from dovetail.runner.step.step_reader import BegunStep, Computed
 from dovetail_testing.scripted_steps import Driver, DriveRequest
 from dovetail_testing.tiny.transformer import VOCAB, tiny_layout, tiny_run
 

@@ -29,9 +29,9 @@ from dovetail.interfaces.data.step import RowResult
 from dovetail.interfaces.model import Model
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.pooler import Pooler
+from dovetail.runner.endings.pooling import PoolingEnd
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.pooling import PoolingEnd
-from dovetail.runner.step_reader import Computed
+from dovetail.runner.step.step_reader import Computed
 
 SIZE = 4
 BROKEN_ID = 99

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.runner import prompt_logprobs
+from dovetail.runner.endings import prompt_logprobs
 
 WAYS = (prompt_logprobs._at_once, prompt_logprobs._queued)
 

@@ -28,9 +28,9 @@ from dovetail.interfaces.model import BuildContext, Model, WeightMap
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.parallel.experts import balanced, balancedness, rank_loads
-from dovetail.runner.allocated import Allocated
-from dovetail.runner.load.expert_balancer import ExpertBalancer
+from dovetail.runner.experts.balancer import ExpertBalancer
 from dovetail.runner.load.loader import LoadedModel
+from dovetail.runner.step.allocated import Allocated
 from dovetail_testing.contract import model_spec
 from dovetail_testing.tiny.transformer import tiny_run
 

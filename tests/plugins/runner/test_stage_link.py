@@ -14,8 +14,8 @@ from dovetail.errors import BrokenPlugin
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import RankSpec
 from dovetail.interfaces.data.step import KVLayout, RowResult, StepPlan, StepResult
-from dovetail.runner import stage_link
 from dovetail.runner.device import DeviceCalls, HostDevice
+from dovetail.runner.endings import stage_link
 from dovetail.runner.model_runner import ModelRunner
 from dovetail_plugins.ranks.stage_caches import StageCaches
 from dovetail_testing.scripted_steps import Driver, DriveRequest, collect

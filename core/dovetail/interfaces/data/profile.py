@@ -6,7 +6,7 @@ import msgspec
 
 FLAG = "--profiler-config"
 GET_READY, START, STOP = (
-    f"dovetail.runner.profiler:{name}" for name in ("get_ready", "start", "stop")
+    f"dovetail.runner.worker.profiler:{name}" for name in ("get_ready", "start", "stop")
 )
 """Functions that every rank calls with its worker (see interfaces.executor.WorkerCall)."""
 

@@ -20,7 +20,6 @@ from dovetail.layers.attention import attention_layers
 from dovetail.layers.attention.kv_scales import set_scales
 from dovetail.layers.attention.other_dtype import in_dtype
 from dovetail.layers.context import LayerCache
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.drafts.blocks import DraftBlocks
 from dovetail.runner.drafts.chain import CATCH_UP_TOKENS, DraftChain
 from dovetail.runner.drafts.loader import (
@@ -34,7 +33,8 @@ from dovetail.runner.drafts.loader import (
 from dovetail.runner.drafts.passes import DraftPasses, lines_of
 from dovetail.runner.drafts.rows import DraftRows
 from dovetail.runner.drafts.sampled import SampledDrafts
-from dovetail.runner.drawing import DrawingEnd
+from dovetail.runner.endings.drawing import DrawingEnd
+from dovetail.runner.endings.results import with_drafts
 from dovetail.runner.kv.allocation import (
     allocate_tensors,
     cache_tensors,
@@ -43,11 +43,11 @@ from dovetail.runner.kv.allocation import (
 )
 from dovetail.runner.kv.host_blocks import HostBlockStorage
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import RunnerPart
 from dovetail.runner.replay.recorded import is_recorded
-from dovetail.runner.results import with_drafts
 from dovetail.runner.rows.batch import StepInputs
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import RunnerPart
+from dovetail.runner.step.step_reader import BegunStep, Computed
 
 LAG_STATES = 96
 """A row that wants no drafts catches up once this many hidden states wait for it."""

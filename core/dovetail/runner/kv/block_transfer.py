@@ -31,9 +31,9 @@ from dovetail.interfaces.executor import BlockLoad, Preparation
 from dovetail.interfaces.kv_connector import BlockStore, KVConnector, Part, StoreFacts, TransferSpec
 from dovetail.observability.supervise import supervised_thread
 from dovetail.registry.blame import described
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.kv.block_pieces import Pieces, WholeBlocks
-from dovetail.runner.part import RunnerPart
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import RunnerPart
 
 log = logging.getLogger(__name__)
 

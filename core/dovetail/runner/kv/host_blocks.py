@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from dovetail.interfaces.data.step import KVLayout, StepPlan
-from dovetail.runner.allocated import Allocated
-from dovetail.runner.part import RunnerPart
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import RunnerPart
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ from dovetail.layers.logits import LogitsHead
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.stages import AbsentStage
 from dovetail.layers.weights import Target, map_name, names_of
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.lora.copies import Copies
 from dovetail.runner.lora.cutting import CutChange, Cutting, Division
@@ -51,8 +50,9 @@ from dovetail.runner.lora.tables import (
     verify_tokenizer,
     vocab_rows,
 )
-from dovetail.runner.part import RunnerPart
 from dovetail.runner.rows.batch import StepInputs
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import RunnerPart
 from dovetail_kernels.sample.seen import on_device
 
 logger = logging.getLogger(__name__)

@@ -24,14 +24,14 @@ from dovetail.layers.context import StepMedia, use_media
 from dovetail.layers.dtypes import dtype_of
 from dovetail.parallel.groups import ALONE, tensor_group
 from dovetail.registry.blame import described
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.media.alignment import PromptAlignment
 from dovetail.runner.media.encoder_pass import EncoderPass, pause_before
-from dovetail.runner.part import Ending, RunnerPart
 from dovetail.runner.rows.batch import StepInputs
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import Ending, RunnerPart
+from dovetail.runner.step.step_reader import BegunStep, Computed
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.block_table import BlockTable
 from dovetail.runner.rows.staging import Staging
 from dovetail.runner.rows.tensors import DeviceTensors, Forward, known_tokens
-from dovetail.runner.step_reader import Computed, StepPass
+from dovetail.runner.step.step_reader import Computed, StepPass
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from dovetail.parallel.halves import HalfBatches, alternates
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.tensors import StepTensors
-from dovetail.runner.step_reader import Computed, StepPass
+from dovetail.runner.step.step_reader import Computed, StepPass
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from dovetail.runner.replay.recorded_inputs import PromptInputs, RecordedInputs,
 from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.rows.block_table import BlockTable
 from dovetail.runner.rows.layer_groups import StateKeeper, put_nothing_back
-from dovetail.runner.step_reader import Computed, StepPass
+from dovetail.runner.step.step_reader import Computed, StepPass
 from dovetail_kernels.cpu import library as native
 from dovetail_kernels.cpu.program import NotRecordable, Pool, Program, record
 

@@ -9,7 +9,7 @@ from dovetail.interfaces.data.step import StepPlan
 from dovetail.layers.moe.experts import Experts, help_others
 from dovetail.parallel.engines import exchange
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import RunnerPart
+from dovetail.runner.step.part import RunnerPart
 
 
 class ExpertExchange(RunnerPart):

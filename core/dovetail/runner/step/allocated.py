@@ -12,12 +12,7 @@ from dovetail.interfaces.data.step import CachedLayer, KVLayer, KVLayout
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.drafts.states import DraftStates
-from dovetail.runner.kv.allocation import (
-    allocate_step,
-    allocate_tensors,
-    cross_rows,
-    layer_caches,
-)
+from dovetail.runner.kv.allocation import allocate_step, allocate_tensors, cross_rows, layer_caches
 from dovetail.runner.rows.batch import Batch
 from dovetail.runner.rows.layer_groups import LayerGroups
 from dovetail.runner.rows.tensors import DeviceTensors, HostTensors

@@ -18,17 +18,17 @@ from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import NewRow, RowResult, RowStep, StepPlan
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.layers.dtypes import dtype_of
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.device import DeviceCalls
 from dovetail.runner.drafts import verify
+from dovetail.runner.endings.processors import chosen_processors
+from dovetail.runner.endings.prompt_logprobs import PromptFinish, PromptLogprobs
+from dovetail.runner.endings.results import row_results, verified_results
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import Ending
-from dovetail.runner.processors import chosen_processors
-from dovetail.runner.prompt_logprobs import PromptFinish, PromptLogprobs
-from dovetail.runner.results import row_results, verified_results
 from dovetail.runner.rows.batch import Expected, StepInputs
 from dovetail.runner.rows.tensors import DeviceTensors
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import Ending
+from dovetail.runner.step.step_reader import BegunStep, Computed
 from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dovetail.runner.device import DeviceCalls
     from dovetail.runner.model_runner import ModelRunner
-    from dovetail.runner.runner_sleep import RunnerSleep
+    from dovetail.runner.worker.sleep import RunnerSleep
 
 
 class DeviceWorker(Worker):
@@ -115,12 +115,12 @@ class DeviceWorker(Worker):
     def _warm_up_profiler(self) -> None:
         """Warm the profiler up, so that a later one starts without delay."""
         if self.run.profile is not None:
-            from dovetail.runner import profiler
+            from dovetail.runner.worker import profiler
 
             profiler.warm_up(self.run.profile, self.device)
 
     def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
-        from dovetail.runner.runner_sleep import RunnerSleep
+        from dovetail.runner.worker.sleep import RunnerSleep
 
         return RunnerSleep(self.runner, layout, self._release_memory)
 
@@ -146,7 +146,7 @@ class DeviceWorker(Worker):
     def shutdown(self) -> None:
         """Release the model and the cache. May be called twice."""
         if self.run.profile is not None:
-            from dovetail.runner import profiler
+            from dovetail.runner.worker import profiler
 
             profiler.drop()
         if self._sleep is not None:

@@ -16,11 +16,11 @@ from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.stages import stage_of
 from dovetail.parallel.groups import stage_after, stage_before
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import Ending, RunnerPart
 from dovetail.runner.rows.batch import Expected, StepInputs
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import Ending, RunnerPart
+from dovetail.runner.step.step_reader import BegunStep, Computed
 
 
 class StageLink(RunnerPart):

@@ -8,9 +8,9 @@ from dovetail.interfaces.data.spec import RunSpec, StructuredOutputSpec
 from dovetail.interfaces.executor import Preparation
 from dovetail.interfaces.logits import LogitsProcessor
 from dovetail.interfaces.structured_output import CompiledConstraint
-from dovetail.runner.drawing import DrawingEnd
-from dovetail.runner.part import RunnerPart
+from dovetail.runner.endings.drawing import DrawingEnd
 from dovetail.runner.rows.batch import StepInputs
+from dovetail.runner.step.part import RunnerPart
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 from dovetail.structured_output.thinking import ReasoningBudget

@@ -21,11 +21,11 @@ from dovetail.interfaces.data.step import NewRow, Pooled, RowResult
 from dovetail.interfaces.pooler import Pooler
 from dovetail.layers.activation import activation
 from dovetail.registry.blame import described
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import Ending
 from dovetail.runner.rows.batch import StepInputs
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import Ending
+from dovetail.runner.step.step_reader import BegunStep, Computed
 
 FIRST_TOKEN, LAST_TOKEN = "first_token", "last_token"
 _PLACED = frozenset({FIRST_TOKEN, LAST_TOKEN})

@@ -19,9 +19,9 @@ from dovetail.interfaces.data.spec import ExpertBalanceSpec, RunSpec
 from dovetail.interfaces.data.step import StepPlan
 from dovetail.layers.moe.experts import Experts
 from dovetail.parallel.experts import Held, balanced, balancedness
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.load.loader import LoadedModel
-from dovetail.runner.part import RunnerPart
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.part import RunnerPart
 
 log = logging.getLogger(__name__)
 

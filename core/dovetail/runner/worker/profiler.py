@@ -18,7 +18,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.profile import FLAG, ProfileSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.worker import Worker
-from dovetail.runner.device_worker import DeviceWorker
+from dovetail.runner.worker.device_worker import DeviceWorker
 from dovetail_kernels.spans import show
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from dovetail.interfaces.data.adapter_spec import AdapterFacts
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, NewRow, StepPlan, StepResult
 from dovetail.interfaces.executor import Preparation
 from dovetail.interfaces.logits import LogitsProcessor
-from dovetail.runner.allocated import Allocated
 from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.rows.batch import StepInputs
-from dovetail.runner.step_reader import BegunStep, Computed
+from dovetail.runner.step.allocated import Allocated
+from dovetail.runner.step.step_reader import BegunStep, Computed
 
 
 class RunnerPart:

@@ -1,0 +1,1 @@
+"""What becomes of hidden states: drawn tokens, pooled vectors, or the next stage's input."""

@@ -1,0 +1,1 @@
+"""Experts over several ranks: moved to even out the load, and used by other engines."""

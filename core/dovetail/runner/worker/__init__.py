@@ -1,0 +1,1 @@
+"""A rank's worker around its runner: its memory, its sleep, and its profiler."""
