@@ -12,6 +12,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, PluginError
+from dovetail.interfaces.attention import AttentionCall
 from dovetail_plugins.attention.torch_sdpa import TorchSdpa
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.tiny_encoder_decoders import write_encoder_decoder
@@ -52,10 +53,10 @@ def test_attention_is_computed_in_the_type_that_is_named(
     for name in ("forward", "forward_shared"):
         plain = getattr(TorchSdpa, name)
 
-        def looking(self: Any, spec: Any, q: torch.Tensor, *rest: Any, plain: Any = plain) -> Any:
-            seen.add((plain.__name__, q.dtype))
-            out = plain(self, spec, q, *rest)
-            assert out.dtype == q.dtype
+        def looking(self: Any, call: AttentionCall, *, name: str = name, plain: Any = plain) -> Any:
+            seen.add((name, call.q.dtype))
+            out = plain(self, call)
+            assert out.dtype == call.q.dtype
             return out
 
         monkeypatch.setattr(TorchSdpa, name, looking)

@@ -216,6 +216,7 @@ FAULTS = {
 }
 CASES = [(kind, method) for kind, fault in FAULTS.items() for method in fault.methods]
 SERVED = {
+    "renderer": (PLUGINS + "renderers.template:Template", "render"),
     "tool_parser": (PLUGINS + "tool_parsers.hermes:Hermes", "parse"),
     "reasoning_parser": (PLUGINS + "reasoning_parsers.qwen3:Qwen3", "starts_inside"),
     "stat_logger": (PLUGINS + "stat_loggers.jsonl:RequestLines", "request"),
@@ -372,7 +373,7 @@ def test_a_server_names_them_and_goes_on(tmp_path: Path) -> None:
     flags = [
         *("--port", "0", "--max-model-len", "256", "--enable-lora", "--data-parallel-size", "2"),
         *("--tool-call-parser", target["tool_parser"], "--enable-auto-tool-choice"),
-        *("--reasoning-parser", target["reasoning_parser"]),
+        *("--reasoning-parser", target["reasoning_parser"], "--renderer", target["renderer"]),
         *("--stat-loggers", target["stat_logger"], "--api", target["api"]),
         *("--lora-resolvers", target["adapter_resolver"]),
         *("--data-parallel-router", target["router"]),
@@ -382,7 +383,7 @@ def test_a_server_names_them_and_goes_on(tmp_path: Path) -> None:
     forced = {**body, "tools": [tool], "tool_choice": "required"}
     with ServerProcess(*flags) as server, server.wait_ready().client() as client:
         assert client.get("/fail").status_code == 500
-        asked = [client.post("/v1/chat/completions", json=one) for one in [forced] * 4 + [body]]
+        asked = [client.post("/v1/chat/completions", json=one) for one in [forced] * 5 + [body]]
         assert {answer.status_code for answer in asked[:-1]} == {200, 500}
         assert asked[-1].status_code == 200
         client.post("/v1/chat/completions", json={**body, "model": "unknown"})

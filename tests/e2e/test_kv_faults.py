@@ -18,7 +18,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.interfaces.data.sealed_block import seal
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
-from dovetail_plugins.kv_connectors._peer_server import PeerServer, Shelf
+from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.inside import block_store_of, core_of, kept_on, runner_of, shelf_of
 from support.kv_engines import sample_of
@@ -179,7 +179,7 @@ def test_folders(
 # Peers
 
 
-def spoil(shelf: Shelf, chance: random.Random) -> None:
+def spoil(shelf: HostBlocks, chance: random.Random) -> None:
     """Damage or lose some of the blocks that a peer has."""
     for key in chance.sample(sorted(kept_on(shelf)), min(len(kept_on(shelf)), 3)):
         content = bytearray(kept_on(shelf)[key])
@@ -245,7 +245,7 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
                         left[0] -= 1
                         if left[0] < 0:
                             raise Dying
-                        return Shelf.get(shelf_of(store), key)
+                        return HostBlocks.get(shelf_of(store), key)
 
                     shelf_of(store).get = die
                     ask()
@@ -259,7 +259,7 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
 
                     def wait(key: bytes) -> Any:
                         time.sleep(0.03)
-                        return Shelf.get(shelf_of(store), key)
+                        return HostBlocks.get(shelf_of(store), key)
 
                     shelf_of(store).get = wait
                     ask()
