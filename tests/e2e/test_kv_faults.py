@@ -20,7 +20,7 @@ from dovetail.interfaces.data.sealed_block import seal
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
 from dovetail_plugins.kv_connectors._peer_server import HostBlocks, PeerServer
 from dovetail_testing.tiny.models import write_tiny_checkpoint
-from support.inside import block_store_of, core_of, kept_on, runner_of, shelf_of
+from support.inside import block_store_of, core_of, host_blocks_of, runner_of, stored_in
 from support.kv_engines import sample_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -179,21 +179,21 @@ def test_folders(
 # Peers
 
 
-def spoil(shelf: HostBlocks, chance: random.Random) -> None:
+def spoil(blocks: HostBlocks, chance: random.Random) -> None:
     """Damage or lose some of the blocks that a peer has."""
-    for key in chance.sample(sorted(kept_on(shelf)), min(len(kept_on(shelf)), 3)):
-        content = bytearray(kept_on(shelf)[key])
+    for key in chance.sample(sorted(stored_in(blocks)), min(len(stored_in(blocks)), 3)):
+        content = bytearray(stored_in(blocks)[key])
         match chance.randrange(4):
             case 0:
-                shelf.drop(key)
+                blocks.drop(key)
                 continue
             case 1:
                 content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
             case 2:
                 content = content[: chance.randrange(len(content))]
             case 3:
-                content = bytearray(kept_on(shelf)[chance.choice(sorted(kept_on(shelf)))])
-        kept_on(shelf)[key] = bytes(content)
+                content = bytearray(stored_in(blocks)[chance.choice(sorted(stored_in(blocks)))])
+        stored_in(blocks)[key] = bytes(content)
 
 
 class Dying(Exception):
@@ -221,7 +221,7 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
                 assert answer(one, prompt) == tokens
             core_of(one).step()
             time.sleep(0.1)
-            kept.update(kept_on(shelf_of(store)))
+            kept.update(stored_in(host_blocks_of(store)))
 
         def ask() -> None:
             number = chance.randrange(len(PROMPTS))
@@ -231,12 +231,12 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
             old = store._server
             old.close()
             store._server = PeerServer(
-                shelf_of(store), old._facts, old._place, old._secret, old._carrier
+                host_blocks_of(store), old._facts, old._place, old._secret, old._carrier
             )
 
         refill()
         for number in range(FAULTS["p2p"]):
-            kept_on(shelf_of(store)).update(kept)
+            stored_in(host_blocks_of(store)).update(kept)
             match number % 12 if number < 12 else chance.randrange(12):
                 case 0:  # killed while it hands blocks over
                     countdown = [chance.randrange(6)]
@@ -245,11 +245,11 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
                         left[0] -= 1
                         if left[0] < 0:
                             raise Dying
-                        return HostBlocks.get(shelf_of(store), key)
+                        return HostBlocks.get(host_blocks_of(store), key)
 
-                    shelf_of(store).get = die
+                    host_blocks_of(store).get = die
                     ask()
-                    del shelf_of(store).get
+                    del host_blocks_of(store).get
                     serve_anew()
                 case 1:  # gone, and back
                     store._server.close()
@@ -259,15 +259,15 @@ def test_peers(model: str, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -
 
                     def wait(key: bytes) -> Any:
                         time.sleep(0.03)
-                        return HostBlocks.get(shelf_of(store), key)
+                        return HostBlocks.get(host_blocks_of(store), key)
 
-                    shelf_of(store).get = wait
+                    host_blocks_of(store).get = wait
                     ask()
-                    del shelf_of(store).get
+                    del host_blocks_of(store).get
                 case _:
-                    spoil(shelf_of(store), chance)
+                    spoil(host_blocks_of(store), chance)
                     ask()
-        kept_on(shelf_of(store)).update(kept)
+        stored_in(host_blocks_of(store)).update(kept)
         time.sleep(2)
         before = loaded(other)
         for prompt, tokens in zip(PROMPTS, wanted, strict=True):

@@ -17,7 +17,7 @@ from dovetail.engine.messages import EngineRequest, RequestUpdate
 from dovetail.errors import ConfigError
 from dovetail_plugins.kv_connectors import _peer_client
 from support import kv_engines
-from support.inside import block_store_of, core_of, kv_transfer_of, runner_of, shelf_of
+from support.inside import block_store_of, core_of, host_blocks_of, kv_transfer_of, runner_of
 from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
@@ -93,7 +93,7 @@ def test_engines_of_one_and_two_ranks_give_each_other_their_heads(
     few = {"num_gpu_blocks_override": 20}
     with LLM(**model, **few, **peer(port, 0), block_size=32) as one:
         wanted = tokens(ask(one, theirs))  # which the other has to compute itself
-        shelf_of(block_store_of(runner_of(one))).clear()
+        host_blocks_of(block_store_of(runner_of(one))).clear()
         computed = tokens(ask(one, mine))
         settle(one)
         with LLM(**model, **few, **peer(port, 1), **TWO) as two:

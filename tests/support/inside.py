@@ -303,15 +303,15 @@ def replace_store(transfer: BlockTransfer, wrap: Callable[[Any], Any]) -> None:
     transfer._store = wrap(transfer._store)
 
 
-def shelf_of(store: Any) -> Any:
+def host_blocks_of(store: Any) -> Any:
     """Return the memory in which a store keeps blocks for its peers."""
-    return store._shelf
+    return store._host_blocks
 
 
-def kept_on(shelf: Any) -> dict[bytes, bytes]:
+def stored_in(blocks: Any) -> dict[bytes, bytes]:
     """Return the blocks in such a memory, by their keys."""
-    blocks: dict[bytes, bytes] = shelf._blocks
-    return blocks
+    contents: dict[bytes, bytes] = blocks._blocks
+    return contents
 
 
 # Drafts

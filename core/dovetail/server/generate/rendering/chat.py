@@ -17,6 +17,7 @@ from dovetail.interfaces.data.media_settings import MediaLimit
 from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.renderer import Reads, Renderer, RendererFacts, RendererInput
 from dovetail.multimodal.content import MediaItem, check_counts
+from dovetail.registry.blame import described
 from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.rendering.control_words import ControlWords, Span
 from dovetail.server.generate.rendering.messages import normalise, tool_dicts, unused_extras
@@ -198,10 +199,11 @@ def _run(renderer: Renderer, given: RendererInput) -> str:
         name = type(renderer).__qualname__
         logger.exception("the renderer %s failed", name)
         raise RequestError(
-            f"the renderer {name} failed: {type(error).__name__}: {error}",
+            f"the renderer {name} failed: {described(error)}",
             where="messages",
             fix="check the order and the fields of the messages, or use another --renderer.",
             code="renderer_error",
+            status=500,
         ) from error
 
 
