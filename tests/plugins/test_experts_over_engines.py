@@ -14,14 +14,15 @@ from torch import nn
 
 from dovetail import registry
 from dovetail.interfaces.data.spec import ExpertBalanceSpec, RankSpec
+from dovetail.interfaces.data.step import StepPlan
 from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
-from dovetail.runner.experts.balancer import ExpertBalancer
 from dovetail_testing.contract import model_spec
 from dovetail_testing.ranks import ODD_AND_EVEN
 from dovetail_testing.thread_ranks import ThreadRanks
 from dovetail_testing.tiny.transformer import PlainWeights
+from support.expert_balancers import balancer_of
 
 SIZE, INNER, NUM_EXPERTS, PICKED = 16, 12, 8, 3
 FUSED = {f"{name}_proj": ("gate_up_proj", name) for name in ("gate", "up")}
@@ -122,14 +123,14 @@ def test_experts_move_between_engines_by_the_loads_of_all(backend: str) -> None:
         for layer in layers:
             assert layer.slots is not None
             layer.slots.group = layer.slots.column
-        balancers = [ExpertBalancer([layer], balance) for layer in layers]
+        balancers = [balancer_of(layer, balance) for layer in layers]
         helds = []
 
         def work(engine: int) -> None:
             slots = layers[engine].slots
             assert slots is not None and slots.exchange is not None
             for step in range(10):
-                balancers[engine].before_step()
+                balancers[engine].before(StepPlan(step_id=step, rows=()))
                 if engine == 0:
                     helds.append(slots.held)
                 # The second engine has the most tokens, which pick two experts of one rank.

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from msgspec.structs import replace as replaced
 from torch import nn
 
 from dovetail import registry
@@ -24,15 +23,14 @@ from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ExpertBalanceSpec, RankSpec, Selection
 from dovetail.interfaces.data.step import StepPlan
-from dovetail.interfaces.model import BuildContext, Model, WeightMap
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.weights import load_weights
 from dovetail.parallel.experts import balanced, balancedness, rank_loads
 from dovetail.runner.experts.balancer import ExpertBalancer
-from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.step.allocated import Allocated
 from dovetail_testing.contract import model_spec
-from dovetail_testing.tiny.transformer import tiny_run
+from support.expert_balancers import balancer_of
 
 pytest.importorskip("dovetail_plugins")
 
@@ -225,15 +223,6 @@ def test_experts_that_are_stored_in_different_ways_are_told_at_the_start() -> No
     layers[1]._matrices = first
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(check, balancers))
-
-
-def balancer_of(layer: Experts, spec: ExpertBalanceSpec | None) -> ExpertBalancer:
-    """Return the balancer of a model with one layer, at work."""
-    made = ExpertBalancer(replaced(tiny_run(), expert_placement=LINEAR, expert_balance=spec))
-    module = cast(Model, nn.ModuleList([layer]))
-    made.attach(LoadedModel(model=module, build_s=0, weights_s=0))
-    made.open()
-    return made
 
 
 def check(balancer: ExpertBalancer) -> None:
