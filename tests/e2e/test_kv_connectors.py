@@ -15,6 +15,7 @@ from dovetail.engine.client.results.outputs import GenerationResult
 from dovetail.engine.messages import EngineRequest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore
+from dovetail.runner.kv.block_transfer import BlockTransfers
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import kv_engines
 from support.inside import (
@@ -141,7 +142,7 @@ def test_several_engines_share_a_folder(paths: Paths, tmp_path: Path) -> None:
     shared = connected("SharedStorageConnector", extra={"shared_storage_path": str(tmp_path)})
     with LLM(**model, **shared) as one, LLM(**model, **shared) as other:
         wanted = tokens(ask(one))
-        runner_of(one).transfers.detach()  # writes what is on its way
+        runner_of(one).parts.of(BlockTransfers).release()  # writes what is on its way
         assert tokens(ask(other)) == wanted
         assert loaded(other) > 0
 
