@@ -1,7 +1,7 @@
 """Time of plan + update per step of the continuous scheduler, without a model.
 
-Bar: 0.15 ms + 5 us per row. The second table has a queue of waiting requests, one of which starts
-in every step, under a policy whose keys stay and one whose keys move. Run with
+Bar: 0.15 ms + 5 us per row. The second table adds a queue of waiting requests, and one
+starts in every step: once under a policy with static keys, once under one whose keys move. Run with
 PYTHONPATH=core:plugins:kernels from the repository root.
 """
 

@@ -53,7 +53,7 @@ class RaggedLater(RightMoving):
 
 
 class InfiniteLater(RightMoving):
-    """Who has waited for long is no number."""
+    """The key of a request that has waited long is infinite."""
 
     info = Info(summary="infinite keys later on")
 

@@ -130,5 +130,5 @@ class StrictRenderer(RightRenderer):
     def render(self, given: RendererInput) -> str:
         """Return the lines. Raises: RequestError for tools"""
         if given.tools:
-            raise RequestError("there are no tools here.", where="tools")
+            raise RequestError("tools are not supported.", where="tools")
         return super().render(given)

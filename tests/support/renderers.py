@@ -15,7 +15,7 @@ from dovetail_testing.fakes.async_engine import FakeFacts
 def known(
     facts: TokenizerFacts | None = None, template: str | None = None, *, path: str = ""
 ) -> RendererFacts:
-    """Return what a renderer may know; the tokenizer has no template of its own."""
+    """Return a renderer's facts of a model whose tokenizer has no chat template."""
     return RendererFacts(
         path=path,
         model_type="",

@@ -119,7 +119,7 @@ def crowd_of(requests: ActiveRequests) -> tuple[int, int]:
 
 
 class StepInFlight:
-    """A submitted step; its result updates the times of those of `requests` that are in it."""
+    """A submitted step. Its result updates the times of the requests that have a row in it."""
 
     __slots__ = ("_participants", "_pending", "_submitted_s", "is_busy", "plan", "wait_s")
 

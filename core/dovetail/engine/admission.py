@@ -1,7 +1,7 @@
 """Admission: requests that are not with the scheduler yet, because something is loaded for them.
 
-A request waits until all that the parts load for it is loaded on every rank. Then it passes the
-parts in order, each of which may have it wait, for an adapter slot for example. Other requests may
+A request waits until everything that the parts load for it is on every rank. Then it passes the
+parts in order. Each part may make it wait, for example for an adapter slot. Other requests may
 overtake it.
 """
 

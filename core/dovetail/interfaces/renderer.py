@@ -45,8 +45,8 @@ class RendererInput:
     reads those ({"type": "text", "text": ...}, {"type": "image"}). It may have `name`,
     `tool_call_id`, `reasoning_content` (also as `reasoning`), `tool_calls` (OpenAI's form, the
     arguments a dict), and the further fields that the renderer reads. `tools` and `documents` have
-    OpenAI's form. `variables` are those of a template that flags and requests set, such as
-    `enable_thinking`: only those that the renderer reads. `adds_generation_prompt`: the opening of
+    OpenAI's form. `variables` are the template variables that flags and requests set, such as
+    `enable_thinking`, and that the renderer reads. `adds_generation_prompt`: the opening of
     the model's turn is to follow the last message.
     """
 

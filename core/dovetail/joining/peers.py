@@ -245,7 +245,7 @@ class PeerListener(ABC):
 
     @abstractmethod
     def _compared(self, request: JoinRequest) -> ConfigError | None:
-        """Return how a peer's facts differ from those of the others, or None. Mutates: self"""
+        """Return an error if a peer's facts differ from the other peers'. Mutates: self"""
 
     def _take(self, request: JoinRequest, connection: socket.socket) -> ConfigError | None:
         """Store a connection, or return why it is refused. Raises: OSError. Mutates: self"""

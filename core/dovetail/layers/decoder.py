@@ -15,8 +15,8 @@ Such a model computes, for the T tokens of a step (H query heads, K kv heads, D 
 A family derives from `DecoderForCausalLM` and describes its differences in a `DecoderConfig`. It
 replaces a class to compute something else: `DecoderLayer.build_mlp` for another feed-forward part,
 a `DecoderLayer` for norms in other places (layers/post_norm.py) or for layers with recurrent states
-(layers/mixers/hybrid.py), a `DecoderModel` for other positions. Parameter names are those of
-checkpoints, except as `weight_map` says. How to: docs/tutorials/add_a_model_family.md.
+(layers/mixers/hybrid.py), a `DecoderModel` for other positions. Parameters have the
+checkpoint's names, except as `weight_map` says. How to: docs/tutorials/add_a_model_family.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dovetail.registry.registry import default
 block = default.catalog.block
 load_file = default.load_file
 with_entries = default.with_entries
-"""What can be named: hide plugins, add those of a file, add some for a while."""
+"""The names on offer: hide plugins, add the plugins of a file, add some inside a with block."""
 
 hook_entries = default.catalog.hook_entries
 lost = default.catalog.lost
@@ -21,7 +21,7 @@ kind_named = kinds.kind_named
 load_entry = default.load_entry
 load_target = default.load_target
 foreign = default.foreign
-"""Loaded plugins: one by its entry or its target, and those of other packages."""
+"""Loading: a plugin by its entry or its target, and the loaded plugins of other packages."""
 
 defer = default.defer
 selection_of = registry.selection_of

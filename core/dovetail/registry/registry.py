@@ -237,7 +237,7 @@ def _spec(kind: Kind, spec: str | None, place: str) -> str:
     if spec is not None:
         return spec
     if kind.default is None:
-        raise PluginError(f"no {kind.name} was named, and there is no default.", where=place)
+        raise PluginError(f"no {kind.name} was named, and none is the default.", where=place)
     return kind.default
 
 

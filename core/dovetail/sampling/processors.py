@@ -32,7 +32,7 @@ class ProcessorChain:
     def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
         for name, processor in processors.items():
             if processor.stage not in STAGES:
-                what = f'logits processor "{name}": there is no stage "{processor.stage}".'
+                what = f'sampling has no stage "{processor.stage}", named by logits processor "{name}".'
                 raise BrokenPlugin(what, fix=f"the stages are {', '.join(STAGES)}")
         self._processors = processors
         self._wanted: dict[str, set[int]] = {name: set() for name in processors}

@@ -84,7 +84,7 @@ class DeepseekV32(Renderer):
             return []
         reasons = ["there is a chat template"] if query.has_template else []
         if query.model_type != MODEL_TYPE and not Path(query.path, CODE).is_file():
-            reasons.append(f"the model_type is not {MODEL_TYPE}, and there is no {CODE}")
+            reasons.append(f"the model_type is not {MODEL_TYPE}, and {CODE} is missing")
         return reasons
 
     def __init__(self, options: Any, facts: RendererFacts) -> None:

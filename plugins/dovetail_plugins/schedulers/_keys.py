@@ -1,11 +1,11 @@
 """The order of jobs: the policy's keys, and the queue of waiting jobs that is sorted by them.
 
-A policy whose keys do not move is asked once for each job. One whose keys move is asked again
-before a plan for all running jobs (at most `max_rows`), and before jobs are admitted for at most
-`max_asked` waiting ones: half of them those in front, half those that were asked longest ago. With
-N waiting jobs no key is older than 2 N / max_asked such plans, and one of the front is of this
-plan. What a plan pays is so many calls of `key`, each with a look into the prefix index if the
-policy wants that number, and a move in a sorted list if the key is another one.
+A policy with static keys is asked once for each job. A policy whose keys move is asked again for
+all running jobs (at most `max_rows`) before each plan, and for at most `max_asked` waiting jobs
+before any is admitted: half from the front of the queue, half with the oldest keys. So with N
+waiting jobs no key is older than 2 N / max_asked such plans, and the keys in front are fresh. The
+cost of a plan is bounded by these calls of `key`. Each may look into the prefix index, and moves
+the job in a sorted list if its key has changed.
 """
 
 from __future__ import annotations

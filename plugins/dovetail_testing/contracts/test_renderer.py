@@ -48,7 +48,7 @@ STRANGE: dict[str, Sequence[dict[str, Any]]] = {
 
 @pytest.fixture
 def made(plugin: Any, tmp_path: Any) -> Renderer:
-    """Return the renderer with its default options, for a model without a template of its own."""
+    """Return the renderer with default options, for a model that has no chat template."""
     template = TEMPLATE if TEMPLATES in plugin.capabilities else None
     facts = RendererFacts(
         path=str(tmp_path),

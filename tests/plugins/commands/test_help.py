@@ -161,8 +161,7 @@ def test_a_choice_of_another_package_names_it(
     file = tmp_path / "policies.py"
     file.write_text('raise RuntimeError("help imported a plugin")\nX = V(summary="by length")\n')
     with registry.admin.with_entries({"scheduling_policy": {"shortest@mine": f"{file}:X"}}):
-        lines = choice_lines(capsys, "scheduling-policy")
-        assert ["shortest", "by", "length", "(mine)"] in [line.split() for line in lines]
+        assert "shortest        by length (mine)" in choice_lines(capsys, "scheduling-policy")
 
 
 def test_a_page_is_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

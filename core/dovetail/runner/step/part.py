@@ -60,8 +60,9 @@ class RunnerPart:
         """Prepare for the first request: the runner is warm. Raises: ConfigError"""
 
     def prepare(self, item: Preparation) -> AdapterFacts | None:
-        """Load an item that a row will need, in another thread than steps. Raises: RequestError"""
-        raise NotImplementedError
+        """Load an item of a class in `prepares`, in another thread than steps. Raises:
+        RequestError"""
+        raise NotImplementedError(f"{type(self).__name__} names no class in `prepares`")
 
     def before(self, plan: StepPlan) -> None:
         """Move memory as a plan says, before its rows change. Mutates: caches, layers"""

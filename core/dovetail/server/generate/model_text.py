@@ -97,7 +97,7 @@ class ModelText:
         object.__setattr__(self, "special_ids", _special_ids_of(self.vocabulary.tokenizer))
 
     def for_adapter(self, adapter: str, vocabulary: Vocabulary) -> ModelText:
-        """Return the same for an adapter with a vocabulary of its own. Raises: RequestError"""
+        """Return the ModelText of an adapter that has its own vocabulary. Raises: RequestError"""
         if not vocabulary.tokenizer_path:
             return replace(self, adapter=adapter, vocabulary=vocabulary)
         tokenizer = vocabulary.tokenizer
