@@ -32,7 +32,7 @@ class ProcessorChain:
     def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
         for name, processor in processors.items():
             if processor.stage not in STAGES:
-                what = f'sampling has no stage "{processor.stage}", named by logits processor "{name}".'
+                what = f'there is no stage "{processor.stage}" for logits processor "{name}".'
                 raise BrokenPlugin(what, fix=f"the stages are {', '.join(STAGES)}")
         self._processors = processors
         self._wanted: dict[str, set[int]] = {name: set() for name in processors}
