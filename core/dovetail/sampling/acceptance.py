@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from dovetail.interfaces.acceptance import Acceptance
-from dovetail_kernels.sample.definition import uniforms, weights
+from dovetail_kernels.sample.definition import uniforms
+from dovetail_kernels.sample.draw import draw_weighted, probabilities_of
 
 ACCEPTANCE_STREAM = np.uint64(0xA0761D6478BD642F)
 DRAFT_STREAM = np.uint64(0xE7037ED1A0B428DB)
@@ -78,31 +79,8 @@ def settle(
     if left is not None:
         own = rejected.cpu().numpy()
         uniform = torch.from_numpy(uniforms(seeds[own], positions[own])).to(device)
-        tokens[rejected] = _draw(left, uniform, tokens[rejected])
+        tokens[rejected] = draw_weighted(left, uniform, tokens[rejected])
     return tokens
-
-
-def probabilities_of(shifted: torch.Tensor) -> torch.Tensor:
-    """Return the distribution that a draw from these logits uses; the same in any batch.
-
-    Shapes: shifted [K, V] float32, row maximum 0 -> [K, V] float64
-    """
-    weight = weights(shifted)
-    total = weight.sum(dim=1, keepdim=True, dtype=torch.int64)  # exact in any order
-    return weight.double().div_(total)
-
-
-def _draw(weight: torch.Tensor, uniform: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return a token per row by the inverse of its cumulative weights, `otherwise` for rows of 0.
-
-    Shapes: weight [K, V], uniform [K] float64, otherwise [K] int64 -> [K] int64
-    """
-    cumulative = weight.double().cumsum(dim=1)
-    total = cumulative[:, -1]
-    below = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(total * uniform, below)  # so that the result has a weight above 0
-    found = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
-    return torch.where(total > 0, found, otherwise)
 
 
 def grouped(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dovetail.sampling.acceptance import DRAFT_STREAM, probabilities_of
-from dovetail.sampling.rows import RowParams
+from dovetail.sampling.acceptance import DRAFT_STREAM
+from dovetail.sampling.rows import SamplingRows
 from dovetail_kernels.sample.definition import uniforms
-from dovetail_kernels.sample.draw import draw
+from dovetail_kernels.sample.draw import draw, probabilities_of
 from dovetail_kernels.sample.filters import filter_top
 
 MOST_TOKENS = 64
@@ -36,7 +36,7 @@ class SampledTokens:
 
 
 def sample_drafts(
-    params: RowParams, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+    known: SamplingRows, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
 ) -> SampledTokens:
     """Return a draft for each row with its temperature and filters, but no penalties or processors.
 
@@ -44,7 +44,7 @@ def sample_drafts(
     request's seed and are used for nothing else.
     Shapes: logits [S, V], rows, positions [S]
     """
-    tables, device = params.tables, logits.device
+    tables, device = known.tables, logits.device
     factors = tables.inverse_temperature[rows]
     values, among = logits.topk(min(MOST_TOKENS, logits.shape[1]), dim=1)
     shifted = values.float()

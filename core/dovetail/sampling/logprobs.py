@@ -18,7 +18,7 @@ import torch
 from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.logprobs import OP
-from dovetail_kernels.logprobs.reference import HEAD
+from dovetail_kernels.logprobs.reference import HEAD, best_of, floats
 from dovetail_kernels.sample.definition import WEIGHT_UNITS
 from dovetail_kernels.sample.native import MAX_TOP, Logprobs, can_sample, logprobs_of
 
@@ -147,16 +147,6 @@ def read(
             top_logprobs = np.clip(values - norm[:, None], FLOOR, 0.0)
     logprobs = Logprobs(logprob=logprob, rank=rank, top_ids=ids, top_logprobs=top_logprobs)
     return listed(logprobs, range(len(token_ids)), token_ids, told.sizes)
-
-
-def best_of(numbers: np.ndarray) -> np.ndarray:
-    """Return rows' largest logits, NaN if a row has one. Shapes: [S, HEAD + 2 n] -> [S]"""
-    return floats(numbers[:, 2])
-
-
-def floats(numbers: np.ndarray) -> np.ndarray:
-    """Return the floats with these integers' bits. Shapes: [..] int64 -> the same float64"""
-    return numbers.astype(np.int32).view(np.float32).astype(np.float64)
 
 
 def _sizes(num_top: Sequence[int], vocab: int) -> list[int]:

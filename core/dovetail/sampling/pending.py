@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from dovetail.sampling.device import HostCopy
 from dovetail.sampling.step import Draws
+from dovetail_kernels.host_copy import HostCopy
 
 
 class PendingDraws(ABC):

@@ -1,92 +1,90 @@
-"""PlainDraws: penalties, argmax, filters and draws in torch operations, on any device.
-
-Gives the same tokens as the native kernels on a CPU.
-"""
+"""PlainBackend: every stage in torch operations, on any device, with all processors and drafts."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import torch
 
 from dovetail.interfaces.acceptance import Acceptance
 from dovetail.interfaces.logits import OWN_STEPS, PIPELINE
-from dovetail.sampling import rows as bits
+from dovetail.sampling import features as bits
 from dovetail.sampling.acceptance import settle
-from dovetail.sampling.rows import RowParams
+from dovetail.sampling.backend import SamplingBackend, SamplingState
+from dovetail.sampling.pending import DoneDraws
+from dovetail.sampling.rows import SamplingRows
 from dovetail.sampling.step import DrawStep
+from dovetail.sampling.step_logprobs import asking_lines
 from dovetail_kernels.sample.definition import uniforms
-from dovetail_kernels.sample.draw import draw
-from dovetail_kernels.sample.filters import filter_top
+from dovetail_kernels.sample.draw import best_tokens, draw, scale
+from dovetail_kernels.sample.filters import filter_rows
 from dovetail_kernels.sample.penalties import Penalties
 
-Shape = Callable[[str, torch.Tensor, Sequence[int]], None]
-"""Runs the processors of a stage over logits whose row i is the step's row indices[i]."""
 SHAPING = PIPELINE[PIPELINE.index("temperature") + 1 : PIPELINE.index("draw")]
 FILTERS = frozenset(SHAPING).intersection(OWN_STEPS)
 
 
-class PlainDraws:
-    """Draws with torch operations, one step of the pipeline after the other."""
+class PlainBackend(SamplingBackend):
+    """Takes every step, one stage of the pipeline after the other. `acceptance` is as in
+    Sampler."""
 
-    def __init__(
-        self, params: RowParams, penalties: Penalties, acceptance: Acceptance | None = None
-    ) -> None:
-        self._params = params
-        self._penalties = penalties
+    def __init__(self, state: SamplingState, acceptance: Acceptance | None = None) -> None:
+        super().__init__(state)
         self._acceptance = acceptance
 
-    def pick(
-        self, work: torch.Tensor, step: DrawStep, shape: Shape, *, keeps_processed: bool = False
-    ) -> list[int]:
+    def can_take(self, logits: torch.Tensor, step: DrawStep) -> bool:
+        """Return True."""
+        return True
+
+    def draw(self, logits: torch.Tensor, step: DrawStep) -> DoneDraws:
+        """Draw a token for each row. Mutates: logits, when they are float32; step.faults; rows,
+        penalties"""
+        work = logits.float().contiguous()
+        changing = bits.PROCESSED | bits.PENALISED | bits.RANDOM
+        shown = self._logprobs.raw(work, step, changing)
+        if step.union & bits.PROCESSED:
+            step.blame_all(work.amax(dim=1).tolist(), is_changed=False)
+            self._chain.run_early(work, step)
+        keeps_processed = self._logprobs.are_processed(step)
+        token_ids = self._pick(work, step, keeps_processed)
+        draws = self._rows.finish(step, token_ids)
+        if keeps_processed:
+            shown = asking_lines(work, step)
+        if shown is not None:
+            self._logprobs.add(shown, step, draws)
+        return DoneDraws(draws, logits.device)
+
+    def _pick(self, work: torch.Tensor, step: DrawStep, keeps_processed: bool) -> list[int]:
         """Return each row's token and record it; fault rows that are not finite.
 
         `keeps_processed`: `work` then holds the logits that were drawn from.
         Mutates: work, step.faults, penalties
         """
+        is_changed = bool(step.union & bits.PROCESSED)
         if step.union & bits.PENALISED:
+            step.blame_all(work.amax(dim=1).tolist(), is_changed=is_changed)
             self._penalties.apply(work, step.row_list)
+            is_changed = True
         if "before_temperature" in step.stages:
-            shape("before_temperature", work, range(len(step.row_list)))
-        token_ids, tops = self._draw_all(work, step, shape, keeps_processed)
-        is_changed = bool(step.union & (bits.PROCESSED | bits.PENALISED))
-        for i, top in enumerate(tops):
-            step.blame(i, top, is_changed=is_changed)
+            self._chain.run("before_temperature", work, range(len(step.row_list)), step)
+        token_ids, tops = self._draw_all(work, step, keeps_processed)
+        step.blame_all(tops, is_changed=is_changed)
         if step.union & bits.PENALISED:
             self._penalties.record(step.row_list, token_ids)
         return token_ids
 
-    def processed(self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep) -> torch.Tensor:
-        """Return the logits that rows without filter processors draw from, without drawing.
-
-        Row i of logits is the step's row indices[i]. Mutates: logits
-        """
-        if step.union & bits.PENALISED:
-            self._penalties.apply(logits, step.rows[indices].tolist())
-        random = np.flatnonzero(step.features[indices] & bits.RANDOM)
-        if random.size:
-            at = torch.from_numpy(random).to(logits.device)
-            part = logits[at]
-            best, inverse = self._scale(part, step.rows[indices[random]])
-            if step.union & bits.FILTERED:
-                self._filter(part, step.rows[indices[random]], FILTERS)
-            logits[at] = part.add_(best * inverse)
-        return logits
-
     def _draw_all(
-        self, work: torch.Tensor, step: DrawStep, shape: Shape, keeps_processed: bool
+        self, work: torch.Tensor, step: DrawStep, keeps_processed: bool
     ) -> tuple[list[int], list[float]]:
         """Return each row's token and its largest logit. Mutates: work, step.faults"""
         random = np.flatnonzero(step.features & bits.RANDOM)
         if random.size == 0:
-            return _best(work)
+            return best_tokens(work)
         if random.size == len(step.row_list):
-            return self._draw(work, random, step, shape, keeps_processed)
-        ids, tops = _best(work)
+            return self._draw(work, random, step, keeps_processed)
+        ids, tops = best_tokens(work)
         at = torch.from_numpy(random).to(work.device)
         part = work[at]
-        drawn = self._draw(part, random, step, shape, keeps_processed)
+        drawn = self._draw(part, random, step, keeps_processed)
         if keeps_processed:
             work[at] = part
         for i, token_id, top in zip(random.tolist(), *drawn, strict=True):
@@ -94,20 +92,15 @@ class PlainDraws:
         return ids, tops
 
     def _draw(
-        self,
-        logits: torch.Tensor,
-        indices: np.ndarray,
-        step: DrawStep,
-        shape: Shape,
-        keeps_processed: bool,
+        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep, keeps_processed: bool
     ) -> tuple[list[int], list[float]]:
         """Draw for rows that are not greedy. Row i of logits is the step's row indices[i].
 
         Mutates: logits, step.faults
         """
-        rows, tables = step.rows[indices], self._params.tables
-        best, inverse = self._scale(logits, rows)
-        lowered = self._shape(logits, indices, step, shape)
+        rows, tables = step.rows[indices], self._rows.tables
+        best, inverse = scale(logits, tables.inverse_temperature[rows])
+        lowered = self._shape(logits, indices, step)
         uniform = uniforms(tables.seed[rows], step.positions[indices])
         token_ids = draw(logits, torch.from_numpy(uniform).to(logits.device))
         if step.proposals:
@@ -117,7 +110,7 @@ class PlainDraws:
         return token_ids.tolist(), best.squeeze(1).tolist()
 
     def _shape(
-        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep, shape: Shape
+        self, logits: torch.Tensor, indices: np.ndarray, step: DrawStep
     ) -> torch.Tensor | float:
         """Run all between the temperature and the draw; return by how much processors lowered the
         maxima. Row i of logits is the step's row indices[i].
@@ -127,17 +120,18 @@ class PlainDraws:
         Mutates: logits, step.faults
         """
         rows, numbers = step.rows[indices], indices.tolist()
+        tables = self._rows.tables
         lowered: torch.Tensor | float = 0.0
         due: set[str] = set()
         for name in SHAPING:
             if name in FILTERS and step.union & bits.FILTERED:
                 due.add(name)
             elif name in step.stages:
-                self._filter(logits, rows, due)
+                filter_rows(logits, tables, rows, due)
                 due = due & {"top_k"} if name == "before_top_p" else set()
-                shape(name, logits, numbers)
+                self._chain.run(name, logits, numbers, step)
                 lowered = lowered + _repair(logits, numbers, step)
-        self._filter(logits, rows, due)
+        filter_rows(logits, tables, rows, due)
         return lowered
 
     def _settle(
@@ -151,28 +145,27 @@ class PlainDraws:
         for proposals in step.proposals:
             rows = step.rows[proposals.indices]
             at = torch.from_numpy(np.searchsorted(indices, proposals.indices)).to(logits.device)
-            seeds, positions = self._params.tables.seed[rows], step.positions[proposals.indices]
+            seeds, positions = self._rows.tables.seed[rows], step.positions[proposals.indices]
             drawn[at] = settle(self._acceptance, logits[at], proposals, drawn[at], seeds, positions)
 
-    def _scale(self, logits: torch.Tensor, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make row maxima 0 and divide by the temperature; return the old maxima and the factors.
-        Shapes: logits [S, V], rows [S] -> [S, 1] twice. Mutates: logits"""
-        factors = self._params.tables.inverse_temperature[rows]
-        inverse = torch.from_numpy(factors).to(logits.device).unsqueeze(1)
-        best = logits.amax(dim=1, keepdim=True)
-        # Rows that are not finite would spread NaN into the searches; their token is invalid.
-        logits.sub_(best).masked_fill_((best - best) != 0, 0.0)
-        logits.mul_(inverse)
-        return best, inverse
 
-    def _filter(self, logits: torch.Tensor, rows: np.ndarray, names: Set[str]) -> None:
-        """Set what these filters remove to -inf. Mutates: logits"""
-        if names:
-            tables, none = self._params.tables, np.zeros(len(rows))
-            top_k = tables.top_k[rows] if "top_k" in names else none.astype(np.int64)
-            top_p = tables.top_p[rows] if "top_p" in names else none + 1.0
-            least = tables.least[rows] if "min_p" in names else none.astype(np.float32) - np.inf
-            filter_top(logits, top_k, top_p, least)
+def processed(
+    work: torch.Tensor, step: DrawStep, known: SamplingRows, penalties: Penalties
+) -> torch.Tensor:
+    """Return the logits that rows which want logprobs draw from, without processors after the
+    penalties. Shapes: work [S, V], as it is before the penalties"""
+    logits, indices = asking_lines(work, step), step.asking
+    if step.union & bits.PENALISED:
+        penalties.apply(logits, step.rows[indices].tolist())
+    random = np.flatnonzero(step.features[indices] & bits.RANDOM)
+    if random.size:
+        at = torch.from_numpy(random).to(logits.device)
+        part, rows = logits[at], step.rows[indices[random]]
+        best, inverse = scale(part, known.tables.inverse_temperature[rows])
+        if step.union & bits.FILTERED:
+            filter_rows(part, known.tables, rows, FILTERS)
+        logits[at] = part.add_(best * inverse)
+    return logits
 
 
 def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> torch.Tensor:
@@ -189,12 +182,3 @@ def _repair(logits: torch.Tensor, indices: list[int], step: DrawStep) -> torch.T
         if indices[i] in step.faults:
             logits[i] = 0.0
     return tops
-
-
-def _best(logits: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Return the first most likely token of each row and its logit. Shapes: [S, V] -> [S], [S]"""
-    if logits.device.type != "cpu":
-        values, ids = logits.max(dim=1)
-        return ids.tolist(), values.tolist()
-    # numpy's argmax is vectorised; torch's takes up to twenty times as long on a CPU.
-    return logits.numpy().argmax(axis=1).tolist(), logits.amax(dim=1).tolist()

@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dovetail.errors import BrokenPlugin
-from dovetail.interfaces.logits import STAGES, LogitsProcessor, RowTokens
+from dovetail.interfaces.logits import PIPELINE, STAGES, LogitsProcessor, RowTokens
 from dovetail.registry.blame import described
+from dovetail.sampling.step import DrawStep
 
 log = logging.getLogger(__name__)
+EARLY = PIPELINE[: PIPELINE.index("penalties")]
+LATE = tuple(stage for stage in STAGES if stage not in EARLY)
+"""Stages before and after the penalties."""
 OWN_FILTERS = ("min_p",)
 """SamplingParams fields that the sampler handles itself if the processor is the built-in one."""
 
@@ -85,11 +89,33 @@ class ProcessorChain:
         wanted = self._wanted.items()
         return any(row in rows and self._processors[name].field == field for name, rows in wanted)
 
-    def needs(self, stage: str, rows: Sequence[int]) -> bool:
-        """Return whether a processor of a stage needs one of the rows."""
-        return any(not self._wanted[name].isdisjoint(rows) for name in self._stages[stage])
+    def late_stages(self, rows: Sequence[int]) -> frozenset[str]:
+        """Return the stages after the penalties that one of the rows needs."""
 
-    def apply(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> None:
+        def is_needed(stage: str) -> bool:
+            return any(not self._wanted[name].isdisjoint(rows) for name in self._stages[stage])
+
+        return frozenset(filter(is_needed, LATE))
+
+    def run_early(self, logits: torch.Tensor, step: DrawStep) -> None:
+        """Run the stages before the penalties, as `run`. Mutates: logits, step.faults"""
+        for stage in EARLY:
+            self.run(stage, logits, range(len(step.row_list)), step)
+
+    def run(self, stage: str, logits: torch.Tensor, indices: Sequence[int], step: DrawStep) -> None:
+        """Run a stage over logits whose row i is the step's row indices[i], except faulty rows.
+
+        Mutates: logits, step.faults
+        Raises: ProcessorRaised, unless step.is_apart
+        """
+        rows = [-1 if i in step.faults else step.row_list[i] for i in indices]
+        if not step.is_apart:
+            self._run_together(stage, logits, rows)
+            return
+        for i, fault in self._run_apart(stage, logits, rows).items():
+            step.faults[indices[i]] = fault
+
+    def _run_together(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> None:
         """Run a stage's processors. `rows` are the row numbers of the logits, in order.
 
         Mutates: logits
@@ -104,7 +130,7 @@ class ProcessorChain:
             except Exception as error:
                 raise ProcessorRaised(_fault(name, error)) from error
 
-    def apply_alone(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> dict[int, str]:
+    def _run_apart(self, stage: str, logits: torch.Tensor, rows: Sequence[int]) -> dict[int, str]:
         """Run a stage's processors row by row; return the faults by index into logits.
 
         Each gets a copy of its row: a failing one may have written anywhere.

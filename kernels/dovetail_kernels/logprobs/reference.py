@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from dovetail_kernels.sample.definition import weights
@@ -43,3 +44,13 @@ def order_keys(logits: torch.Tensor) -> torch.Tensor:
 def _bits(values: torch.Tensor) -> torch.Tensor:
     """Return the bits of floats. Shapes: [..] float32 -> the same int64"""
     return values.contiguous().view(torch.int32).long()
+
+
+def best_of(numbers: np.ndarray) -> np.ndarray:
+    """Return rows' largest logits, NaN if a row has one. Shapes: [S, HEAD + 2 n] -> [S]"""
+    return floats(numbers[:, 2])
+
+
+def floats(numbers: np.ndarray) -> np.ndarray:
+    """Return the floats with these integers' bits. Shapes: [..] int64 -> the same float64"""
+    return numbers.astype(np.int32).view(np.float32).astype(np.float64)

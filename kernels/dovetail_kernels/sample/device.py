@@ -10,6 +10,8 @@ import torch
 
 from dovetail_kernels.op import Arguments
 from dovetail_kernels.sample import definition
+from dovetail_kernels.sample.native import Tables
+from dovetail_kernels.sample.seen import on_device
 
 FIELD_NAMES = (
     "inverse_temperature",
@@ -61,6 +63,59 @@ def pack(columns: dict[str, np.ndarray]) -> np.ndarray:
     for i, name in enumerate(FIELD_NAMES):
         packed[:, i] = columns[name]
     return packed
+
+
+def settings_of(
+    tables: Tables,
+    rows: np.ndarray,
+    positions: np.ndarray,
+    lines: np.ndarray,
+    seen: torch.Tensor | None,
+    device: torch.device,
+) -> SamplingSettings:
+    """Return the settings of rows of the tables, copied to the device without waiting.
+
+    Shapes: rows, positions [S]; lines [S] the rows' slots in `seen`
+    """
+    top_k, top_p = tables.top_k[rows], tables.top_p[rows]
+    inverse_temperature = tables.inverse_temperature[rows]
+    is_random = inverse_temperature != 0
+    columns = {
+        "inverse_temperature": inverse_temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "least": tables.least[rows],
+        "uniform": definition.uniforms(tables.seed[rows], positions),
+        "repetition": tables.repetition[rows],
+        "frequency": tables.frequency[rows],
+        "presence": tables.presence[rows],
+        "slot": lines,
+    }
+    has_top_p = bool((is_random & (top_p < 1.0)).any())
+    return SamplingSettings(
+        params=on_device(pack(columns), device),
+        is_random=bool(is_random.any()),
+        has_bounds=has_top_p or bool((is_random & (top_k > 0)).any()),
+        has_top_p=has_top_p,
+        seen=seen,
+    )
+
+
+def warm_up(logits: torch.Tensor) -> None:
+    """Compile every variant that a call may need, with draws that change nothing.
+
+    Shapes: logits [S, V], S at least 1
+    """
+    row = logits[:1]
+    columns = {name: np.ones(1) for name in FIELD_NAMES} | {"top_p": np.full(1, 0.5)}
+    columns |= {"uniform": np.zeros(1), "least": np.full(1, -np.inf), "slot": np.zeros(1)}
+    params = on_device(pack(columns), row.device)
+    for one in (row, row.float()):
+        for seen in (None, torch.zeros(row.shape, dtype=torch.int32, device=row.device)):
+            wanted = SamplingSettings(
+                params=params, is_random=True, has_bounds=True, has_top_p=True, seen=seen
+            )
+            draw(one, wanted)
 
 
 def prepare(arguments: Arguments) -> Arguments:

@@ -8,10 +8,13 @@ path for devices without native kernels; it selects the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 import torch
 
 from dovetail_kernels.sample.definition import goal_of, weights
+from dovetail_kernels.sample.native import Tables
 
 PROBE_TOKENS = 256
 """Number of largest logits that top-p looks at before it sorts the whole row."""
@@ -41,6 +44,19 @@ def filter_top(
         index = torch.from_numpy(rest).to(logits.device)
         threshold[index], _ = _thresholds(logits[index], limit[rest], top_p[rest], vocab)
     logits.masked_fill_(logits < threshold.unsqueeze(1), -torch.inf)
+
+
+def filter_rows(logits: torch.Tensor, tables: Tables, rows: np.ndarray, names: Set[str]) -> None:
+    """Set to -inf what the filters "min_p", "top_k" and "top_p" in `names` remove from rows.
+
+    Shapes: logits [S, V] as in `filter_top`, rows [S]. Mutates: logits
+    """
+    if names:
+        none = np.zeros(len(rows))
+        top_k = tables.top_k[rows] if "top_k" in names else none.astype(np.int64)
+        top_p = tables.top_p[rows] if "top_p" in names else none + 1.0
+        least = tables.least[rows] if "min_p" in names else none.astype(np.float32) - np.inf
+        filter_top(logits, top_k, top_p, least)
 
 
 def _probe_tokens(limit: np.ndarray, vocab: int) -> int:

@@ -16,9 +16,10 @@ import torch
 
 from dovetail.interfaces.data.step import NewRow, TokenLogprobs
 from dovetail.runner.rows.batch import Batch, StepInputs
-from dovetail.sampling.device import HostCopy
-from dovetail.sampling.logprobs import best_of, read, tell, token_logprobs
+from dovetail.sampling.logprobs import read, tell, token_logprobs
 from dovetail.sampling.sampler import NOT_FINITE
+from dovetail_kernels.host_copy import HostCopy
+from dovetail_kernels.logprobs.reference import best_of
 from dovetail_kernels.sample.seen import on_device
 
 CHUNK_TOKENS = 256

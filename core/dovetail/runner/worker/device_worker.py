@@ -17,8 +17,9 @@ from dovetail.interfaces.data.adapter_spec import AdapterFacts
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.data.step import CachedLayer, KVLayout, StepPlan, StepResult
 from dovetail.interfaces.executor import PendingStep, Preparation
-from dovetail.interfaces.worker import Worker
 from dovetail.registry.blame import blaming
+from dovetail.runner.worker import profiler
+from dovetail.runner.worker.profiler import ProfiledWorker
 from dovetail_kernels.spans import span
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from dovetail.runner.worker.sleep import RunnerSleep
 
 
-class DeviceWorker(Worker):
+class DeviceWorker(ProfiledWorker):
     """One ModelRunner on one device, driven by one thread."""
 
     capabilities = frozenset({"kv_connector", "sleep", "stages", "swap"})
@@ -115,8 +116,6 @@ class DeviceWorker(Worker):
     def _warm_up_profiler(self) -> None:
         """Warm the profiler up, so that a later one starts without delay."""
         if self.run.profile is not None:
-            from dovetail.runner.worker import profiler
-
             profiler.warm_up(self.run.profile, self.device)
 
     def _new_sleep(self, layout: KVLayout) -> RunnerSleep:
@@ -146,8 +145,6 @@ class DeviceWorker(Worker):
     def shutdown(self) -> None:
         """Release the model and the cache. May be called twice."""
         if self.run.profile is not None:
-            from dovetail.runner.worker import profiler
-
             profiler.drop()
         if self._sleep is not None:
             self._sleep.close()

@@ -18,13 +18,19 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.data.profile import FLAG, ProfileSpec
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.interfaces.worker import Worker
-from dovetail.runner.worker.device_worker import DeviceWorker
 from dovetail_kernels.spans import show
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+
+class ProfiledWorker(Worker):
+    """A worker that can be profiled: `run` says how, `device` is what it runs on."""
+
+    run: RunSpec
+    device: torch.device
 
 
 class _Running:
@@ -45,7 +51,7 @@ def warm_up(profile: ProfileSpec, device: torch.device) -> None:
     profiler.stop()
 
 
-def get_ready(worker: DeviceWorker) -> None:
+def get_ready(worker: ProfiledWorker) -> None:
     """Create the trace folder. Raises: RequestError when a profiler is already running here, or the
     folder is not writable"""
     profile = _profile_of(worker)
@@ -68,7 +74,7 @@ def get_ready(worker: DeviceWorker) -> None:
         ) from error
 
 
-def start(worker: DeviceWorker) -> None:
+def start(worker: ProfiledWorker) -> None:
     """Start the profiler of this rank. Raises: RequestError, as `get_ready`"""
     get_ready(worker)
     profiler = _new_profiler(_profile_of(worker), worker.device)
@@ -78,7 +84,7 @@ def start(worker: DeviceWorker) -> None:
     logger.info("the profiler has started")
 
 
-def stop(worker: DeviceWorker) -> str:
+def stop(worker: ProfiledWorker) -> str:
     """Stop the profiler of this rank; return its trace file. Raises: RequestError when none is
     running, or the file cannot be written"""
     profile, profiler = _profile_of(worker), _running.profiler
@@ -109,7 +115,7 @@ def drop() -> None:
 
 def _profile_of(worker: Worker) -> ProfileSpec:
     """Return what to profile. Raises: RequestError if profiling is not set up or impossible"""
-    if not isinstance(worker, DeviceWorker):
+    if not isinstance(worker, ProfiledWorker):
         raise RequestError(f"the worker {type(worker).__name__} cannot be profiled.")
     profile = worker.run.profile
     if profile is None:
