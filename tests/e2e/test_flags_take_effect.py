@@ -250,7 +250,7 @@ def test_parsers_and_their_files(flag: str, kind: str, name: str, plugins: Path)
         with pytest.raises(ConfigError, match=name):
             check_choices(Config.from_fields({flag: name}))
         config = Config.from_fields({flag: name, file_flag: str(plugins)})
-        load_plugin_files(config)
+        load_plugin_files(config.frontend, config.plugin)
         check_choices(config)
         found = getattr(choose_parsers(config, ""), kind)
         assert found.name == name
@@ -279,7 +279,7 @@ def test_scheduler_cls(folder: Path, tmp_path: Path) -> None:
 def test_no_plugin() -> None:
     with registry.admin.with_entries({}):
         config = Config.from_fields({"no_plugin": ["priority"], "scheduling_policy": "priority"})
-        load_plugin_files(config)
+        load_plugin_files(config.frontend, config.plugin)
         with pytest.raises(ConfigError, match='"priority"'):
             check_choices(config)
 
@@ -558,7 +558,8 @@ def test_several_engines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_collect_detailed_traces() -> None:
     fields = {"otlp_traces_endpoint": "h:4318", "collect_detailed_traces": ["model"]}
-    found = stat_loggers(Config.from_fields(fields))
+    config = Config.from_fields(fields)
+    found = stat_loggers(config.observability, config.plugin)
     assert found["otlp"]["detail"] == ["model"]
 
 

@@ -18,6 +18,8 @@ from dovetail import LLM, SamplingParams
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
 from dovetail.config.rules.machine.host_memory import offload_bytes
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.layers.linear.placement import WeightHolder
@@ -166,11 +168,11 @@ def test_copies_begin_before_they_are_needed(folder: Path, monkeypatch: pytest.M
 def test_cpu_offload_gb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The flag's value reaches a GPU's run; on a CPU it is told that there is nothing to do."""
     config = Config.from_fields({"cpu_offload_gb": 1.5})
-    assert offload_bytes(config, CudaPlatform(None)) == 3 << 29
+    assert offload_bytes(config.model, config.cache, CudaPlatform(None)) == 3 << 29
     with caplog.at_level("INFO"):
-        assert offload_bytes(config, CpuPlatform(None)) == 0
+        assert offload_bytes(config.model, config.cache, CpuPlatform(None)) == 0
     assert "in host memory already" in caplog.text
-    assert offload_bytes(Config(), CudaPlatform(None)) == 0
+    assert offload_bytes(ModelConfig(), CacheConfig(), CudaPlatform(None)) == 0
     fields = {"model": str(folder), "cpu_offload_gb": 1.5, "device": "cpu"}
     spec = resolve(Config.from_fields(fields))
     assert spec.run.offload_bytes == 0 and not spec.run.is_eager

@@ -158,10 +158,10 @@ def test_a_collector_that_is_not_there_costs_one_warning(
 
 def test_a_missing_package_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config.from_fields({"otlp_traces_endpoint": "h:4318"})
-    assert select_stat_loggers(config)[-1].name == "otlp"
+    assert select_stat_loggers(config.observability, config.plugin)[-1].name == "otlp"
     monkeypatch.setattr("dovetail.interfaces.plugin._is_installed", lambda name: False)
     with pytest.raises(ConfigError) as caught:
-        select_stat_loggers(config)
+        select_stat_loggers(config.observability, config.plugin)
     assert "--otlp-traces-endpoint" in (caught.value.where or "")
     assert caught.value.fix == 'run `pip install "dovetail-llm[tracing]"`.'
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from dovetail.config.checkpoint.dtypes import chosen_dtypes
-from dovetail.config.config import Config
 from dovetail.config.rules.machine import platform
 from dovetail.config.rules.machine.device import select_platform
+from dovetail.config.sections.device import DeviceConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError, UnknownPlugin
 from dovetail_plugins.platforms.cpu import CpuPlatform
 from dovetail_plugins.platforms.cuda import CudaPlatform
@@ -40,7 +41,7 @@ def test_dtype(asked: str, stored: str | None, device: str, wanted: str, kept: s
 
 def picked(word: str) -> str:
     """Return the device that a word comes to."""
-    return select_platform(Config.from_fields({"device": word}))[1].device_type
+    return select_platform(DeviceConfig(device=word), PluginConfig())[1].device_type
 
 
 def test_device(monkeypatch: pytest.MonkeyPatch) -> None:

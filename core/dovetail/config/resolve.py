@@ -9,24 +9,21 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from dovetail import registry
-from dovetail.config.checkpoint.context_length import window_tokens, without_window
-from dovetail.config.checkpoint.dtypes import chosen_dtypes, tell_dtypes
-from dovetail.config.checkpoint.generation import default_sampling
-from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.checkpoint.context_length import without_window
 from dovetail.config.checkpoint.kv_scales import kv_scales, kv_steps
 from dovetail.config.checkpoint.odd_values import odd_values_named
-from dovetail.config.checkpoint.rope import rope_rules, with_rope
-from dovetail.config.checkpoint.sources.hub import Hub
-from dovetail.config.checkpoint.sources.model_path import DEMO_NAME, find_config, find_model
-from dovetail.config.checkpoint.sources.weights_check import check_weights, has_weights, no_weights
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
-from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
+from dovetail.config.rules.adapters import (
+    adapter_search,
+    adapter_spec,
+    check_adapter_flags,
+    first_adapters,
+)
 from dovetail.config.rules.checks import checked
 from dovetail.config.rules.drafts import speculation
 from dovetail.config.rules.drafts.worker import draft_bytes, runs_on_worker, worker_drafts
@@ -46,6 +43,16 @@ from dovetail.config.rules.machine.host_memory import (
 )
 from dovetail.config.rules.machine.platform import available_bytes, default_threads
 from dovetail.config.rules.model import checkpoint_code
+from dovetail.config.rules.model.checkpoint import (
+    check_files,
+    hub_of,
+    load_options,
+    model_folder,
+    model_spec,
+    sampling_of,
+    served_names,
+    with_code,
+)
 from dovetail.config.rules.model.encoder_decoder import check_encoder
 from dovetail.config.rules.model.shared_layers import leaves_out_tokens
 from dovetail.config.rules.model.tokenizer import select_tokenizer, tokenizer_path
@@ -76,9 +83,8 @@ from dovetail.config.rules.pooling.purpose import Purpose, purpose
 from dovetail.config.rules.steps.attention import attention_dtype, select_attention
 from dovetail.config.rules.steps.cache_size import (
     STATE_BLOCK_TOKENS,
-    Room,
     cpu_cache_bytes,
-    fit_tokens,
+    fit_schedule,
     kv_bytes,
 )
 from dovetail.config.rules.steps.compile_level import step_making
@@ -96,8 +102,7 @@ from dovetail.interfaces.data.spec import (
     Selection,
     WorkerDraftSpec,
 )
-from dovetail.interfaces.load_format import Checkpoint
-from dovetail.interfaces.platform import AUTO_DTYPE, Platform
+from dovetail.interfaces.platform import Platform
 from dovetail.registry import hooks
 from dovetail.registry.blame import blaming
 
@@ -106,12 +111,14 @@ from dovetail.registry.blame import blaming
 def resolve(config: Config) -> EngineSpec:
     """Return the resolved engine. Raises: ConfigError for the first fault."""
     config = checked(config)
-    chosen, platform = select_platform(config)
+    chosen, platform = select_platform(config.device, config.plugin)
     executor = _executor(config, platform)  # checked first: fetching a model may take long
-    model = _model(config, _find_model(config), platform)
+    folder = model_folder(config.model, config.load, config.parallel)
+    model = model_spec(config.model, config.load, folder, platform)
     with odd_values_named(Path(model.path, "config.json"), model.hf_config):
         spec = _resolved(config, purpose(config, model), platform, executor)
-        spec = msgspec.structs.replace(with_engines(spec, config, platform), platform=chosen)
+        spec = with_engines(spec, config.parallel, config.device, config.plugin, platform)
+        spec = msgspec.structs.replace(spec, platform=chosen)
         platform.check(spec)
     if registry.admin.hook_entries():
         hooks.tell(hooks.config_resolved, {"spec": spec})
@@ -119,7 +126,7 @@ def resolve(config: Config) -> EngineSpec:
 
 
 def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Selection) -> EngineSpec:
-    model = _with_code(config, aim.model)
+    model = with_code(config.model, config.load, aim.model)
     schedule = schedule_spec(config, model, platform, aim.max_tokens)
     if config.model.disable_sliding_window:
         model = without_window(model)
@@ -127,15 +134,17 @@ def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Select
     requested = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
     check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
-    rank = stages.staged(rank_spec(config), config, model)
+    rank = stages.staged(rank_spec(config.parallel), config.parallel, model)
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:
         cached = without_window(cached)
-    speculation.check_states(config, model)
+    speculation.check_states(config.speculative, config.parallel, model)
     aim = replace(aim, drafts=_worker_drafts(config, aim, schedule, kv_dtype, platform))
     beside = draft_bytes(aim.drafts, kv_dtype, rank.tensor_size)
     cache = cache_spec(config, cached, schedule, kv_dtype, platform, beside)
-    schedule = _fit_schedule(config, cached, schedule, cache, kv_dtype, beside)
+    schedule = fit_schedule(
+        config.model, config.parallel, cached, schedule, cache, kv_dtype, beside
+    )
     return _engine_spec(config, aim, schedule, cache, kv_dtype, platform, executor)
 
 
@@ -150,7 +159,7 @@ def cache_spec(
     """Return the KV cache's size and rules. A drafter caches another `draft_bytes` per token."""
     section = config.cache
     memory = section.kv_cache_memory_bytes
-    rank = rank_spec(config)
+    rank = rank_spec(config.parallel)
     block = _block_tokens(config, model, platform) * rank.context_size
     if memory is None and HOST_MEMORY in platform.capabilities:
         share = (
@@ -158,7 +167,7 @@ def cache_spec(
         )
         step_tokens = schedule.max_step_tokens
         slack = step_tokens + 2 * block
-        count = max(1, len(engine_numbers(config)))
+        count = max(1, len(engine_numbers(config.parallel)))
         free = available_bytes() // (count * rank.local_size)
         most = schedule.max_model_tokens + slack
         one = kv_bytes(
@@ -170,7 +179,8 @@ def cache_spec(
         num_blocks=section.num_gpu_blocks_override,
         memory_bytes=memory,
         memory_share=section.gpu_memory_utilization,
-        uses_prefix_cache=section.enable_prefix_caching and finds_prefixes(config, model),
+        uses_prefix_cache=section.enable_prefix_caching
+        and finds_prefixes(config.model, config.multimodal, model),
         hash_algorithm=registry.admin.value_of("hash_algorithm", section.prefix_caching_hash_algo),
         keeps_windows=config.scheduler.disable_hybrid_kv_cache_manager,
     )
@@ -178,8 +188,9 @@ def cache_spec(
 
 def _executor(config: Config, platform: Platform) -> Selection:
     """Return the executor that drives the ranks. Raises: ConfigError if it cannot drive them all"""
-    rank = rank_spec(config)
-    executor = selections.select_executor(config, platform.defaults(), rank.world_size)
+    rank = rank_spec(config.parallel)
+    parallel, usual = config.parallel, platform.defaults()
+    executor = selections.select_executor(parallel, config.plugin, usual, rank.world_size)
     check_executor(executor, rank)
     return executor
 
@@ -188,47 +199,15 @@ def _block_tokens(config: Config, model: ModelSpec, platform: Platform) -> int:
     """Return the tokens per block. Models that cache only recurrent states get larger blocks."""
     facts = model.cache
     if facts is None or facts.num_attention_layers or config.cache.block_size is not None:
-        return block_tokens(config, platform)
+        return block_tokens(config.cache, platform)
     return STATE_BLOCK_TOKENS
-
-
-def _fit_schedule(
-    config: Config,
-    model: ModelSpec,
-    schedule: ScheduleSpec,
-    cache: CacheSpec,
-    kv_dtype: str,
-    draft_bytes: int,
-) -> ScheduleSpec:
-    """Return the schedule with a context length that fits in the cache. Raises: ConfigError."""
-    memory, ranks = cache.memory_bytes, config.parallel.decode_context_parallel_size
-    if cache.num_blocks is not None:
-        # With windowed layers, only the engine knows how blocks are divided among KV groups.
-        is_known = window_tokens(model.hf_config) is None
-        size, step_tokens = cache.block_tokens, schedule.max_step_tokens
-        one = kv_bytes(model, kv_dtype, size, step_tokens, ranks, draft_bytes=draft_bytes)
-        memory = cache.num_blocks * one if is_known else None
-    if memory is None:
-        return schedule
-    room = Room(
-        model=model,
-        kv_dtype=kv_dtype,
-        memory=memory,
-        block_tokens=cache.block_tokens,
-        step_tokens=schedule.max_step_tokens,
-        num_blocks=cache.num_blocks,
-        context_size=ranks,
-        draft_bytes=draft_bytes,
-    )
-    length = fit_tokens(config.model.max_model_len, schedule.max_model_tokens, room)
-    return msgspec.structs.replace(schedule, max_model_tokens=length)
 
 
 def _worker_drafts(
     config: Config, aim: Purpose, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
 ) -> WorkerDraftSpec | None:
     """Return the drafter that runs on the worker of a generating model, if one was requested."""
-    asked = speculation.asked_drafter(config)
+    asked = speculation.asked_drafter(config.model, config.load, config.speculative, config.plugin)
     if asked is None or not runs_on_worker(registry.admin.load_selection(asked.drafter)):
         return None
     if aim.pooling is not None:
@@ -237,60 +216,8 @@ def _worker_drafts(
             where="--speculative-config",
             fix="leave the flag out.",
         )
-    return worker_drafts(config, asked, aim.model, schedule, kv_dtype, platform, hub_of(config))
-
-
-def served_names(config: Config) -> tuple[str, ...]:
-    """Return the model names that requests may use; the first one is reported."""
-    return config.model.served_model_name or (config.model.model or DEMO_NAME,)
-
-
-def _find_model(config: Config) -> Path:
-    return find_model(
-        config.model.model,
-        revision=config.model.revision,
-        hub=hub_of(config),
-        needs_weights=config.load.load_format != "dummy" and bool(engine_numbers(config)),
-        every_format=config.load.load_format not in ("auto", "hf", "safetensors"),
-        model_dirs=config.load.model_dir,
-    )
-
-
-def hub_of(config: Config) -> Hub:
-    """Return the hub that models are fetched from, with its cache folder."""
-    load = config.load
-    return Hub(
-        cache=load.download_dir, token=config.model.hf_token, is_modelscope=load.use_modelscope
-    )
-
-
-def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
-    """Return the checkpoint's facts with the dtypes decided."""
-    asked_path = config.model.hf_config_path
-    model = load_model_facts(
-        folder,
-        overrides=config.model.hf_overrides,
-        config_path=find_config(asked_path, hub=hub_of(config)) if asked_path else None,
-        config_format=config.model.config_format,
-    )
-    rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
-    requested = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
-    computed, kept = chosen_dtypes(requested, model.hf_config, platform)
-    found = msgspec.structs.replace(
-        model,
-        hf_config=rope,
-        rope_rules=rope_rules(rope),
-        dtype=computed,
-        weight_dtype=kept,
-    )
-    if requested == AUTO_DTYPE:
-        tell_dtypes(found, platform)
-    return found
-
-
-def _with_code(config: Config, model: ModelSpec) -> ModelSpec:
-    code = checkpoint_code.model_code(config, model, hub_of(config))
-    return model if code is None else msgspec.structs.replace(model, code=code)
+    hub = hub_of(config.model, config.load)
+    return worker_drafts(config, asked, aim.model, schedule, kv_dtype, platform, hub)
 
 
 def _engine_spec(
@@ -304,27 +231,31 @@ def _engine_spec(
 ) -> EngineSpec:
     model = aim.model
     run = _run_spec(config, model, schedule, cache, kv_dtype, platform)
-    path = tokenizer_path(config, Path(model.path), hub_of(config))
-    tokenizer = select_tokenizer(config, path, hub_of(config))
-    adapters = adapter_spec(config, model, tokenizer)
+    hub, names = hub_of(config.model, config.load), served_names(config.model)
+    path = tokenizer_path(config.model, Path(model.path), hub)
+    tokenizer = select_tokenizer(config, path, hub)
+    check_adapter_flags(config)
+    adapters = adapter_spec(config.lora, config.prompt_adapter, config.plugin, model, tokenizer)
     run = msgspec.structs.replace(run, pooling=aim.pooling, drafts=aim.drafts, adapters=adapters)
     check_quantization(platform, run.quantization)
-    _check_checkpoint(config, run)
+    check_files(config.load, config.parallel, run)
     is_used = model.code is not None or checkpoint_code.OPTION in tokenizer.options
-    checkpoint_code.tell_unused(config, is_used=is_used)
+    checkpoint_code.tell_unused(config.model, is_used=is_used)
     if aim.pooling is None:
-        structured_output = structured_output_spec(config, model, tokenizer, str(path))
+        structured_output = structured_output_spec(
+            config.structured, config.plugin, model, tokenizer, str(path)
+        )
         run = msgspec.structs.replace(run, structured_output=structured_output)
     usual = platform.defaults()
-    scheduler = selections.select_scheduler(config, usual)
-    worker = selections.select_worker(config, usual)
+    scheduler = selections.select_scheduler(config.scheduler, config.plugin, config.origins, usual)
+    worker = selections.select_worker(config.parallel, config.plugin, config.engine, usual)
     stages.check_parts(run.rank, scheduler, executor, worker)
-    host_bytes = swap_bytes(config, platform, scheduler, worker)
-    profile = profile_spec(config, executor)
+    host_bytes = swap_bytes(config.cache, config.origins, platform, scheduler, worker)
+    profile = profile_spec(config.observability, executor)
     run = msgspec.structs.replace(run, transfer=transfer_spec(config, run), profile=profile)
     run = msgspec.structs.replace(run, tokenizer=tokenizer, tokenizer_path=str(path))
     check_parts(run.transfer, scheduler, executor, worker)
-    media = media_spec(config, model)
+    media = media_spec(config.model, config.lora, config.multimodal, config.parallel, model)
     return EngineSpec(
         run=run,
         cache=msgspec.structs.replace(cache, host_bytes=host_bytes),
@@ -336,32 +267,32 @@ def _engine_spec(
             where="--scheduling-policy",
             options=config.plugin.options_of("scheduling_policy"),
         ),
-        kv_policy=selections.select_kv_policy(config, usual),
+        kv_policy=selections.select_kv_policy(config.cache, config.plugin, usual),
         executor=executor,
         worker=worker,
         tokenizer=tokenizer,
         tokenizer_path=str(path),
         drafting=speculation.draft_spec(config, model, schedule, scheduler),
-        stat_loggers=selections.select_stat_loggers(config),
+        stat_loggers=selections.select_stat_loggers(config.observability, config.plugin),
         hooks=hooks.selections() if registry.admin.hook_entries() else (),
-        served_names=served_names(config),
+        served_names=names,
         request_seed=_request_seed(config),
         max_logprobs=config.model.max_logprobs,
         processor_pattern=_pattern(config.model.logits_processor_pattern),
-        default_sampling=_default_sampling(config, model.path),
+        default_sampling=sampling_of(config.model, model.path),
         **log_fields(config.observability),
         step_timeout_s=config.engine.engine_step_timeout,
         reply_timeout_s=config.engine.engine_reply_timeout,
         socket_dir=config.engine.socket_dir,
         times_steps=bool(config.observability.collect_detailed_traces),
-        can_sleep=may_sleep(config, executor, worker),
-        adapters=first_adapters(config, hub_of(config), served_names(config)),
-        adapter_search=adapter_search(config, served_names(config), model),
-        events=events_spec(config),
+        can_sleep=may_sleep(config.model, executor, worker),
+        adapters=first_adapters(config.lora, config.prompt_adapter, hub, names),
+        adapter_search=adapter_search(config.model, config.lora, config.plugin, names, hub, model),
+        events=events_spec(config.cache, config.engine),
         media=media,
-        sounds=sound_settings(config, model),
-        takes_vectors=takes_vectors(config, run),
-        io_processor=select_io_processor(config, run.pooling),
+        sounds=sound_settings(config.multimodal, model),
+        takes_vectors=takes_vectors(config.model, run),
+        io_processor=select_io_processor(config.model, config.plugin, run.pooling),
     )
 
 
@@ -373,29 +304,32 @@ def _run_spec(
     kv_dtype: str,
     platform: Platform,
 ) -> RunSpec:
-    rank = stages.staged(rank_spec(config), config, model)
+    rank = stages.staged(rank_spec(config.parallel), config.parallel, model)
     on_cores = HOST_CORES in platform.capabilities
-    model_plugin = selections.select_model(config, model)
+    model_plugin = selections.select_model(config.model, config.multimodal, config.plugin, model)
     check_division(model, model_plugin, rank)
     stages.check_model(model_plugin, rank)
     stages.check_sources(model, rank)
     check_context(model, rank)
-    check_encoder(config, model, rank)
-    load_format = selections.select_load_format(config, model.path)
-    rank = over_engines(config, model, rank)
-    placement, balance = expert_settings(config, model, rank, load_format)
+    check_encoder(config.speculative, config.lora, model, rank)
+    load, parallel, plugins, origins = config.load, config.parallel, config.plugin, config.origins
+    load_format = selections.select_load_format(load, plugins, origins, model.path)
+    rank = over_engines(config.model, parallel, model, rank)
+    placement, balance = expert_settings(config.cache, parallel, origins, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
-    is_alone = len(engine_numbers(config)) == 1  # several engines share the processors
-    of_ranks = rank_processors(config, rank, on_cores=on_cores) if is_alone else ()
-    knows_cores = on_cores and not places_ranks(config)
+    is_alone = len(engine_numbers(parallel)) == 1  # several engines share the processors
+    of_ranks = rank_processors(config.device, rank, on_cores=on_cores) if is_alone else ()
+    knows_cores = on_cores and not places_ranks(parallel)
     threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
-    offloaded = offload_bytes(config, platform)
+    offloaded = offload_bytes(config.model, config.cache, platform)
     stage, scale = registry.admin.value_of("logprobs_mode", config.model.logprobs_mode)
     conv_dtype = registry.admin.value_of("mamba_cache_dtype", config.cache.mamba_cache_dtype)
     state_dtype = registry.admin.value_of("mamba_cache_dtype", config.cache.mamba_ssm_cache_dtype)
-    recorded = platform.defaults().recorded_rows
-    communicator = select_communicator(config, platform, rank)
-    making = step_making(config, recorded_rows=recorded, max_rows=schedule.max_rows)
+    recorded, rows = platform.defaults().recorded_rows, schedule.max_rows
+    communicator = select_communicator(parallel, plugins, platform, rank)
+    making = step_making(
+        config.model, config.scheduler, config.engine, recorded_rows=recorded, max_rows=rows
+    )
     return RunSpec(
         model=model,
         device=platform.device_type,
@@ -403,30 +337,30 @@ def _run_spec(
         kv_dtype=kv_dtype,
         conv_state_dtype=conv_dtype or model.weight_dtype or model.dtype,
         state_dtype=state_dtype or conv_dtype or "float32",
-        leaves_out_tokens=leaves_out_tokens(config, model, model_plugin),
-        attention_dtype=attention_dtype(config, model),
-        encoder_mode=encoder_mode(config),
-        encodings_bytes=encodings_bytes(config, model, schedule),
+        leaves_out_tokens=leaves_out_tokens(config.cache, model, model_plugin),
+        attention_dtype=attention_dtype(config.model, model),
+        encoder_mode=encoder_mode(config.multimodal),
+        encodings_bytes=encodings_bytes(config.model, config.multimodal, model, schedule),
         block_tokens=cache.block_tokens,
-        max_rows=schedule.max_rows,
+        max_rows=rows,
         max_step_tokens=schedule.max_step_tokens,
         max_model_tokens=schedule.max_model_tokens,
         seed=config.model.seed or 0,
         model_plugin=model_plugin,
         load_format=load_format,
-        quantization=selections.select_quantization(config, model),
+        quantization=selections.select_quantization(config.model, load, plugins, model),
         attention=select_attention(config, model, kv_dtype, platform),
-        logits_processors=selections.select_logits_processors(config),
+        logits_processors=selections.select_logits_processors(config.model, plugins),
         num_threads=config.device.num_threads or threads,
         processors=processors,
         rank=rank,
         rank_processors=of_ranks,
         expert_placement=placement,
         expert_balance=balance,
-        worker_extension=worker_extension(config),
+        worker_extension=worker_extension(parallel),
         communicator=communicator,
-        halves=halves_spec(config, rank, communicator),
-        all2all=select_all2all(config, rank),
+        halves=halves_spec(parallel, origins, rank, communicator),
+        all2all=select_all2all(parallel, plugins, origins, rank),
         thread_spin_us=config.device.thread_spin_us,
         logprobs_stage=stage,
         logprobs_scale=scale,
@@ -437,49 +371,18 @@ def _run_spec(
         compiles=making.compiles and offloaded == 0 and rank.world_size * rank.data_size == 1,
         memory_share=config.cache.gpu_memory_utilization,
         async_steps=schedule.chains_steps,
-        shows_progress=config.load.use_tqdm_on_load,
-        load_options=_load_options(config),
+        shows_progress=load.use_tqdm_on_load,
+        load_options=load_options(load, parallel),
         kv_scales=kv_scales(config, model, kv_dtype),
         kv_steps=kv_steps(os.environ) if config.cache.calculate_kv_scales else None,
         offload_bytes=offloaded,
-        acceptance=speculation.acceptance_of(config),
+        acceptance=speculation.acceptance_of(config.speculative, plugins),
     )
-
-
-def _load_options(config: Config) -> dict[str, Any]:
-    return {
-        "ignore_patterns": list(config.load.ignore_patterns),
-        "download_dir": config.load.download_dir,
-        "workers": config.parallel.max_parallel_loading_workers,
-    }
-
-
-def _check_checkpoint(config: Config, run: RunSpec) -> None:
-    """Check the weight files. For files of an unknown format the load format's own check decides.
-    Test models without weights pass if their plugin says so."""
-    reader = registry.admin.load_selection(run.load_format)
-    if "random_weights" in reader.capabilities or not engine_numbers(config):
-        return
-    if has_weights(run.model.path):
-        check_weights(run.model.path, config.load.ignore_patterns)
-        return
-    files = Checkpoint(path=run.model.path, ignore_patterns=config.load.ignore_patterns)
-    if not reader.why_not(files):
-        return
-    if "no_weights" not in registry.admin.load_selection(run.model_plugin).capabilities:
-        raise no_weights(run.model.path)
-
-
-def _default_sampling(config: Config, model_path: str) -> dict[str, Any]:
-    source: str | None = config.model.generation_config
-    if source in registry.names("generation_config_source"):
-        source = registry.admin.value_of("generation_config_source", source)
-    return default_sampling(source, model_path, config.model.override_generation_config)
 
 
 def _request_seed(config: Config) -> int | None:
     """Return --seed; without it, engines that step together use one common seed."""
-    launch = launched(config)
+    launch = launched(config.parallel)
     if config.model.seed is not None or launch is None:
         return config.model.seed
     return launch.seed

@@ -69,13 +69,13 @@ class RemoteEngines:
         connection to the main process and one to each of `num_processes` API processes. Raises:
         ConfigError"""
         self._config, self._spec, self._num_processes = config, spec, num_processes
-        self._target = joining.starter_of(config)
+        self._target = joining.starter_of(config.parallel)
         self._starter: EngineStarter | None = None
         self._join_server: JoinServer | None = None
         self._is_closed = False
         self._lock = threading.Lock()
         if self._target is None:
-            self._join_server = JoinServer(spec, joining.meeting_of(config), num_processes)
+            self._join_server = JoinServer(spec, joining.meeting_of(config.parallel), num_processes)
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +108,7 @@ class RemoteEngines:
                 num_threads=self._config.device.num_threads,
             )
         )
-        meeting = joining.meeting_at(self._config, self._starter.host)
+        meeting = joining.meeting_at(self._config.parallel, self._starter.host)
         self._join_server = JoinServer(spec, meeting, num_processes=self._num_processes)
         self._starter.start(fields_of(self._config, self._join_server.meeting))
 

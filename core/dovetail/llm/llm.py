@@ -67,8 +67,8 @@ class LLM(
         fields = flags if model is None else {"model": model, **flags}
         config = Config.from_fields(fields)
         config.tell(sys.stderr)
-        check_serves(config)
-        check_one_model(config)
+        check_serves(config.parallel)
+        check_one_model(config.origins)
         self._frontend = config.frontend
         self._renderer_options = config.plugin.options_of("renderer")
         self._renderers: dict[bool, Selection] = {}  # by whether a call brings a template
@@ -359,7 +359,7 @@ def _opened(spec: EngineSpec, config: Config, closing: ExitStack) -> SyncEngine 
     What must be closed after the engines is pushed on the stack. Raises: ConfigError"""
     if not spec.elsewhere:
         return SyncEngines(spec) if spec.num_engines > 1 else SyncEngine(spec)
-    if starter_of(config) is None:
+    if starter_of(config.parallel) is None:
         raise ConfigError(
             "engines of other machines come to a server, and this is not one.",
             where="--data-parallel-size-local",

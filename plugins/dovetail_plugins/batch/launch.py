@@ -191,7 +191,7 @@ def _answer(job: BatchRun) -> int:
         return EXIT_SOME_FAILED if job.found.num_failed else 0
     timer = StartupTimer()
     with timer.time("config"):
-        check_one_model(job.config)
+        check_one_model(job.config.origins)
         spec = resolve(job.config)
     return run_loop(_serve(job, spec, timer), _stopped)
 

@@ -16,7 +16,7 @@ def followed(config: Config) -> int | None:
     """
     from dovetail.config.rules.parallel.placement import launched
 
-    launch = launched(config)
+    launch = launched(config.parallel)
     if launch is None:
         return None
     if launch.rank == 0:

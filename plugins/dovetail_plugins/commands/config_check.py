@@ -67,7 +67,7 @@ def _models(config: Config, models: Sequence[str]) -> Sequence[tuple[str, Config
     if len(models) < 2 and config.gateway.models is None:
         from dovetail.config.rules.one_model import check_one_model
 
-        check_one_model(config)
+        check_one_model(config.origins)
         return [("", config)]
     from dovetail_plugins.gateway.serve import checked_entries
 

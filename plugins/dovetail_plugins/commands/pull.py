@@ -34,7 +34,7 @@ class PullCommand(Command):
         """Fetch; return the exit status. Raises: ConfigError if the hub does not provide it"""
         from dovetail.config.checkpoint.sources.hub import Wanted
         from dovetail.config.checkpoint.sources.model_path import is_hub_id
-        from dovetail.config.resolve import hub_of
+        from dovetail.config.rules.model.checkpoint import hub_of
         from dovetail_plugins.commands._model_stores import settings_of
 
         config = settings_of(args)
@@ -45,7 +45,9 @@ class PullCommand(Command):
                 where=WHERE,
                 fix="a name is ORG/MODEL, or ORG/MODEL:QUANT for a GGUF file.",
             )
-        path = _fetched(Wanted(WHERE, repo, config.model.revision), quant, hub_of(config))
+        path = _fetched(
+            Wanted(WHERE, repo, config.model.revision), quant, hub_of(config.model, config.load)
+        )
         print(f"{args.model} is at {path}\nserve it: dovetail serve {args.model}")
         if (commit := _commit(path)) is not None:
             print(f"this very revision: --revision {commit}")

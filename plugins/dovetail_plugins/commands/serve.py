@@ -32,7 +32,7 @@ class ServeCommand(Command):
             from dovetail_plugins.gateway.serve import run as launch_several
 
             return launch_several(config, models)
-        check_one_model(config)
+        check_one_model(config.origins)
         status = followed(config)
         if status is not None:
             return status

@@ -12,9 +12,9 @@ from typing import Any
 
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.yaml_files import fields_of, read_mapping
-from dovetail.config.resolve import served_names
 from dovetail.config.rules.adapters import adapter_names
 from dovetail.config.rules.checks import checked
+from dovetail.config.rules.model.checkpoint import served_names
 from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.errors import ConfigError
@@ -104,7 +104,7 @@ class ModelEntry:
     @property
     def every_name(self) -> tuple[str, ...]:
         """Return all names that requests may use, including its adapters'."""
-        return (*self.names, *adapter_names(self.config))
+        return (*self.names, *adapter_names(self.config.lora, self.config.prompt_adapter))
 
 
 def entries_of(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
@@ -198,7 +198,7 @@ def _check_possible(config: Config, names: Iterable[str], where: str | None = No
 def _entry(config: Config) -> ModelEntry:
     gateway = config.gateway
     return ModelEntry(
-        names=served_names(config),
+        names=served_names(config.model),
         config=checked(config),
         loads_at_start=bool(gateway.load),
         idle_after_s=gateway.idle_after_s,

@@ -35,7 +35,7 @@ def need_of(entry: ModelEntry) -> MemoryNeed:
     """Return the need of a model. Raises: ConfigError for a model that would not start"""
     config = entry.config
     spec = resolve(config)
-    platform = select_platform(config)[1]
+    platform = select_platform(config.device, config.plugin)[1]
     taken = memory_taken(config, spec)
     weights = taken.weights_bytes + taken.tables_bytes if taken else 0
     caches = spec.run.model.is_causal

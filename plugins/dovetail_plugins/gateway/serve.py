@@ -47,7 +47,7 @@ def run(config: Config, models: Sequence[str]) -> int:
 
 def checked_entries(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
     """Return the models to serve. Raises: ConfigError"""
-    if launched(config) is not None:
+    if launched(config.parallel) is not None:
         raise ConfigError(
             "a launcher starts the ranks of one model.",
             where="--models" if config.gateway.models else "MODEL",

@@ -22,9 +22,10 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.quant_files import build_method
 from dovetail.config.checkpoint.sources.model_path import find_model
 from dovetail.config.config import Config
-from dovetail.config.resolve import hub_of, resolve
+from dovetail.config.resolve import resolve
 from dovetail.config.rules import selections
 from dovetail.config.rules.machine.device import select_platform
+from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.data.spec import EngineSpec, ModelSpec, Selection
@@ -176,7 +177,7 @@ def _parts_of(config: Config, spec: EngineSpec) -> EngineParts:
     run = spec.run
     return EngineParts(
         model=run.model,
-        platform=select_platform(config)[1],
+        platform=select_platform(config.device, config.plugin)[1],
         kv_dtype=run.kv_dtype,
         spec=spec,
         load_format=run.load_format,
@@ -187,11 +188,11 @@ def _parts_of(config: Config, spec: EngineSpec) -> EngineParts:
 
 def _pieces(config: Config) -> EngineParts:
     """Return the facts that do not need a whole engine. Raises: ConfigError"""
-    _, platform = select_platform(config)
+    _, platform = select_platform(config.device, config.plugin)
     path = find_model(
         config.model.model,
         revision=config.model.revision,
-        hub=hub_of(config),
+        hub=hub_of(config.model, config.load),
         needs_weights=False,
         model_dirs=config.load.model_dir,
     )
@@ -205,11 +206,17 @@ def _pieces(config: Config) -> EngineParts:
     kv_dtype = kv_dtype or platform.defaults().kv_dtype or model.weight_dtype
     parts = EngineParts(model=model, platform=platform, kv_dtype=kv_dtype)
     with _tried(parts):
-        parts.load_format = selections.select_load_format(config, parts.model.path)
+        parts.load_format = selections.select_load_format(
+            config.load, config.plugin, config.origins, parts.model.path
+        )
     with _tried(parts):
-        parts.quantization = selections.select_quantization(config, model)
+        parts.quantization = selections.select_quantization(
+            config.model, config.load, config.plugin, model
+        )
     with _tried(parts):
-        parts.model_plugin = selections.select_model(config, model)
+        parts.model_plugin = selections.select_model(
+            config.model, config.multimodal, config.plugin, model
+        )
     return parts
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
-from dovetail.config.config import Config
 from dovetail.config.rules.machine.device import select_platform
 from dovetail.config.rules.selections import stored_quantization
+from dovetail.config.sections.device import DeviceConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.inspect import capacity
@@ -53,7 +54,7 @@ class ListedModel:
 
 def device_memory() -> tuple[str, int | None]:
     """Return (the device that serve would use, its free memory in bytes or None if unknown)."""
-    platform = select_platform(Config())[1]
+    platform = select_platform(DeviceConfig(), PluginConfig())[1]
     return platform.device_type, platform.free_bytes()
 
 

@@ -63,7 +63,7 @@ def run(config: Config) -> int:
     Raises: ConfigError
     """
     set_log_up(config)
-    meeting = meeting_of(config)
+    meeting = meeting_of(config.parallel)
     specs = resolve(config).each()
     with _stoppable():
         try:
@@ -84,7 +84,7 @@ def run_one(config: Config, place: int) -> int:
     """
     set_log_up(config)
     spec = resolve(config).each()[place]
-    return join(meeting_of(config), (spec,)).run()
+    return join(meeting_of(config.parallel), (spec,)).run()
 
 
 def join(meeting: Meeting, specs: tuple[EngineSpec, ...]) -> HeadlessEngines:

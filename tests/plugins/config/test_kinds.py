@@ -12,6 +12,8 @@ from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import GROUPS, Config, flags
 from dovetail.config.rules.selections import select_executor
 from dovetail.config.sections.field import Flag, flags_of
+from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.interfaces.platform import PlatformDefaults
 from dovetail.registry import KINDS
 from dovetail_plugins.bench.settings import GROUPS_BY_COMMAND
@@ -126,10 +128,10 @@ def test_importing_config_is_light() -> None:
 def test_the_executors_auto_is_what_its_kind_says(name: str | None) -> None:
     pytest.importorskip("dovetail_plugins")
     kind = KINDS["executor"]
-    chosen = select_executor(
-        Config.from_fields({"distributed_executor_backend": name}), PlatformDefaults(worker="cpu")
-    )
+    asked = Config.from_fields({"distributed_executor_backend": name}).parallel
+    usual = PlatformDefaults(worker="cpu")
+    chosen = select_executor(asked, PluginConfig(), usual)
     assert chosen.name == kind.default
     assert str(kind.default) in kind.auto
-    several = select_executor(Config.from_fields({}), PlatformDefaults(worker="cpu"), 2)
+    several = select_executor(ParallelConfig(), PluginConfig(), usual, 2)
     assert several.name == "mp" and "mp for more" in kind.auto

@@ -114,7 +114,7 @@ def meeting_at(port: int, **flags: Any) -> Meeting:
         "data_parallel_rpc_port": port,
         "data_parallel_secret": SECRET.decode(),
     }
-    return meeting_of(Config.from_fields(usual | flags))
+    return meeting_of(Config.from_fields(usual | flags).parallel)
 
 
 class Machine(threading.Thread):

@@ -59,7 +59,7 @@ class Threads(EngineStarter):
 
     def _run(self, number: int) -> None:
         spec: EngineSpec = msgspec.structs.replace(SPEC, engine=number, elsewhere=())
-        meeting = meeting_of(Config.from_fields(self.fields))
+        meeting = meeting_of(Config.from_fields(self.fields).parallel)
         self.outcomes.append(join(meeting, (spec,)).run())
 
     def look(self) -> None:
@@ -91,7 +91,7 @@ def config_of(backend: str = "BACKEND", **fields: Any) -> Config:
 
 def test_engines_are_started_with_the_servers_settings_and_answer() -> None:
     config = config_of(num_threads=3, api_server_count=2, max_num_seqs=7)
-    check_engines(config)
+    check_engines(config.parallel, config.frontend)
     with RemoteEngines(config, SPEC) as elsewhere:
         engines = SyncEngines(SPEC, elsewhere.wait())
         try:
@@ -120,9 +120,15 @@ def test_what_keeps_an_engine_away_is_told_at_once() -> None:
 
 
 def test_which_engines_are_started_elsewhere() -> None:
-    assert (engine_numbers(config_of()), engines_elsewhere(config_of())) == (range(0), range(2))
+    assert (engine_numbers(config_of().parallel), engines_elsewhere(config_of().parallel)) == (
+        range(0),
+        range(2),
+    )
     some = config_of(data_parallel_size_local=1)
-    assert (engine_numbers(some), engines_elsewhere(some)) == (range(1), range(1, 2))
+    assert (engine_numbers(some.parallel), engines_elsewhere(some.parallel)) == (
+        range(1),
+        range(1, 2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,4 +141,5 @@ def test_which_engines_are_started_elsewhere() -> None:
 )
 def test_what_does_not_fit_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check_engines(config_of(**fields))
+        config = config_of(**fields)
+        check_engines(config.parallel, config.frontend)

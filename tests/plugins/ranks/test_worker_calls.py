@@ -63,13 +63,13 @@ def test_a_class_that_cannot_be_added_is_refused(name: str, reason: str) -> None
     ],
 )
 def test_a_class_is_named_in_either_way(given: str | None, target: str) -> None:
-    assert worker_extension(Config.from_fields({"worker_extension_cls": given})) == target
+    assert worker_extension(Config.from_fields({"worker_extension_cls": given}).parallel) == target
 
 
 @pytest.mark.parametrize("given", ["C", "a.b:", "a b.C", "a.py:b.c", ".C"])
 def test_what_names_no_class_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="names no class"):
-        worker_extension(Config.from_fields({"worker_extension_cls": given}))
+        worker_extension(Config.from_fields({"worker_extension_cls": given}).parallel)
 
 
 def test_what_is_called_is_as_every_rank_sees_it() -> None:

@@ -50,7 +50,9 @@ def settings(**fields: object) -> ExpertBalanceSpec | None:
         {"tensor_parallel_size": 2, "enable_expert_parallel": True, **fields}
     )
     model = model_spec(hf_config={"num_experts": NUM_EXPERTS, "num_experts_per_tok": 2})
-    return expert_settings(config, model, rank_spec(config), FILES)[1]
+    return expert_settings(
+        config.cache, config.parallel, config.origins, model, rank_spec(config.parallel), FILES
+    )[1]
 
 
 def test_flags_reach_the_spec() -> None:

@@ -12,6 +12,10 @@ from dovetail.config.checkpoint.sources.adapter_path import find_adapter
 from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.config import Config, flags
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.lora import LoRAConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.plugin import PluginConfig
+from dovetail.config.sections.prompt_adapter import PromptAdapterConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.adapter_resolver import ResolverFacts
 from dovetail.interfaces.data.adapter_spec import AdapterSearch, AdapterSource, AdapterSpec
@@ -55,14 +59,18 @@ _SETTLED = {
 """Flags without effect -> the reason."""
 
 
-def adapter_spec(config: Config, model: ModelSpec, tokenizer: Selection) -> AdapterSpec | None:
+def adapter_spec(
+    lora: LoRAConfig,
+    prompt_adapter: PromptAdapterConfig,
+    plugins: PluginConfig,
+    model: ModelSpec,
+    tokenizer: Selection,
+) -> AdapterSpec | None:
     """Return the limits for adapters, None if none are served. `tokenizer` is the plugin for the
     model's tokenizer, and for adapters that add tokens. Raises: ConfigError"""
-    lora, prompt = config.lora, config.prompt_adapter
-    check_adapter_flags(config)
-    if not (lora.enable_lora or prompt.enable_prompt_adapter):
+    if not (lora.enable_lora or prompt_adapter.enable_prompt_adapter):
         return None
-    num_prompt = prompt.max_prompt_adapters if prompt.enable_prompt_adapter else 0
+    num_prompt = prompt_adapter.max_prompt_adapters if prompt_adapter.enable_prompt_adapter else 0
     num_lora = lora.max_loras if lora.enable_lora else 0
     num_host = (lora.max_cpu_loras or lora.max_loras) if lora.enable_lora else 0
     return AdapterSpec(
@@ -73,21 +81,21 @@ def adapter_spec(config: Config, model: ModelSpec, tokenizer: Selection) -> Adap
         or model.weight_dtype
         or model.dtype,
         max_prompt_slots=num_prompt,
-        max_prompt_tokens=prompt.max_prompt_adapter_token if num_prompt else 0,
+        max_prompt_tokens=prompt_adapter.max_prompt_adapter_token if num_prompt else 0,
         takes_bias=lora.enable_lora_bias,
-        rope_factors=long_factors(config),
+        rope_factors=long_factors(lora),
         max_added_tokens=lora.lora_extra_vocab_size if lora.enable_lora else 0,
         tokenizer=None if tokenizer.name == NO_TOKENIZER else tokenizer,
-        methods=_methods(config),
+        methods=_methods(prompt_adapter, plugins),
     )
 
 
-def long_factors(config: Config) -> tuple[float, ...]:
+def long_factors(lora: LoRAConfig) -> tuple[float, ...]:
     """Return the linear RoPE scalings that adapters may have; a flag's value may be a comma list.
     Raises: ConfigError"""
-    if not config.lora.enable_lora:
+    if not lora.enable_lora:
         return ()
-    words = ",".join(config.lora.long_lora_scaling_factors).split(",")
+    words = ",".join(lora.long_lora_scaling_factors).split(",")
     found = []
     for word in filter(None, map(str.strip, words)):
         try:
@@ -105,7 +113,9 @@ def long_factors(config: Config) -> tuple[float, ...]:
 def check_adapter_flags(config: Config) -> None:
     """Log flags that have no effect. Raises: ConfigError for flags that name adapters although none
     are served, and for fewer adapters in host memory than slots"""
-    lora, is_on = config.lora, _switches(config)
+    lora = config.lora
+    prompts = config.prompt_adapter.enable_prompt_adapter
+    is_on = {ENABLE: lora.enable_lora, ENABLE_PROMPT: prompts}
     for switch, names in _NAMING.items():
         for name in names:
             if not is_on[switch] and config.value(name):
@@ -132,11 +142,13 @@ def check_adapter_flags(config: Config) -> None:
         )
 
 
-def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[AdapterSource, ...]:
+def first_adapters(
+    lora: LoRAConfig, prompt_adapter: PromptAdapterConfig, hub: Hub, served: Sequence[str]
+) -> tuple[AdapterSource, ...]:
     """Return the adapters to load at the start. Raises: ConfigError for one without a folder, or
     with a name that is already in use"""
     found: dict[str, AdapterSource] = {}
-    for text, flag in _named(config):
+    for text, flag in _named(lora, prompt_adapter):
         source = _source(text, flag)
         if source.name in served or source.name in found:
             other = "another adapter" if source.name in found else "the model"
@@ -150,19 +162,25 @@ def first_adapters(config: Config, hub: Hub, served: Sequence[str]) -> tuple[Ada
     return tuple(found.values())
 
 
-def adapter_names(config: Config) -> tuple[str, ...]:
+def adapter_names(lora: LoRAConfig, prompt_adapter: PromptAdapterConfig) -> tuple[str, ...]:
     """Return the names of the adapters to load at the start. Raises: ConfigError"""
-    return tuple(_source(text, flag).name for text, flag in _named(config))
+    return tuple(_source(text, flag).name for text, flag in _named(lora, prompt_adapter))
 
 
-def adapter_search(config: Config, served: Sequence[str], model: ModelSpec) -> AdapterSearch:
+def adapter_search(
+    model_config: ModelConfig,
+    lora: LoRAConfig,
+    plugins: PluginConfig,
+    served: Sequence[str],
+    hub: Hub,
+    model: ModelSpec,
+) -> AdapterSearch:
     """Return how to find adapters that are not loaded at the start. Raises: PluginError;
     ConfigError for a resolver that cannot be created"""
-    lora = config.lora
     if not lora.enable_lora:
         return AdapterSearch()
     names = list(lora.lora_resolvers)
-    options = config.plugin.options_of("adapter_resolver")
+    options = plugins.options_of("adapter_resolver")
     if lora.lora_resolver_cache_dir is not None:
         folder = {"path": lora.lora_resolver_cache_dir, **options.get(FOLDER, {})}
         options = {**options, FOLDER: folder}
@@ -171,27 +189,18 @@ def adapter_search(config: Config, served: Sequence[str], model: ModelSpec) -> A
         select("adapter_resolver", name, where=RESOLVERS, options=options.get(name, {}))
         for name in dict.fromkeys(names)
     )
-    given = config.model.model
+    given = model_config.model
     base_names = tuple(dict.fromkeys((*served, *([given] if given else []))))
     facts = ResolverFacts(base_names=base_names, model_path=model.path)
     for selection in resolvers:  # API processes create them too; errors show up here
         registry.make(selection, facts)
-    return AdapterSearch(
-        resolvers=resolvers, base_names=base_names, hub_cache=config.load.download_dir or ""
-    )
+    return AdapterSearch(resolvers=resolvers, base_names=base_names, hub_cache=hub.cache or "")
 
 
-def _switches(config: Config) -> dict[str, bool]:
-    return {
-        ENABLE: config.lora.enable_lora,
-        ENABLE_PROMPT: config.prompt_adapter.enable_prompt_adapter,
-    }
-
-
-def _methods(config: Config) -> tuple[Selection, ...]:
+def _methods(prompt_adapter: PromptAdapterConfig, plugins: PluginConfig) -> tuple[Selection, ...]:
     """Return the plugins that read adapters. Raises: ConfigError if none reads prompt adapters"""
-    options = config.plugin.options_of("adapter")
-    if config.prompt_adapter.enable_prompt_adapter and not _has_prompt_method():
+    options = plugins.options_of("adapter")
+    if prompt_adapter.enable_prompt_adapter and not _has_prompt_method():
         raise ConfigError(
             f'no adapter plugin that is installed has the capability "{PROMPT}".',
             where=ENABLE_PROMPT,
@@ -213,14 +222,14 @@ def _has_prompt_method() -> bool:
     return False
 
 
-def _named(config: Config) -> Iterator[tuple[str, str]]:
+def _named(lora: LoRAConfig, prompt_adapter: PromptAdapterConfig) -> Iterator[tuple[str, str]]:
     """Yield (text, flag) for each adapter to load at the start."""
     for flag, given in (
-        (MODULES, config.lora.lora_modules),
-        (PROMPT_MODULES, config.prompt_adapter.prompt_adapters),
+        (MODULES, lora.lora_modules),
+        (PROMPT_MODULES, prompt_adapter.prompt_adapters),
     ):
         yield from ((text, flag) for text in given)
-    of_media = config.lora.default_mm_loras.items()
+    of_media = lora.default_mm_loras.items()
     yield from ((f"{kind}={path}", MEDIA_LORAS) for kind, path in of_media)
 
 

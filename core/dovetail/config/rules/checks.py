@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail import registry
@@ -20,7 +20,8 @@ from dovetail.config.rules.multimodal.settings import media_settings
 from dovetail.config.rules.parallel.engines import check_engines
 from dovetail.config.rules.selections import NO_CHOICE, TAKEN_OVER
 from dovetail.config.sections.field import Flag
-from dovetail.config.sections.frontend import NO_PARSER
+from dovetail.config.sections.frontend import NO_PARSER, FrontendConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -34,13 +35,13 @@ def checked(config: Config) -> Config:
     if config.is_checked:
         return config
     check_supported(config)
-    load_plugin_files(config)
-    check_frontend_flags(config)
+    load_plugin_files(config.frontend, config.plugin)
+    check_frontend_flags(config.frontend, config.origins)
     check_choices(config)
-    media_settings(config)
+    media_settings(config.multimodal)
     check_plugin_options(config)
-    check_parsers(config)
-    check_engines(config)
+    check_parsers(config.frontend)
+    check_engines(config.parallel, config.frontend)
     return dataclasses.replace(config, is_checked=True)
 
 
@@ -49,20 +50,19 @@ def check_supported(config: Config) -> None:
     for name in config.origins:
         row = UNSUPPORTED_FLAGS.get(name)
         if row is not None and not passes(flags()[name], row, config.value(name)):
-            raise ConfigError(row.missing, where=_where(config, name), fix=row.fix)
+            raise ConfigError(row.missing, where=_where(config.origins, name), fix=row.fix)
 
 
-def _where(config: Config, name: str) -> str:
+def _where(origins: Mapping[str, str], name: str) -> str:
     """Return the flag, with the file or variable that set it, for an error."""
-    origin = config.origins.get(name, "command line")
+    origin = origins.get(name, "command line")
     spelling = flags()[name].spelling
     return spelling if origin in ("command line", "call") else f"{spelling} (from {origin})"
 
 
-def check_frontend_flags(config: Config) -> None:
+def check_frontend_flags(frontend: FrontendConfig, origins: Mapping[str, str]) -> None:
     """Raise ConfigError for flags of the HTTP server that are contradictory or empty."""
-    frontend = config.frontend
-    origin = config.origins.get("enable_auto_tool_choice")
+    origin = origins.get("enable_auto_tool_choice")
     must_decide = frontend.enable_auto_tool_choice and origin not in (None, demo.ORIGIN)
     if must_decide and frontend.tool_call_parser == NO_PARSER:
         raise ConfigError(
@@ -70,24 +70,24 @@ def check_frontend_flags(config: Config) -> None:
             where="--enable-auto-tool-choice",
             fix=f"leave --tool-call-parser {NO_PARSER} out, or name another one.",
         )
-    keys = config.frontend.api_key
-    if any(not key.strip() for key in keys) or (config.is_given("api_key") and not keys):
+    keys = frontend.api_key
+    if any(not key.strip() for key in keys) or ("api_key" in origins and not keys):
         raise ConfigError(
             "an API key is empty.",
             where="--api-key",
             fix="check the variable it was taken from, or leave the flag out.",
         )
-    if config.frontend.chat_template:
-        template_file(config.frontend.chat_template)
+    if frontend.chat_template:
+        template_file(frontend.chat_template)
 
 
-def load_plugin_files(config: Config) -> None:
+def load_plugin_files(frontend: FrontendConfig, plugins: PluginConfig) -> None:
     """Disable the plugins of --no-plugin, and import the files of the parser plugin flags."""
-    for name in registry.admin.block(config.plugin.no_plugin):
+    for name in registry.admin.block(plugins.no_plugin):
         log.warning("--no-plugin %s: no plugin that is installed has this name.", name)
     for sentence in registry.admin.lost():
         log.warning("%s", sentence)
-    for path in (config.frontend.tool_parser_plugin, config.frontend.reasoning_parser_plugin):
+    for path in (frontend.tool_parser_plugin, frontend.reasoning_parser_plugin):
         if path:
             registry.admin.load_file(path)
 
@@ -102,6 +102,11 @@ def check_choices(config: Config) -> None:
 
 def check_plugin_options(config: Config) -> None:
     """Raise ConfigError for options of an unknown kind, which would be silently dropped."""
+    paths: dict[str, tuple[str, ...]] = {
+        "stat_logger": config.observability.stat_loggers,
+        "api": config.frontend.api,
+        "adapter_resolver": config.lora.lora_resolvers,
+    }
     for name, options in config.plugin.plugin_options.items():
         kind = name.replace("-", "_")
         if kind not in registry.KINDS:
@@ -116,22 +121,18 @@ def check_plugin_options(config: Config) -> None:
                 where="--plugin-options",
                 fix=f"write `--plugin-options.{name}.OPTION VALUE`.",
             )
-        _check_names(config, registry.KINDS[kind], options)
+        _check_names(registry.KINDS[kind], options, paths.get(kind, ()))
 
 
-def _check_names(config: Config, kind: registry.Kind, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options that no plugin of the kind would receive."""
+def _check_names(kind: registry.Kind, options: Mapping[str, Any], paths: Iterable[str]) -> None:
+    """Raise ConfigError for options that no plugin of the kind would receive. `paths`: the class
+    and file paths that the flag of the kind gives."""
     if kind.is_value:
         where = f"--plugin-options.{kind.name}"
         raise ConfigError("constants have no options.", where=where, fix="leave it out.")
     if not kind.has_named_options:
         return
-    paths = {
-        "stat_logger": config.observability.stat_loggers,
-        "api": config.frontend.api,
-        "adapter_resolver": config.lora.lora_resolvers,
-    }
-    known = {*registry.names(kind.name), *paths.get(kind.name, ())}
+    known = {*registry.names(kind.name), *paths}
     for name, given in options.items():
         if name not in known or not isinstance(given, Mapping):
             raise ConfigError(
@@ -156,12 +157,12 @@ def _check_choice(flag: Flag, value: Any) -> None:
         registry.find("model" if is_model else kind.name, str(spec), where=flag.spelling)
 
 
-def check_parsers(config: Config) -> None:
+def check_parsers(frontend: FrontendConfig) -> None:
     """Load the chosen renderer and parsers: a broken one is reported before the engine starts."""
     parsers = {
-        "renderer": (config.frontend.renderer, "--renderer"),
-        "tool_parser": (config.frontend.tool_call_parser, "--tool-call-parser"),
-        "reasoning_parser": (config.frontend.reasoning_parser, "--reasoning-parser"),
+        "renderer": (frontend.renderer, "--renderer"),
+        "tool_parser": (frontend.tool_call_parser, "--tool-call-parser"),
+        "reasoning_parser": (frontend.reasoning_parser, "--reasoning-parser"),
     }
     for kind, (name, flag) in parsers.items():
         if name not in (*NO_CHOICE, NO_PARSER):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail.config.config import Config
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.selection import Selection
 from dovetail.interfaces.data.spec import PoolingSpec
@@ -11,9 +12,11 @@ from dovetail.interfaces.data.spec import PoolingSpec
 FLAG, KIND = "--io-processor-plugin", "io_processor"
 
 
-def select_io_processor(config: Config, pooling: PoolingSpec | None) -> Selection | None:
+def select_io_processor(
+    model_config: ModelConfig, plugins: PluginConfig, pooling: PoolingSpec | None
+) -> Selection | None:
     """Return the plugin, None if none is named. Raises: ConfigError, PluginError"""
-    name = config.model.io_processor_plugin
+    name = model_config.io_processor_plugin
     if not name:
         return None
     if pooling is None:
@@ -22,4 +25,4 @@ def select_io_processor(config: Config, pooling: PoolingSpec | None) -> Selectio
             where=FLAG,
             fix="leave it out, or serve the model with --runner pooling.",
         )
-    return select(KIND, name, where=FLAG, options=config.plugin.options_of(KIND))
+    return select(KIND, name, where=FLAG, options=plugins.options_of(KIND))

@@ -14,13 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.config import Config, flags
+from dovetail.config.config import flags
 from dovetail.config.rules.model import demo
 from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.model.model_impl import wanted_impl
 from dovetail.config.rules.model.transformers_models import PAGE, known_classes
 from dovetail.config.rules.multimodal.kinds import is_backed_with_media
 from dovetail.config.rules.observability import stat_loggers
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.engine import EngineConfig
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.load import LoadConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.multimodal import MultiModalConfig
+from dovetail.config.sections.observability import ObservabilityConfig
+from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
+from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError, PluginError, UnknownPlugin
 from dovetail.interfaces.data.spec import LOGITS, NO_TOKENIZER, ModelSpec, Selection
 from dovetail.interfaces.load_format import Checkpoint
@@ -84,10 +94,18 @@ def _is_built_in(kind: str, spec: str) -> bool:
     return len(targets) == 1 and named[0].is_own
 
 
-def no_tokenizer(config: Config) -> Selection:
+def no_tokenizer(
+    model_config: ModelConfig, frontend: FrontendConfig, origins: Mapping[str, str]
+) -> Selection:
     """Return a placeholder for the tokenizer. Raises: ConfigError for flags that need one."""
-    for name in ("tokenizer", "chat_template", "tool_call_parser", "reasoning_parser"):
-        if config.value(name) and config.origins.get(name) != demo.ORIGIN:
+    asked = {
+        "tokenizer": model_config.tokenizer,
+        "chat_template": frontend.chat_template,
+        "tool_call_parser": frontend.tool_call_parser,
+        "reasoning_parser": frontend.reasoning_parser,
+    }
+    for name, value in asked.items():
+        if value and origins.get(name) != demo.ORIGIN:
             raise ConfigError(
                 "it cannot be combined with --skip-tokenizer-init.",
                 where=flags()[name].spelling,
@@ -97,17 +115,24 @@ def no_tokenizer(config: Config) -> Selection:
     return Selection(kind="tokenizer", name=NO_TOKENIZER, target=target, distribution=BUILT_IN)
 
 
-def select_scheduler(config: Config, defaults: PlatformDefaults) -> Selection:
+def select_scheduler(
+    scheduler: SchedulerConfig,
+    plugins: PluginConfig,
+    origins: Mapping[str, str],
+    defaults: PlatformDefaults,
+) -> Selection:
     """Return the scheduler that is named, or the platform's. Class paths of vLLM's scheduler mean
     dovetail's own."""
-    spec = TAKEN_OVER.get(config.scheduler.scheduler_cls, config.scheduler.scheduler_cls)
-    if not config.is_given("scheduler_cls"):
+    spec = TAKEN_OVER.get(scheduler.scheduler_cls, scheduler.scheduler_cls)
+    if "scheduler_cls" not in origins:
         spec = defaults.scheduler or spec
-    options = config.plugin.options_of("scheduler")
+    options = plugins.options_of("scheduler")
     return select("scheduler", spec, where="--scheduler-cls", options=options)
 
 
-def select_model(config: Config, model: ModelSpec) -> Selection:
+def select_model(
+    model_config: ModelConfig, multimodal: MultiModalConfig, plugins: PluginConfig, model: ModelSpec
+) -> Selection:
     """Return the model plugin: dovetail's own, else transformers' if it generates text.
 
     Raises: UnknownPlugin with the nearest names if neither knows the class, ConfigError if
@@ -115,14 +140,14 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     """
     own = registered(model.architecture, model.head)
     architecture = own or model.architecture
-    impl = wanted_impl(config)
+    impl = wanted_impl(model_config)
     is_own = own is not None and architecture != TRANSFORMERS
-    options = config.plugin.options_of("model")
+    options = plugins.options_of("model")
     if impl not in (None, OWN_MODELS, TRANSFORMERS):
         return select("model", impl, where="--model-impl", options=options)
     if model.code is not None:
         return select("model", TRANSFORMERS, where="--model-impl", options=options)
-    if is_backed_with_media(config, model):
+    if is_backed_with_media(model_config, multimodal, model):
         return select("model", TRANSFORMERS_MEDIA, where="--model-impl", options=options)
     if impl != OWN_MODELS and not (impl is None and is_own):
         known = known_classes()
@@ -149,16 +174,18 @@ def select_model(config: Config, model: ModelSpec) -> Selection:
     return select("model", architecture, where="the checkpoint's architectures", options=options)
 
 
-def select_quantization(config: Config, model: ModelSpec) -> Selection:
+def select_quantization(
+    model_config: ModelConfig, load: LoadConfig, plugins: PluginConfig, model: ModelSpec
+) -> Selection:
     """Return the quantization: the checkpoint's own, the requested one, or none.
 
     A load format with the name of a method requests that method. Raises: ConfigError if the two
     differ, UnknownPlugin if there is no such method.
     """
-    requested = config.model.quantization
+    requested = model_config.quantization
     if requested in NO_CHOICE:
-        requested = BITSANDBYTES if config.load.load_format == BITSANDBYTES else None
-    options = config.plugin.options_of("quantization")
+        requested = BITSANDBYTES if load.load_format == BITSANDBYTES else None
+    options = plugins.options_of("quantization")
     return quantization_of(model, requested, options, where="--quantization")
 
 
@@ -227,15 +254,15 @@ def _fitting(kind: str, entries: Iterable[registry.Entry], query: Any) -> list[r
     return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
 
 
-def _load_format(config: Config, path: str) -> str:
+def _load_format(load: LoadConfig, path: str) -> str:
     """Return the load format's name. If "auto" does not know the files, another package may.
 
     Other packages are tried last. If none fits, "auto" stays and reports what is missing.
     """
-    asked = config.load.load_format
+    asked = load.load_format
     if asked not in NO_CHOICE:
         return asked
-    files = Checkpoint(path=path, ignore_patterns=config.load.ignore_patterns)
+    files = Checkpoint(path=path, ignore_patterns=load.ignore_patterns)
     own = registry.load("load_format", AUTO)
     if not reasons_against(own, files):
         return AUTO
@@ -248,39 +275,43 @@ def _load_format(config: Config, path: str) -> str:
     return fitting[0].id
 
 
-def select_load_format(config: Config, path: str) -> Selection:
+def select_load_format(
+    load: LoadConfig, plugins: PluginConfig, origins: Mapping[str, str], path: str
+) -> Selection:
     """Return the load format for the weights at `path`, with options from flags.
 
     Raises: ConfigError naming the flag, for an option that the format does not have.
     """
-    given = config.load.model_loader_extra_config
-    options = {**config.plugin.options_of("load_format"), **given}
-    name = config.load.safetensors_load_strategy
+    given = load.model_loader_extra_config
+    options = {**plugins.options_of("load_format"), **given}
+    name = load.safetensors_load_strategy
     strategy = str(registry.admin.value_of("safetensors_load_strategy", name, where=STRATEGY))
-    _lay_flag(options, config, "safetensors_load_strategy", strategy)
-    _lay_flag(options, config, "pt_load_map_location", _places(config))
+    _lay_flag(options, load, origins, "safetensors_load_strategy", strategy)
+    _lay_flag(options, load, origins, "pt_load_map_location", _places(load))
     try:
         with _blaming("load_format", given, LOADER_OPTIONS):
-            name = _load_format(config, path)
+            name = _load_format(load, path)
             return select("load_format", name, where="--load-format", options=options)
     except ConfigError as error:
         for field, (option, files) in _READER_FLAGS.items():
             if error.where == f"--plugin-options.load_format.{option}":
                 raise ConfigError(
-                    f'the load format "{config.load.load_format}" reads no {files} files.',
+                    f'the load format "{load.load_format}" reads no {files} files.',
                     where=flags()[field].spelling,
                     fix="leave the flag out.",
                 ) from error
         raise
 
 
-def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -> None:
+def _lay_flag(
+    options: dict[str, Any], load: LoadConfig, origins: Mapping[str, str], field: str, value: Any
+) -> None:
     """Set a load-format option from a flag, unless the flag has its default.
 
     Mutates: options. Raises: ConfigError if the option is given too, with another value.
     """
     option, _ = _READER_FLAGS[field]
-    if not config.is_given(field):
+    if field not in origins:
         return
     if options.get(option, value) != value:
         raise ConfigError(
@@ -289,7 +320,7 @@ def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -
             where=flags()[field].spelling,
             fix="leave one of them out.",
         )
-    if option in options or config.value(field) != flags()[field].default:
+    if option in options or getattr(load, field) != flags()[field].default:
         options[option] = value
 
 
@@ -297,10 +328,10 @@ def _told(value: Any) -> str:
     return json.dumps(value)
 
 
-def _places(config: Config) -> dict[str, str]:
+def _places(load: LoadConfig) -> dict[str, str]:
     """Return the devices that torch.save files are loaded to. Raises: ConfigError for an invalid
     one."""
-    places = dict(config.load.pt_load_map_location)
+    places = dict(load.pt_load_map_location)
     for stored, device in places.items():
         if not isinstance(device, str):
             raise ConfigError(
@@ -323,30 +354,34 @@ def _blaming(kind: str, options: Mapping[str, Any], flag: str) -> Iterator[None]
         raise
 
 
-def select_kv_policy(config: Config, defaults: PlatformDefaults) -> Selection:
+def select_kv_policy(
+    cache: CacheConfig, plugins: PluginConfig, defaults: PlatformDefaults
+) -> Selection:
     """Return the KV policy that is named, or the platform's, or the kind's default."""
-    name = config.cache.kv_policy or defaults.kv_policy or registry.KINDS["kv_policy"].default
-    options = config.plugin.options_of("kv_policy")
+    name = cache.kv_policy or defaults.kv_policy or registry.KINDS["kv_policy"].default
+    options = plugins.options_of("kv_policy")
     return select("kv_policy", str(name), where="--kv-policy", options=options)
 
 
-def select_router(config: Config) -> Selection:
+def select_router(parallel: ParallelConfig, plugins: PluginConfig) -> Selection:
     """Return the router that distributes requests over several engines."""
-    options = config.plugin.options_of("router")
-    name = config.parallel.data_parallel_router
+    options = plugins.options_of("router")
+    name = parallel.data_parallel_router
     return select("router", name, where="--data-parallel-router", options=options)
 
 
-def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int = 1) -> Selection:
+def select_executor(
+    parallel: ParallelConfig, plugins: PluginConfig, defaults: PlatformDefaults, num_ranks: int = 1
+) -> Selection:
     """Return the executor that is named. By default, one rank uses the platform's or the kind's
     executor, and several ranks use one process each."""
-    spec = config.parallel.distributed_executor_backend
+    spec = parallel.distributed_executor_backend
     usual = defaults.executor or registry.KINDS["executor"].default
     if num_ranks > 1:
         usual = registry.admin.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
-    options = config.plugin.options_of("executor")
-    asked = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}
+    options = plugins.options_of("executor")
+    asked = {NSIGHT_OPTION: True} if parallel.ray_workers_use_nsight else {}
     where = "--distributed-executor-backend"
     try:
         return select("executor", str(name), where=where, options={**options, **asked})
@@ -360,21 +395,28 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
         raise
 
 
-def select_worker(config: Config, defaults: PlatformDefaults) -> Selection:
+def select_worker(
+    parallel: ParallelConfig,
+    plugins: PluginConfig,
+    engine: EngineConfig,
+    defaults: PlatformDefaults,
+) -> Selection:
     """Return the requested worker, or the platform's."""
-    spec = config.parallel.worker_cls
-    options = {**config.engine.additional_config, **config.plugin.options_of("worker")}
+    spec = parallel.worker_cls
+    options = {**engine.additional_config, **plugins.options_of("worker")}
     name = defaults.worker if spec in NO_CHOICE else spec
-    with _blaming("worker", config.engine.additional_config, "--additional-config"):
+    with _blaming("worker", engine.additional_config, "--additional-config"):
         return select("worker", name, where="--worker-cls", options=options)
 
 
-def select_logits_processors(config: Config) -> tuple[Selection, ...]:
+def select_logits_processors(
+    model_config: ModelConfig, plugins: PluginConfig
+) -> tuple[Selection, ...]:
     """Return dovetail's own processors, all installed ones, and those that the flag names.
 
     A broken installed one is left out with a warning, since the user did not request it.
     """
-    options = config.plugin.options_of("logits_processor")
+    options = plugins.options_of("logits_processor")
     chosen: dict[str, Selection] = {}
     for entry in registry.entries("logits_processor"):
         try:
@@ -383,16 +425,18 @@ def select_logits_processors(config: Config) -> tuple[Selection, ...]:
             log.warning("Logits processor %s is left out: %s", entry.id, error)
             continue
         chosen[picked.target] = picked
-    for spec in config.model.logits_processors:
+    for spec in model_config.logits_processors:
         picked = select("logits_processor", spec, where="--logits-processors")
         chosen.setdefault(picked.target, picked)
     return tuple(chosen.values())
 
 
-def select_stat_loggers(config: Config) -> tuple[Selection, ...]:
+def select_stat_loggers(
+    observability: ObservabilityConfig, plugins: PluginConfig
+) -> tuple[Selection, ...]:
     """Return the stat loggers, including those for traces. Raises: ConfigError, PluginError"""
     flags_about = {stat_loggers.TRACES: stat_loggers.TRACES_FLAG}
     return tuple(
         select("stat_logger", name, where=flags_about.get(name, "--stat-loggers"), options=options)
-        for name, options in stat_loggers.stat_loggers(config).items()
+        for name, options in stat_loggers.stat_loggers(observability, plugins).items()
     )

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.config import Config
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.plugin import PluginConfig
+from dovetail.config.sections.structured_outputs import StructuredOutputsConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.data.spec import ModelSpec, Selection, StructuredOutputSpec
 from dovetail.registry.options import convert
@@ -26,21 +27,23 @@ KEYS: dict[str, type[Any]] = {
 
 
 def structured_output_spec(
-    config: Config, model: ModelSpec, tokenizer: Selection, tokenizer_path: str
+    structured: StructuredOutputsConfig,
+    plugins: PluginConfig,
+    model: ModelSpec,
+    tokenizer: Selection,
+    tokenizer_path: str,
 ) -> StructuredOutputSpec | None:
     """Return how answers are constrained, or None if no backend is installed.
 
     Raises: ConfigError for an unknown key, PluginError for a backend that is not available.
     """
-    settings = {
-        k.replace("-", "_"): v for k, v in config.structured.structured_outputs_config.items()
-    }
+    settings = {k.replace("-", "_"): v for k, v in structured.structured_outputs_config.items()}
     for key in settings:
         if key not in KEYS:
             known = ", ".join(KEYS)
             raise ConfigError("there is no such key.", where=f"{FLAG}.{key}", fix=f"use {known}.")
     said = {key: convert(value, KEYS[key], f"{FLAG}.{key}") for key, value in settings.items()}
-    options = config.plugin.options_of(KIND)
+    options = plugins.options_of(KIND)
     named = said.get("backend", "auto")
     chosen = None
     if named != "auto":

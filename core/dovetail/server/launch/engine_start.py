@@ -42,7 +42,7 @@ async def starting_engine(
 ) -> AsyncIterator[asyncio.Task[AsyncEngine]]:
     """Yield the engine's start as a task, so that the block can prepare everything else meanwhile.
     The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start"""
-    check_serves(config)
+    check_serves(config.parallel)
     with contextlib.ExitStack() as stack:
         elsewhere = _elsewhere(config, spec)
         if elsewhere is not None:

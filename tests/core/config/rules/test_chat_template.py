@@ -14,7 +14,8 @@ from dovetail.errors import ConfigError
 
 def given(value: str) -> str | None:
     """Return the template that both the start's check and the reader take."""
-    check_frontend_flags(Config.from_fields({"chat_template": value}))
+    config = Config.from_fields({"chat_template": value})
+    check_frontend_flags(config.frontend, config.origins)
     return load_template(value)
 
 
@@ -35,7 +36,10 @@ def test_text_is_text(text: str) -> None:
 @pytest.mark.parametrize("value", ["no-such.jinja", "{no-such}.jinja", "{", "x" * 5000])
 def test_what_is_neither_is_refused_by_both(value: str) -> None:
     config = Config.from_fields({"chat_template": value})
-    for take in (lambda: check_frontend_flags(config), lambda: load_template(value)):
+    for take in (
+        lambda: check_frontend_flags(config.frontend, config.origins),
+        lambda: load_template(value),
+    ):
         with pytest.raises(ConfigError, match="neither a file nor a template") as caught:
             take()
         assert caught.value.where == "--chat-template"

@@ -20,6 +20,7 @@ from dovetail.config.rules.parallel.engines import (
 )
 from dovetail.config.rules.parallel.joining import DEFAULT_PORT, meeting_of
 from dovetail.errors import ConfigError
+from dovetail.interfaces.data.spec import EngineShare
 from dovetail.interfaces.platform import Platform, PlatformDefaults
 from dovetail.interfaces.plugin import Info
 
@@ -49,6 +50,14 @@ def config_of(**fields: Any) -> Config:
     return Config.from_fields({f"data_parallel_{key}": value for key, value in fields.items()})
 
 
+def check(config: Config) -> None:
+    check_engines(config.parallel, config.frontend)
+
+
+def shares_of(config: Config, platform: Platform, num_ranks: int) -> tuple[EngineShare, ...]:
+    return engine_shares(config.parallel, config.device, platform, num_ranks)
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores of two hardware threads: 0 and 4, 1 and 5, ..."""
@@ -74,7 +83,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_which_engines_run_here(fields: dict[str, Any], numbers: range) -> None:
-    assert engine_numbers(config_of(**fields)) == numbers
+    assert engine_numbers(config_of(**fields).parallel) == numbers
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,7 @@ def test_which_engines_run_here(fields: dict[str, Any], numbers: range) -> None:
 )
 def test_numbers_that_do_not_fit_are_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_engines(config_of(**fields))
+        check(config_of(**fields))
     assert text in str(caught.value)
 
 
@@ -123,8 +132,11 @@ SECRET = "sixteen characters"
 )
 def test_which_engines_run_elsewhere(fields: dict[str, Any], here: range, elsewhere: range) -> None:
     config = joined_config(**fields)
-    check_engines(config)
-    assert (engine_numbers(config), engines_elsewhere(config)) == (here, elsewhere)
+    check(config)
+    assert (engine_numbers(config.parallel), engines_elsewhere(config.parallel)) == (
+        here,
+        elsewhere,
+    )
 
 
 def joined_config(**fields: Any) -> Config:
@@ -139,10 +151,10 @@ PLAIN = ("headless", "api_server_count", "disable_frontend_multiprocessing")
 
 
 def test_where_the_machines_meet() -> None:
-    meeting = meeting_of(joined_config(size=2, size_local=1))
+    meeting = meeting_of(joined_config(size=2, size_local=1).parallel)
     assert (meeting.name, meeting.limit_s) == (f"[::1]:{DEFAULT_PORT}", 600)
     assert SECRET not in repr(meeting) and meeting.secret == SECRET.encode()
-    other = meeting_of(joined_config(size=2, size_local=1, rpc_port=7, join_timeout=3))
+    other = meeting_of(joined_config(size=2, size_local=1, rpc_port=7, join_timeout=3).parallel)
     assert (other.port, other.limit_s) == (7, 3)
 
 
@@ -159,7 +171,7 @@ def test_where_the_machines_meet() -> None:
 )  # fmt: skip
 def test_flags_of_another_kind_of_process_are_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_engines(joined_config(**({"size": 2, "headless": True} | fields)))
+        check(joined_config(**({"size": 2, "headless": True} | fields)))
     assert text in str(caught.value)
 
 
@@ -167,7 +179,7 @@ def test_flags_of_another_kind_of_process_are_refused(fields: dict[str, Any], te
 def test_engines_that_are_not_bound_share_all_cores_and_lists_are_kept() -> None:
     def shares(text: str, size: int, num_ranks: int) -> tuple[Any, ...]:
         config = Config.from_fields({"data_parallel_size": size, "cpu_cores": text})
-        return engine_shares(config, Cores(None), num_ranks)
+        return engine_shares(config.parallel, config.device, Cores(None), num_ranks)
 
     for num_ranks in (1, 2):
         found = shares("nobind", 2, num_ranks)
@@ -187,47 +199,47 @@ def test_several_engines_need_processes_and_no_address(
 ) -> None:
     fields = {"data_parallel_size": 2, "disable_frontend_multiprocessing": True}
     with pytest.raises(ConfigError, match="each of 2 engines needs its own process"):
-        check_engines(Config.from_fields(fields))
+        check(Config.from_fields(fields))
     monkeypatch.setattr(engines, "launched", lambda config: True)
     with pytest.raises(ConfigError, match="a launcher starts the ranks of one engine, not of 2"):
-        check_engines(config_of(size=2))
+        check(config_of(size=2))
     monkeypatch.undo()
     with caplog.at_level(logging.INFO, "dovetail.config"):
-        check_engines(config_of(size=2, address="10.0.0.1", rpc_port=13345))
+        check(config_of(size=2, address="10.0.0.1", rpc_port=13345))
     assert "--data-parallel-address has no effect" in caplog.text
     assert "--data-parallel-rpc-port has no effect" in caplog.text
 
 
 @pytest.mark.usefixtures("machine")
 def test_engines_share_the_cores() -> None:
-    assert engine_shares(config_of(size=1), Cores(None), 1) == ()
-    first, second = engine_shares(config_of(size=2), Cores(None), 1)
+    assert shares_of(config_of(size=1), Cores(None), 1) == ()
+    first, second = shares_of(config_of(size=2), Cores(None), 1)
     assert (first.engine, first.processors, first.num_threads) == (0, (0, 1, 4, 5), 2)
     assert (second.engine, second.processors, second.num_threads) == (1, (2, 3, 6, 7), 2)
-    shares = engine_shares(config_of(size=3), Cores(None), 1)
+    shares = shares_of(config_of(size=3), Cores(None), 1)
     assert [share.processors for share in shares] == [(0, 4), (1, 5), (2, 3, 6, 7)]
     with pytest.raises(ConfigError, match=r"5 engines need a core each, .* may use 4"):
-        engine_shares(config_of(size=5), Cores(None), 1)
-    first, second = engine_shares(config_of(size=2), Cores(None), 2)
+        shares_of(config_of(size=5), Cores(None), 1)
+    first, second = shares_of(config_of(size=2), Cores(None), 2)
     assert first.rank_processors == ((0, 4), (1, 5))
     assert second.rank_processors == ((2, 6), (3, 7))
     assert (first.num_threads, second.num_threads) == (1, 1)
     with pytest.raises(ConfigError, match=r"2 engines need 4 cores each, .* may use 4"):
-        engine_shares(config_of(size=2), Cores(None), 4)
+        shares_of(config_of(size=2), Cores(None), 4)
 
 
 @pytest.mark.usefixtures("machine")
 def test_a_quota_counts_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "quota_cores", lambda: 2)
-    shares = engine_shares(config_of(size=2), Cores(None), 1)
+    shares = shares_of(config_of(size=2), Cores(None), 1)
     assert [share.num_threads for share in shares] == [1, 1]
     with pytest.raises(ConfigError, match=r"use at most 2, or --cpu-cores nobind"):
-        engine_shares(config_of(size=3), Cores(None), 1)
+        shares_of(config_of(size=3), Cores(None), 1)
 
 
 @pytest.mark.usefixtures("machine")
 def test_engines_on_devices_share_the_host_and_have_a_device_each() -> None:
-    shares = engine_shares(config_of(size=8, hybrid_lb=True, start_rank=6), Cards(None), 1)
+    shares = shares_of(config_of(size=8, hybrid_lb=True, start_rank=6), Cards(None), 1)
     assert [share.engine for share in shares] == [6, 7]
     assert [share.variables for share in shares] == [{"CARD": "0 of 2"}, {"CARD": "1 of 2"}]
     assert [share.processors for share in shares] == [(), ()]

@@ -52,7 +52,8 @@ def test_which_steps_are_divided(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         chosen = None if communicator is None else by(communicator)
-        found = halves_spec(Config.from_fields(fields), rank, chosen)
+        config = Config.from_fields(fields)
+        found = halves_spec(config.parallel, config.origins, rank, chosen)
     spec = None if wanted is None else HalvesSpec(decode_tokens=wanted[0], prefill_tokens=wanted[1])
     assert found == spec
     assert [told in record.message for record in caplog.records] == [True] * bool(told)

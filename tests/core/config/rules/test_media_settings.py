@@ -14,7 +14,7 @@ from dovetail.interfaces.data.media_settings import MIB, MediaLimit, MediaSettin
 
 
 def settings(**fields: Any) -> MediaSettings:
-    return media_settings(Config.from_fields(fields))
+    return media_settings(Config.from_fields(fields).multimodal)
 
 
 def test_without_flags_no_files_and_any_public_host() -> None:

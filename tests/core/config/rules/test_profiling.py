@@ -25,7 +25,7 @@ class Alone(FakeExecutor):
 def spec_of(given: Any, executor: type[Executor] = FakeExecutor) -> ProfileSpec | None:
     target = f"{executor.__module__}:{executor.__qualname__}"
     chosen = Selection(kind="executor", name="fake", target=target)
-    return profile_spec(Config.from_fields({"profiler_config": given}), chosen)
+    return profile_spec(Config.from_fields({"profiler_config": given}).observability, chosen)
 
 
 def test_the_keys_of_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found(**fields: Any) -> dict[str, dict[str, Any]]:
-    return stat_loggers(Config.from_fields(fields))
+    config = Config.from_fields(fields)
+    return stat_loggers(config.observability, config.plugin)
 
 
 def test_flags_become_receivers() -> None:

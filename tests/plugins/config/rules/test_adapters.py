@@ -13,9 +13,14 @@ from dovetail import registry
 from dovetail.config.checkpoint.sources.adapter_path import find_adapter
 from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.config import Config
-from dovetail.config.resolve import hub_of, served_names
-from dovetail.config.rules.adapters import adapter_search, adapter_spec, first_adapters
+from dovetail.config.rules.adapters import (
+    adapter_search,
+    adapter_spec,
+    check_adapter_flags,
+    first_adapters,
+)
 from dovetail.config.rules.checks import check_supported
+from dovetail.config.rules.model.checkpoint import hub_of, served_names
 from dovetail.errors import ConfigError
 from dovetail.interfaces.adapter import AdapterMethod
 from dovetail.interfaces.data.adapter_spec import AdapterSource, AdapterSpec
@@ -40,11 +45,21 @@ def spec_of(**fields: Any) -> EngineSpec:
     """Return what the rules make of the flags, in a spec that is otherwise made up."""
     config = Config.from_fields({"model": MODEL.path, **fields})
     check_supported(config)
-    names = served_names(config)
+    check_adapter_flags(config)
+    names = served_names(config.model)
     return fake_spec(
-        room=adapter_spec(config, MODEL, TOKENIZER),
-        adapters=first_adapters(config, hub_of(config), names),
-        adapter_search=adapter_search(config, names, MODEL),
+        room=adapter_spec(config.lora, config.prompt_adapter, config.plugin, MODEL, TOKENIZER),
+        adapters=first_adapters(
+            config.lora, config.prompt_adapter, hub_of(config.model, config.load), names
+        ),
+        adapter_search=adapter_search(
+            config.model,
+            config.lora,
+            config.plugin,
+            names,
+            hub_of(config.model, config.load),
+            MODEL,
+        ),
     )
 
 
@@ -172,7 +187,7 @@ def test_adapters_that_cannot_be_served_are_told_with_their_flag(
     texts = [one.replace("{0}", there) for one in texts]
     config = Config.from_fields({"enable_lora": True, "lora_modules": texts})
     with pytest.raises(ConfigError) as caught:
-        first_adapters(config, Hub(cache=str(tmp_path)), ("served",))
+        first_adapters(config.lora, config.prompt_adapter, Hub(cache=str(tmp_path)), ("served",))
     assert (caught.value.where or "").startswith("--lora-modules")
     assert text.replace("{0}", there) in str(caught.value)
 

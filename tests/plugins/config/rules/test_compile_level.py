@@ -15,7 +15,9 @@ pytest.importorskip("dovetail_plugins")
 
 def making(*, device: str = "cuda", max_rows: int = 256, **fields: Any) -> StepMaking:
     recorded = 64 if device == "cpu" else None
-    return step_making(Config.from_fields(fields), recorded_rows=recorded, max_rows=max_rows)
+    config = Config.from_fields(fields)
+    sections = config.model, config.scheduler, config.engine
+    return step_making(*sections, recorded_rows=recorded, max_rows=max_rows)
 
 
 def test_default_sizes() -> None:

@@ -22,7 +22,7 @@ from dovetail_testing.tiny.transformer import tiny_run
 
 def ranks(size: int, context: int) -> RankSpec:
     flags = {"tensor_parallel_size": size, "decode_context_parallel_size": context}
-    return rank_spec(Config.from_fields(flags))
+    return rank_spec(Config.from_fields(flags).parallel)
 
 
 def test_ranks_that_divide_a_cache_are_some_of_those_that_divide_layers() -> None:

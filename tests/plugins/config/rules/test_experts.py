@@ -34,8 +34,8 @@ def placed(source: Selection = FILES, *, is_mixture: bool = True, **fields: obje
     """Return where experts go with these fields of the config."""
     config = Config.from_fields(fields)
     model = model_spec(hf_config=MIXTURE if is_mixture else {})
-    rank = over_engines(config, model, rank_spec(config))
-    return expert_settings(config, model, rank, source)[0]
+    rank = over_engines(config.model, config.parallel, model, rank_spec(config.parallel))
+    return expert_settings(config.cache, config.parallel, config.origins, model, rank, source)[0]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_experts_are_divided_over_the_engines_of_a_server(
     is_mixture = bool(fields.pop("is_mixture", True))
     config = Config.from_fields({"data_parallel_size": 3, "tensor_parallel_size": 2, **fields})
     model = model_spec(hf_config=MIXTURE if is_mixture else {})
-    rank = over_engines(config, model, rank_spec(config))
+    rank = over_engines(config.model, config.parallel, model, rank_spec(config.parallel))
     assert (rank.data_size, rank.expert_size) == (size, 2 * size)
-    chosen = select_all2all(config, rank)
+    chosen = select_all2all(config.parallel, config.plugin, config.origins, rank)
     assert (chosen.name if chosen else None) == ("allgather_reducescatter" if size > 1 else None)
 
 
@@ -141,5 +141,10 @@ def test_an_exchange_of_one_engine_has_no_effect(caplog: pytest.LogCaptureFixtur
     fields = {"tensor_parallel_size": 2, "all2all_backend": "all_to_all"}
     config = Config.from_fields({**fields, "enable_expert_parallel": True})
     with caplog.at_level(logging.WARNING):
-        assert select_all2all(config, rank_spec(config)) is None
+        assert (
+            select_all2all(
+                config.parallel, config.plugin, config.origins, rank_spec(config.parallel)
+            )
+            is None
+        )
     assert "--all2all-backend has no effect" in caplog.text

@@ -10,6 +10,7 @@ from dovetail.config.config import Config
 from dovetail.config.rules.parallel.placement import launched, places_ranks
 from dovetail.config.rules.parallel.ranks import rank_spec
 from dovetail.config.rules.selections import select_executor
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces.platform import PlatformDefaults
 
@@ -38,35 +39,40 @@ def config(executor: str | None, **fields: Any) -> Config:
 
 def test_ranks_here_are_all_on_this_machine() -> None:
     for executor in (None, "mp"):
-        rank = rank_spec(config(executor, tensor_parallel_size=4))
+        rank = rank_spec(config(executor, tensor_parallel_size=4).parallel)
         assert (rank.rank, rank.world_size, rank.local_size) == (0, 4, 4)
-        assert launched(config(executor)) is None and not places_ranks(config(executor))
+        assert launched(config(executor).parallel) is None and not places_ranks(
+            config(executor).parallel
+        )
 
 
 def test_a_launcher_says_where_ranks_are(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    rank = rank_spec(config(LAUNCHED, tensor_parallel_size=4))
+    rank = rank_spec(config(LAUNCHED, tensor_parallel_size=4).parallel)
     assert (rank.rank, rank.world_size, rank.local_rank, rank.local_size) == (3, 4, 1, 2)
     with pytest.raises(ConfigError, match="the launcher started 4 ranks") as caught:
-        rank_spec(config(LAUNCHED, tensor_parallel_size=2))
+        rank_spec(config(LAUNCHED, tensor_parallel_size=2).parallel)
     assert caught.value.where == "--tensor-parallel-size" and "use 4" in str(caught.value.fix)
 
 
 @pytest.mark.usefixtures("with_ray")
 def test_ray_places_ranks_when_it_starts_them() -> None:
-    rank = rank_spec(config(RAY, tensor_parallel_size=4))
+    rank = rank_spec(config(RAY, tensor_parallel_size=4).parallel)
     assert (rank.rank, rank.world_size, rank.local_size) == (0, 4, 1)
-    assert places_ranks(config(RAY))
+    assert places_ranks(config(RAY).parallel)
 
 
 @pytest.mark.usefixtures("with_ray")
 def test_ray_workers_use_nsight() -> None:
     flags, defaults = {"ray_workers_use_nsight": True}, PlatformDefaults(worker="cpu")
-    assert select_executor(config(RAY, **flags), defaults, 2).options["uses_nsight"] is True
-    assert not select_executor(config(RAY), defaults, 2).options.get("uses_nsight")
+    plugins = PluginConfig()
+    chosen = select_executor(config(RAY, **flags).parallel, plugins, defaults, 2)
+    assert chosen.options["uses_nsight"] is True
+    chosen = select_executor(config(RAY).parallel, plugins, defaults, 2)
+    assert not chosen.options.get("uses_nsight")
     with pytest.raises(ConfigError, match="executor mp does not run Ray's workers") as caught:
-        select_executor(config("mp", **flags), defaults, 2)
+        select_executor(config("mp", **flags).parallel, plugins, defaults, 2)
     assert caught.value.where == "--ray-workers-use-nsight"
 
 
@@ -74,5 +80,5 @@ def test_without_ray_the_name_says_what_to_install() -> None:
     if ray_actors.RayExecutor.unavailable_reason() is None:
         pytest.skip("ray is installed")
     with pytest.raises(PluginError) as caught:
-        select_executor(config(RAY), PlatformDefaults(worker="cpu"), 2)
+        select_executor(config(RAY).parallel, PluginConfig(), PlatformDefaults(worker="cpu"), 2)
     assert 'pip install "dovetail-llm[ray]"' in caught.value.advice

@@ -34,7 +34,7 @@ class DividedModel(TinyModel):
 
 
 def spec_of(**fields: object) -> RankSpec:
-    return rank_spec(Config.from_fields(fields))
+    return rank_spec(Config.from_fields(fields).parallel)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class TestCores:
 
     def of(self, size: int, text: str | None = None) -> tuple[tuple[int, ...], ...]:
         config = Config.from_fields({"tensor_parallel_size": size, "cpu_cores": text})
-        return rank_processors(config, rank_spec(config), on_cores=True)
+        return rank_processors(config.device, rank_spec(config.parallel), on_cores=True)
 
     def test_whole_cores_are_divided(self) -> None:
         assert self.of(1) == ()
@@ -134,7 +134,7 @@ def test_the_communicator_fits_the_device() -> None:
 
     def chosen(**fields: object) -> str | None:
         config = Config.from_fields({"tensor_parallel_size": 2, **fields})
-        made = select_communicator(config, cpu, rank_spec(config))
+        made = select_communicator(config.parallel, config.plugin, cpu, rank_spec(config.parallel))
         return None if made is None else made.name
 
     assert chosen(tensor_parallel_size=1) is None

@@ -105,8 +105,8 @@ def test_why_the_flag_changes_nothing(
     model: ModelSpec, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert not leaves_out_tokens(Config.from_fields({}), model, REPLAY)
+    assert not leaves_out_tokens(Config.from_fields({}).cache, model, REPLAY)
     assert caplog.text == ""
     asked = Config.from_fields({"kv_sharing_fast_prefill": True})
-    assert not leaves_out_tokens(asked, model, REPLAY)
+    assert not leaves_out_tokens(asked.cache, model, REPLAY)
     assert why in caplog.text

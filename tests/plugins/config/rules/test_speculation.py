@@ -102,7 +102,8 @@ def test_the_command_line_takes_keys(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def accepted_by(asked: dict[str, Any], **fields: Any) -> Selection | None:
-    return acceptance_of(Config.from_fields({"speculative_config": asked, **fields}))
+    config = Config.from_fields({"speculative_config": asked, **fields})
+    return acceptance_of(config.speculative, config.plugin)
 
 
 def test_acceptance_is_exact_unless_asked_otherwise() -> None:

@@ -20,7 +20,7 @@ WHOLE = Selection(kind="model", name="replay", target="dovetail_testing.models:R
 def divided(num_layers: int, **fields: Any) -> RankSpec:
     """Return the first rank of a model of so many layers under these flags."""
     config = Config.from_fields(fields)
-    return staged(rank_spec(config), config, model_spec(num_layers=num_layers))
+    return staged(rank_spec(config.parallel), config.parallel, model_spec(num_layers=num_layers))
 
 
 def test_layers_are_divided_evenly() -> None:

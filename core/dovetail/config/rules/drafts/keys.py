@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.config.config import Config
+from dovetail.config.sections.speculative import SpeculativeConfig
 from dovetail.errors import ConfigError
 from dovetail.registry.options import convert
 
@@ -69,16 +69,16 @@ class DraftKeys:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def draft_keys(config: Config) -> DraftKeys | None:
+def draft_keys(speculative: SpeculativeConfig) -> DraftKeys | None:
     """Return the keys; None if they do not enable speculation. Raises: ConfigError"""
-    raw = config.speculative.speculative_config.items()
+    raw = speculative.speculative_config.items()
     given = {key.replace("-", "_"): value for key, value in raw if value is not None}
     return None if set(given) <= _MODIFIERS else _read(dict(given))
 
 
-def tell_unused(config: Config) -> None:
+def tell_unused(speculative: SpeculativeConfig) -> None:
     """Log the keys that have no effect here, and why. Raises: ConfigError"""
-    raw = config.speculative.speculative_config.items()
+    raw = speculative.speculative_config.items()
     given = {key.replace("-", "_"): value for key, value in raw if value is not None}
     for key, why in _ELSEWHERE.items():
         if key in given and convert(given[key], bool, f"{FLAG}.{key}"):

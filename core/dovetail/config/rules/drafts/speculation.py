@@ -9,7 +9,6 @@ from typing import Any
 
 from dovetail import registry
 from dovetail.config.checkpoint.formats import read_settings
-from dovetail.config.checkpoint.sources.hub import Hub
 from dovetail.config.checkpoint.sources.model_path import DEMO_PATH, find_model
 from dovetail.config.config import Config
 from dovetail.config.rules.drafts.keys import (
@@ -22,8 +21,14 @@ from dovetail.config.rules.drafts.keys import (
 )
 from dovetail.config.rules.drafts.methods import LOOKUP, LOOKUP_WORDS, method_for
 from dovetail.config.rules.drafts.worker import Asked, runs_on_worker
+from dovetail.config.rules.model.checkpoint import hub_of
 from dovetail.config.rules.model.demo import DRAFT_TOKENS, DRAFTS_PAUSE_ABOVE, bundled_drafts
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.load import LoadConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
+from dovetail.config.sections.speculative import SpeculativeConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import DraftSpec, ModelSpec, Selection
@@ -40,11 +45,11 @@ def draft_spec(
     config: Config, model: ModelSpec, schedule: ScheduleSpec, scheduler: Selection
 ) -> DraftSpec | None:
     """Return the drafter and its draft length, or None without speculation. Raises: ConfigError."""
-    tell_unused(config)
-    keys = draft_keys(config)
+    tell_unused(config.speculative)
+    keys = draft_keys(config.speculative)
     if keys is None:
         return None
-    asked = asked_drafter(config)
+    asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
     assert asked is not None, "there are keys"
     needed = {"drafts"}
     if runs_on_worker(registry.admin.load_selection(asked.drafter)):
@@ -65,16 +70,18 @@ def draft_spec(
     return DraftSpec(
         drafter=asked.drafter,
         max_tokens=max_tokens,
-        pause_above_requests=_pause_above(config, model, asked, keys),
+        pause_above_requests=_pause_above(config.model, model, asked, keys),
         max_model_tokens=keys.max_model_len,
     )
 
 
-def check_states(config: Config, model: ModelSpec) -> None:
+def check_states(
+    speculative: SpeculativeConfig, parallel: ParallelConfig, model: ModelSpec
+) -> None:
     """Raise ConfigError for drafts with recurrent states in a pipeline: its first stages do not
     learn in time which drafts were accepted."""
-    num_stages = config.parallel.pipeline_parallel_size
-    if draft_keys(config) is None or not _keeps_states(model) or num_stages == 1:
+    num_stages = parallel.pipeline_parallel_size
+    if draft_keys(speculative) is None or not _keeps_states(model) or num_stages == 1:
         return
     raise ConfigError(
         "the model keeps states of fixed size, and the first stages of a pipeline do not see in "
@@ -88,36 +95,43 @@ def _keeps_states(model: ModelSpec) -> bool:
     return model.cache is not None and model.cache.num_state_layers > 0
 
 
-def _pause_above(config: Config, model: ModelSpec, asked: Asked, keys: DraftKeys) -> int | None:
+def _pause_above(
+    model_config: ModelConfig, model: ModelSpec, asked: Asked, keys: DraftKeys
+) -> int | None:
     """Return the number of requests above which drafting pauses. The demo model's own drafters have
     a default, and so have recurrent states, which need room for one state per draft."""
     if keys.disable_by_batch_size is None and _keeps_states(model):
         return DRAFTS_BESIDE_STATES
-    if keys.disable_by_batch_size is None and _is_bundled(config, keys, asked.drafter.name):
+    if keys.disable_by_batch_size is None and _is_bundled(model_config, keys, asked.drafter.name):
         return DRAFTS_PAUSE_ABOVE
     return keys.disable_by_batch_size
 
 
-def _is_bundled(config: Config, keys: DraftKeys, method: str) -> bool:
+def _is_bundled(model_config: ModelConfig, keys: DraftKeys, method: str) -> bool:
     """Return whether the drafter is one that comes with the demo model."""
-    is_demo = config.model.model in (None, str(DEMO_PATH))
+    is_demo = model_config.model in (None, str(DEMO_PATH))
     return is_demo and keys.checkpoint.model is None and method in bundled_drafts()
 
 
-def _usual_tokens(config: Config, keys: DraftKeys, method: str) -> int:
+def _usual_tokens(model_config: ModelConfig, keys: DraftKeys, method: str) -> int:
     """Return the default draft length."""
-    if _is_bundled(config, keys, method):
+    if _is_bundled(model_config, keys, method):
         return DRAFT_TOKENS.get(method, DEFAULT_DRAFT_TOKENS)
     return DEFAULT_DRAFT_TOKENS
 
 
-def asked_drafter(config: Config) -> Asked | None:
+def asked_drafter(
+    model_config: ModelConfig,
+    load: LoadConfig,
+    speculative: SpeculativeConfig,
+    plugins: PluginConfig,
+) -> Asked | None:
     """Return the requested drafter, with every key of the flag checked; None without one. Raises:
     ConfigError."""
-    keys = draft_keys(config)
+    keys = draft_keys(speculative)
     if keys is None:
         return None
-    method = _method(config, keys)
+    method = _method(model_config, load, keys)
     plugin = registry.load("drafter", method, where=f"{FLAG}.method")
     of_checkpoint: dict[str, Any] = {}
     if runs_on_worker(plugin):
@@ -126,15 +140,15 @@ def asked_drafter(config: Config) -> Asked | None:
             of_checkpoint["max_model_len"] = keys.max_model_len
     options = {} if of_checkpoint else _of_checkpoint(plugin, method, keys.checkpoint)
     return Asked(
-        drafter=_drafter(config, method, {**options, **keys.options}),
-        max_tokens=keys.num_speculative_tokens or _usual_tokens(config, keys, method),
+        drafter=_drafter(plugins, method, {**options, **keys.options}),
+        max_tokens=keys.num_speculative_tokens or _usual_tokens(model_config, keys, method),
         settings=of_checkpoint,
     )
 
 
-def acceptance_of(config: Config) -> Selection | None:
+def acceptance_of(speculative: SpeculativeConfig, plugins: PluginConfig) -> Selection | None:
     """Return what accepts drafts, or None without speculation. Raises: ConfigError"""
-    keys = draft_keys(config)
+    keys = draft_keys(speculative)
     if keys is None:
         return None
     name = keys.acceptance_method or registry.admin.own("acceptance", "rejection_sampler")
@@ -149,11 +163,11 @@ def acceptance_of(config: Config) -> Selection | None:
                 fix=f"leave it out, or set {where} to typical_acceptance_sampler.",
             )
     registry.admin.options_for(plugin, keys.acceptance_options, where=FLAG)
-    options = {**config.plugin.options_of("acceptance"), **keys.acceptance_options}
+    options = {**plugins.options_of("acceptance"), **keys.acceptance_options}
     return select("acceptance", name, where=where, options=options)
 
 
-def _method(config: Config, keys: DraftKeys) -> str:
+def _method(model_config: ModelConfig, load: LoadConfig, keys: DraftKeys) -> str:
     """Return the drafter's name: the given one, or the one for the draft model's checkpoint.
     Raises: ConfigError"""
     model = keys.checkpoint.model
@@ -167,26 +181,20 @@ def _method(config: Config, keys: DraftKeys) -> str:
         )
     if model in LOOKUP_WORDS:
         return LOOKUP
-    folder = draft_folder(config, keys.checkpoint)
+    folder = draft_folder(model_config, load, keys.checkpoint)
     method = method_for(read_settings(folder), model)
     log.info("%s.method auto: %s, by the config of %s.", FLAG, method, model)
     return method
 
 
-def draft_folder(
-    config: Config, checkpoint: DraftCheckpoint, *, needs_weights: bool = False
-) -> Path:
+def draft_folder(model_config: ModelConfig, load: LoadConfig, checkpoint: DraftCheckpoint) -> Path:
     """Return the folder of the draft model, fetched if it is missing. Raises: ConfigError"""
-    load = config.load
-    hub = Hub(
-        cache=load.download_dir, token=config.model.hf_token, is_modelscope=load.use_modelscope
-    )
     try:
         return find_model(
             checkpoint.model,
             revision=checkpoint.revision,
-            hub=hub,
-            needs_weights=needs_weights,
+            hub=hub_of(model_config, load),
+            needs_weights=False,
             model_dirs=load.model_dir,
         )
     except ConfigError as error:
@@ -194,13 +202,13 @@ def draft_folder(
         raise
 
 
-def _drafter(config: Config, method: str, settings: Mapping[str, Any]) -> Selection:
+def _drafter(plugins: PluginConfig, method: str, settings: Mapping[str, Any]) -> Selection:
     """Return the drafter with its options. Raises: ConfigError"""
     where = f"{FLAG}.method"
     plugin = registry.load("drafter", method, where=where)
     # Checked here first, so that an error names this flag.
     registry.admin.options_for(plugin, settings, where=FLAG)
-    options = {**config.plugin.options_of("drafter"), **settings}
+    options = {**plugins.options_of("drafter"), **settings}
     return select("drafter", method, where=where, options=options)
 
 

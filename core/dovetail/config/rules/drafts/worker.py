@@ -29,6 +29,9 @@ from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.model.demo import bundled_drafts, with_bundled_draft
 from dovetail.config.rules.parallel.ranks import check_division, rank_spec
 from dovetail.config.rules.steps.attention import select_attention
+from dovetail.config.sections.load import LoadConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import ModelSpec, Selection, WorkerDraftSpec
@@ -67,22 +70,30 @@ def worker_drafts(
     """Return the drafter and its checkpoint. Raises: ConfigError naming the key at fault."""
     plugin = registry.admin.load_selection(asked.drafter)
     settings = asked.settings
-    _check_place(config)
+    _check_place(config.parallel)
     if "own_weights" not in plugin.capabilities:
         where = target.path, platform.device_type
         settings = with_bundled_draft(settings, asked.drafter.name, *where)
-    model = _model(config, plugin, settings, target, platform, hub)
+    model = _model(config.model, config.load, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
-    model_plugin = _model_plugin(config, plugin, model, target)
-    is_divided = _is_divided(config, settings, plugin)
+    if "own_weights" in plugin.capabilities:
+        media, plugins = config.multimodal, config.plugin
+        model_plugin: Selection | None = selections.select_model(
+            config.model, media, plugins, target
+        )
+    else:
+        model_plugin = _model_plugin(plugin, model)
+    is_divided = _is_divided(config.parallel, settings, plugin)
     if is_divided and model_plugin is not None:
-        check_division(model, model_plugin, rank_spec(config))
+        check_division(model, model_plugin, rank_spec(config.parallel))
     return WorkerDraftSpec(
         drafter=asked.drafter,
         max_tokens=asked.max_tokens,
         model=model,
         model_plugin=model_plugin,
-        load_format=_load_format(config, model.path, is_own="own_weights" in plugin.capabilities),
+        load_format=selections.select_load_format(
+            _load_flags(config.load, plugin), config.plugin, config.origins, model.path
+        ),
         quantization=selections.quantization_of(
             model, settings.get("quantization"), {}, where=f"{FLAG}.quantization"
         ),
@@ -106,13 +117,9 @@ def draft_bytes(drafts: WorkerDraftSpec | None, kv_dtype: str, tensor_size: int)
     return num_layers * per_layer
 
 
-def _model_plugin(
-    config: Config, plugin: type[WorkerDrafter], model: ModelSpec, target: ModelSpec
-) -> Selection | None:
+def _model_plugin(plugin: type[WorkerDrafter], model: ModelSpec) -> Selection | None:
     """Return the model plugin for the class in a drafter's settings, if they name one. Raises:
     UnknownPlugin for a whole model of an unknown class"""
-    if "own_weights" in plugin.capabilities:
-        return selections.select_model(config, target)
     name = registered(model.architecture)
     if name is None and "whole_model" not in plugin.capabilities:
         return None
@@ -120,9 +127,8 @@ def _model_plugin(
     return selections.select("model", name or model.architecture, where=where)
 
 
-def _check_place(config: Config) -> None:
+def _check_place(parallel: ParallelConfig) -> None:
     """Raise ConfigError for engines in which no rank sees a whole step."""
-    parallel = config.parallel
     for size, flag in (
         (parallel.pipeline_parallel_size, "--pipeline-parallel-size"),
         (parallel.decode_context_parallel_size, "--decode-context-parallel-size"),
@@ -136,7 +142,8 @@ def _check_place(config: Config) -> None:
 
 
 def _model(
-    config: Config,
+    model_config: ModelConfig,
+    load: LoadConfig,
     plugin: type[WorkerDrafter],
     settings: Mapping[str, Any],
     target: ModelSpec,
@@ -144,12 +151,12 @@ def _model(
     hub: Hub,
 ) -> ModelSpec:
     """Return the facts of the drafter's checkpoint. Raises: ConfigError"""
-    folder = _folder(config, plugin, settings, target, hub)
+    folder = _folder(load, plugin, settings, target, hub)
     raw = read_settings(folder)
     if "own_weights" in plugin.capabilities:  # includes changes by flags
         raw = {**raw, **target.hf_config}
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
-    requested = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    requested = registry.admin.value_of("dtype", model_config.dtype) or AUTO_DTYPE
     _, kept = chosen_dtypes(requested, found.hf_config, platform)
     rope = with_rope(found.hf_config, None, {})
     return msgspec.structs.replace(
@@ -158,7 +165,7 @@ def _model(
 
 
 def _folder(
-    config: Config,
+    load: LoadConfig,
     plugin: type[WorkerDrafter],
     settings: Mapping[str, Any],
     target: ModelSpec,
@@ -189,8 +196,8 @@ def _folder(
             name,
             revision=None if revision is None else convert(revision, str, f"{FLAG}.revision"),
             hub=hub,
-            needs_weights=config.load.load_format != "dummy",
-            model_dirs=config.load.model_dir,
+            needs_weights=load.load_format != "dummy",
+            model_dirs=load.model_dir,
         )
     except ConfigError as error:
         named = where if error.where == "--model" else error.where
@@ -235,9 +242,11 @@ def _check_tokens(draft: Path, target: Path) -> None:
         )
 
 
-def _is_divided(config: Config, settings: Mapping[str, Any], plugin: type[WorkerDrafter]) -> bool:
+def _is_divided(
+    parallel: ParallelConfig, settings: Mapping[str, Any], plugin: type[WorkerDrafter]
+) -> bool:
     """Return whether the drafter is divided over the model's ranks. Raises: ConfigError"""
-    size = config.parallel.tensor_parallel_size
+    size = parallel.tensor_parallel_size
     key = "draft_tensor_parallel_size"
     asked = settings.get(key)
     if asked is None:
@@ -266,12 +275,11 @@ def _is_sampled(settings: Mapping[str, Any]) -> bool:
     return bool(asked == "probabilistic")
 
 
-def _load_format(config: Config, path: str, *, is_own: bool) -> Selection:
-    """Return the load format for the drafter's weights; the flags concern the model's weights."""
-    if is_own or config.load.load_format == "dummy":
-        return selections.select_load_format(config, path)
-    load = replace(config.load, load_format="auto", model_loader_extra_config={})
-    return selections.select_load_format(replace(config, load=load), path)
+def _load_flags(load: LoadConfig, plugin: type[WorkerDrafter]) -> LoadConfig:
+    """Return the flags for the drafter's weights: those of the format concern the model's own."""
+    if "own_weights" in plugin.capabilities or load.load_format == "dummy":
+        return load
+    return replace(load, load_format="auto", model_loader_extra_config={})
 
 
 def _longest(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.device import DeviceConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.platform import Platform
@@ -13,21 +15,21 @@ from dovetail.interfaces.platform import Platform
 FLAG = "--device"
 
 
-def select_platform(config: Config) -> tuple[Selection, Platform]:
+def select_platform(device: DeviceConfig, plugins: PluginConfig) -> tuple[Selection, Platform]:
     """Return the requested or the best available platform, as data and as an instance.
 
     Raises: UnavailablePlugin with the reason why its device is not available
     """
-    options = config.plugin.options_of("platform")
-    name = config.device.device
+    options = plugins.options_of("platform")
+    name = device.device
     selection = registry.choose("platform", name, options=options, where=FLAG)
     platform: Platform = registry.make(selection)
     return selection, platform
 
 
-def block_tokens(config: Config, platform: Platform) -> int:
+def block_tokens(cache: CacheConfig, platform: Platform) -> int:
     """Return the tokens per KV cache block. Raises: ConfigError for an unsupported size."""
-    requested = config.cache.block_size
+    requested = cache.block_size
     sizes = platform.limits().block_tokens
     if requested is None:
         return platform.defaults().block_tokens

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import Selection
 from dovetail.interfaces.platform import Platform
@@ -16,15 +18,21 @@ HOST_MEMORY = "host_memory"
 """Capability of a platform that computes in main memory."""
 
 
-def swap_bytes(config: Config, platform: Platform, scheduler: Selection, worker: Selection) -> int:
+def swap_bytes(
+    cache: CacheConfig,
+    origins: Mapping[str, str],
+    platform: Platform,
+    scheduler: Selection,
+    worker: Selection,
+) -> int:
     """Return the host memory for the caches of preempted requests.
 
     By default 0 on a CPU, whose cache is in host memory anyway, and with plugins that do not
     support swapping. Raises: ConfigError if it is requested with such plugins.
     """
-    requested = int(config.cache.swap_space * 2**30)
+    requested = int(cache.swap_space * 2**30)
     unable = [one for one in (scheduler, worker) if not _has(one, "swap")]
-    if not config.is_given("swap_space"):
+    if "swap_space" not in origins:
         return 0 if unable or HOST_MEMORY in platform.capabilities else requested
     if requested and unable:
         raise ConfigError(
@@ -35,24 +43,24 @@ def swap_bytes(config: Config, platform: Platform, scheduler: Selection, worker:
     return requested
 
 
-def offload_bytes(config: Config, platform: Platform) -> int:
+def offload_bytes(model_config: ModelConfig, cache: CacheConfig, platform: Platform) -> int:
     """Return the bytes of weights that stay in host memory; 0 on a CPU, which has no other."""
-    requested = int(config.cache.cpu_offload_gb * 2**30)
+    requested = int(cache.cpu_offload_gb * 2**30)
     if not requested:
         return 0
     if HOST_MEMORY in platform.capabilities:
         log.info("--cpu-offload-gb: a CPU's weights are in host memory already; none are copied.")
         return 0
-    if not config.model.enforce_eager:
+    if not model_config.enforce_eager:
         log.info(
             "--cpu-offload-gb: steps are not captured, because weights are copied within them."
         )
     return requested
 
 
-def may_sleep(config: Config, executor: Selection, worker: Selection) -> bool:
+def may_sleep(model_config: ModelConfig, executor: Selection, worker: Selection) -> bool:
     """Return whether sleep mode is on. Raises: ConfigError if it is not supported."""
-    if not config.model.enable_sleep_mode:
+    if not model_config.enable_sleep_mode:
         return False
     for one in (executor, worker):
         if not _has(one, "sleep"):

@@ -19,10 +19,10 @@ from dovetail import registry
 from dovetail.config.checkpoint.code_files import MissingCode, read_code
 from dovetail.config.checkpoint.sources.hub import Hub, Wanted, check_online, fetch
 from dovetail.config.checkpoint.stores.hub_cache import commit_of, is_commit
-from dovetail.config.config import Config
 from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.model.model_impl import wanted_impl
 from dovetail.config.rules.model.transformers_models import known_classes
+from dovetail.config.sections.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.checkpoint_code import CAUSAL, CONFIG, TOKENIZER, CheckpointCode
 from dovetail.interfaces.data.spec import ModelSpec, Selection
@@ -74,25 +74,25 @@ def hub_revision(pin: str | None) -> str | None:
     return None if pin is None or pin.startswith(DIGEST) else pin
 
 
-def model_code(config: Config, model: ModelSpec, hub: Hub) -> CheckpointCode | None:
+def model_code(model_config: ModelConfig, model: ModelSpec, hub: Hub) -> CheckpointCode | None:
     """Return the code of a model's class if nothing else can run the model, else None. Raises:
     ConfigError if it may not run"""
-    if not _needs_code(config, model):
+    if not _needs_code(model_config, model):
         return None
-    if not config.model.trust_remote_code:
+    if not model_config.trust_remote_code:
         raise ConfigError(
             f"{model.architecture} is code that comes with the checkpoint, which does not run "
             "unless it is asked for.",
             where="the checkpoint's architectures",
             fix=f"read the code, then give {ALLOW} ({GUIDE}).",
         )
-    return _allowed(_of_model(config, Path(model.path)), hub, (CONFIG, CAUSAL))
+    return _allowed(_of_model(model_config, Path(model.path)), hub, (CONFIG, CAUSAL))
 
 
-def tokenizer_source(config: Config, folder: Path) -> CodeSource:
+def tokenizer_source(model_config: ModelConfig, folder: Path) -> CodeSource:
     """Return the source of a tokenizer's code: the model's folder, or that of --tokenizer."""
-    is_models = config.model.tokenizer is None
-    return _of_model(config, folder) if is_models else _of_tokenizer(config, folder)
+    is_models = model_config.tokenizer is None
+    return _of_model(model_config, folder) if is_models else _of_tokenizer(model_config, folder)
 
 
 def with_code(tokenizer: Selection, source: CodeSource, hub: Hub) -> Selection:
@@ -114,47 +114,44 @@ def refuse_option(options: Mapping[str, Any]) -> None:
         )
 
 
-def tell_unused(config: Config, *, is_used: bool) -> None:
+def tell_unused(model_config: ModelConfig, *, is_used: bool) -> None:
     """Log flags about code that have no effect."""
-    section = config.model
-    if section.trust_remote_code and not is_used:
+    if model_config.trust_remote_code and not is_used:
         log.info(
             "%s runs nothing: nothing of this checkpoint needs code that comes with it.", ALLOW
         )
-    if section.code_revision and not section.trust_remote_code:
+    if model_config.code_revision and not model_config.trust_remote_code:
         log.warning("--code-revision has no effect without %s: no code runs.", ALLOW)
 
 
-def _needs_code(config: Config, model: ModelSpec) -> bool:
+def _needs_code(model_config: ModelConfig, model: ModelSpec) -> bool:
     """Return whether only the checkpoint's own class can run a model."""
     if CAUSAL not in (model.hf_config.get("auto_map") or {}):
         return False
-    impl = wanted_impl(config)
+    impl = wanted_impl(model_config)
     own = registered(model.architecture, model.head)
     is_taken = impl not in (None, "transformers") or (impl is None and own is not None)
     return not is_taken and model.architecture not in known_classes().every
 
 
-def _of_model(config: Config, folder: Path) -> CodeSource:
-    section = config.model
-    is_commit_given = is_commit(section.revision) and section.code_revision is None
+def _of_model(model_config: ModelConfig, folder: Path) -> CodeSource:
+    is_commit_given = is_commit(model_config.revision) and model_config.code_revision is None
     return CodeSource(
         folder=folder,
-        name=_hub_name(section.model),
+        name=_hub_name(model_config.model),
         flag="--revision" if is_commit_given else "--code-revision",
-        pin=section.revision if is_commit_given else section.code_revision,
-        revision=section.revision,
+        pin=model_config.revision if is_commit_given else model_config.code_revision,
+        revision=model_config.revision,
     )
 
 
-def _of_tokenizer(config: Config, folder: Path) -> CodeSource:
-    section = config.model
+def _of_tokenizer(model_config: ModelConfig, folder: Path) -> CodeSource:
     return CodeSource(
         folder=folder,
-        name=_hub_name(section.tokenizer),
+        name=_hub_name(model_config.tokenizer),
         flag="--tokenizer-revision",
-        pin=section.tokenizer_revision,
-        revision=hub_revision(section.tokenizer_revision),
+        pin=model_config.tokenizer_revision,
+        revision=hub_revision(model_config.tokenizer_revision),
     )
 
 

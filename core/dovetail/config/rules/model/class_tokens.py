@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from dovetail.config.checkpoint.json_files import read_json
-from dovetail.config.config import Config
 from dovetail.config.rules.model.architectures import stem
 from dovetail.config.rules.pooling.pooler_config import POOLER_CONFIG, PoolerConfig
+from dovetail.config.sections.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import LOGITS, MAKES_VECTORS, ModelSpec
 
@@ -28,7 +28,9 @@ _DIFFERENCE, _ROWS = "from_2_way_softmax", "no_post_processing"
 _ORIGINAL = "is_original_qwen3_reranker"
 
 
-def with_class_tokens(config: Config, model: ModelSpec, asked: PoolerConfig) -> ModelSpec:
+def with_class_tokens(
+    model_config: ModelConfig, model: ModelSpec, asked: PoolerConfig
+) -> ModelSpec:
     """Return the model with class tokens, if they are requested.
 
     That is by `classifier_from_token` in its config, or by `returned_token_ids` for a generating
@@ -39,7 +41,7 @@ def with_class_tokens(config: Config, model: ModelSpec, asked: PoolerConfig) -> 
         return model
     words = facts.get(WORDS)
     if words:
-        tokens = _numbered(_tokenizer_folder(config, model), words)
+        tokens = _numbered(_tokenizer_folder(model_config, model), words)
         is_difference = bool(facts.get(_ORIGINAL)) or facts.get(_METHOD) == _DIFFERENCE
         _verify_method(facts.get(_METHOD))
         return _with_tokens(model, tokens, is_difference=is_difference)
@@ -81,8 +83,8 @@ def _verify_method(method: Any) -> None:
         )
 
 
-def _tokenizer_folder(config: Config, model: ModelSpec) -> Path:
-    asked = config.model.tokenizer
+def _tokenizer_folder(model_config: ModelConfig, model: ModelSpec) -> Path:
+    asked = model_config.tokenizer
     return Path(asked) if asked and Path(asked).is_dir() else Path(model.path)
 
 

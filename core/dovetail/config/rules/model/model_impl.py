@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.model import ModelConfig
 
 
-def wanted_impl(config: Config) -> str | None:
+def wanted_impl(model_config: ModelConfig) -> str | None:
     """Return what --model-impl requests: None, "dovetail", "transformers" or a model plugin.
 
     None is no preference. A model plugin is NAME@DISTRIBUTION, package.module:Class or
     file.py:Class. Raises: UnknownPlugin
     """
-    given = config.model.model_impl
+    given = model_config.model_impl
     if names_model(given):
         return given
     value: str | None = registry.admin.value_of("model_impl", given)

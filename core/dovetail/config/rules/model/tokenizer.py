@@ -10,28 +10,29 @@ from dovetail.config.checkpoint.sources.model_path import find_tokenizer
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
 from dovetail.config.rules.model import checkpoint_code
+from dovetail.config.sections.model import ModelConfig
 from dovetail.interfaces.data.spec import Selection
 
 
-def tokenizer_path(config: Config, model_path: Path, hub: Hub) -> Path:
+def tokenizer_path(model_config: ModelConfig, model_path: Path, hub: Hub) -> Path:
     """Return the folder of the tokenizer, or a file that contains the whole model. Raises:
     ConfigError if there is none"""
-    section = config.model
-    if section.skip_tokenizer_init:
+    if model_config.skip_tokenizer_init:
         return model_path
     return find_tokenizer(
-        section.tokenizer,
+        model_config.tokenizer,
         model_path,
-        revision=checkpoint_code.hub_revision(section.tokenizer_revision) or section.revision,
+        revision=checkpoint_code.hub_revision(model_config.tokenizer_revision)
+        or model_config.revision,
         hub=hub,
-        fits=partial(selections.reads_tokenizer, section.tokenizer_mode),
+        fits=partial(selections.reads_tokenizer, model_config.tokenizer_mode),
     )
 
 
 def select_tokenizer(config: Config, path: Path, hub: Hub) -> Selection:
     """Return the tokenizer plugin for a path, with the code that it may run. Raises: ConfigError"""
     if config.model.skip_tokenizer_init:
-        return selections.no_tokenizer(config)
+        return selections.no_tokenizer(config.model, config.frontend, config.origins)
     options = config.plugin.options_of("tokenizer")
     checkpoint_code.refuse_option(options)
     mode = config.model.tokenizer_mode
@@ -40,5 +41,5 @@ def select_tokenizer(config: Config, path: Path, hub: Hub) -> Selection:
     )
     if not config.model.trust_remote_code:
         return chosen
-    source = checkpoint_code.tokenizer_source(config, path)
+    source = checkpoint_code.tokenizer_source(config.model, path)
     return checkpoint_code.with_code(chosen, source, hub)

@@ -14,10 +14,13 @@ import msgspec
 
 from dovetail import registry
 from dovetail.config.checkpoint.model_facts import facts_of
-from dovetail.config.config import Config
 from dovetail.config.rules.adapters import MEDIA_LORAS
 from dovetail.config.rules.multimodal.kinds import PROCESSOR_FILES, allowed_kinds, has_processor
 from dovetail.config.rules.multimodal.settings import media_settings
+from dovetail.config.sections.lora import LoRAConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.multimodal import MultiModalConfig
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.media import MediaSpec
 from dovetail.interfaces.data.media_settings import AUDIO, MIB, VIDEO, MediaSettings
@@ -43,11 +46,17 @@ def _shared_folder() -> str:
     return str(base / f"dovetail-media-{os.getuid()}" / secrets.token_hex(8))
 
 
-def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
+def media_spec(
+    model_config: ModelConfig,
+    lora: LoRAConfig,
+    multimodal: MultiModalConfig,
+    parallel: ParallelConfig,
+    model: ModelSpec,
+) -> MediaSpec | None:
     """Return how media are processed, None if the model takes none or none are allowed. It is also
     None, with a warning, if the checkpoint has no processor settings. Raises: ConfigError"""
-    given, settings = config.multimodal, media_settings(config)
-    kinds = allowed_kinds(config, model)
+    settings = media_settings(multimodal)
+    kinds = allowed_kinds(model_config, multimodal, model)
     if kinds and not has_processor(model):
         log.warning(
             "%s has no %s, so the text part is served alone and prompts with media (%s) are "
@@ -57,30 +66,31 @@ def media_spec(config: Config, model: ModelSpec) -> MediaSpec | None:
             ", ".join(kinds),
         )
         kinds = ()
-    adapters = _adapters(config, kinds)
+    adapters = _adapters(lora, kinds)
     _tell_adapters(model, kinds, adapters)
     if not kinds:
-        _pruning_rate(config, kinds)
+        _pruning_rate(multimodal, kinds)
         return None
     if facts_of(model.whole_config).media_see_all:
-        _verify_seen_whole(config, model)
-    cache = registry.admin.value_of("mm_cache", given.mm_processor_cache_type, where=CACHE_FLAG)
+        _verify_seen_whole(parallel, model)
+    cache_type = multimodal.mm_processor_cache_type
+    cache = registry.admin.value_of("mm_cache", cache_type, where=CACHE_FLAG)
     return MediaSpec(
         kinds=kinds,
-        options=dict(given.mm_processor_kwargs),
-        cache_bytes=int(given.mm_processor_cache_gb * GIB),
-        cache_item_bytes=given.mm_shm_cache_max_object_size_mb * MIB,
+        options=dict(multimodal.mm_processor_kwargs),
+        cache_bytes=int(multimodal.mm_processor_cache_gb * GIB),
+        cache_item_bytes=multimodal.mm_shm_cache_max_object_size_mb * MIB,
         shared_folder=_shared_folder() if cache == "shm" else "",
         settings=settings,
-        interleaves=given.interleave_mm_strings,
+        interleaves=multimodal.interleave_mm_strings,
         adapters=adapters,
-        pruning_rate=_pruning_rate(config, kinds),
+        pruning_rate=_pruning_rate(multimodal, kinds),
     )
 
 
-def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
+def _pruning_rate(multimodal: MultiModalConfig, kinds: Sequence[str]) -> float:
     """Return the share of a video's vectors to leave out. Raises: ConfigError"""
-    rate = config.multimodal.video_pruning_rate or 0.0
+    rate = multimodal.video_pruning_rate or 0.0
     if rate == 1.0:
         raise ConfigError(
             "nothing of a video would be left.", where=PRUNING_FLAG, fix="give less than 1."
@@ -90,10 +100,10 @@ def _pruning_rate(config: Config, kinds: Sequence[str]) -> float:
     return rate
 
 
-def _verify_seen_whole(config: Config, model: ModelSpec) -> None:
+def _verify_seen_whole(parallel: ParallelConfig, model: ModelSpec) -> None:
     """Raise ConfigError if not all tokens of an image can see each other."""
     alone = """serve the text part alone with `--limit-mm-per-prompt '{"image": 0}'`."""
-    if divides_cache(config):
+    if divides_cache(parallel):
         raise ConfigError(
             "images that are seen both ways need the whole KV cache of a request on each rank.",
             where="--decode-context-parallel-size",
@@ -111,23 +121,28 @@ def _verify_seen_whole(config: Config, model: ModelSpec) -> None:
         )
 
 
-def divides_cache(config: Config) -> bool:
+def divides_cache(parallel: ParallelConfig) -> bool:
     """Return whether ranks divide the KV cache of each request."""
-    return config.parallel.decode_context_parallel_size > 1
+    return parallel.decode_context_parallel_size > 1
 
 
-def encoder_mode(config: Config) -> str:
+def encoder_mode(multimodal: MultiModalConfig) -> str:
     """Return how ranks divide an encoder. Raises: PluginError"""
-    given = config.multimodal.mm_encoder_tp_mode
+    given = multimodal.mm_encoder_tp_mode
     return str(registry.admin.value_of("mm_encoder_tp_mode", given, where="--mm-encoder-tp-mode"))
 
 
-def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) -> int:
+def encodings_bytes(
+    model_config: ModelConfig,
+    multimodal: MultiModalConfig,
+    model: ModelSpec,
+    schedule: ScheduleSpec,
+) -> int:
     """Return the memory of all cached encodings, and of those computed in a step. It is 0 if there
     are none, or --skip-mm-profiling excludes them."""
-    if config.multimodal.skip_mm_profiling or not has_processor(model):
+    if multimodal.skip_mm_profiling or not has_processor(model):
         return 0
-    if not allowed_kinds(config, model):
+    if not allowed_kinds(model_config, multimodal, model):
         return 0
     vision = model.whole_config.get("vision_config") or {}
     size = model.hidden_size * (1 + len(vision.get("deepstack_visual_indexes") or ()))
@@ -135,10 +150,10 @@ def encodings_bytes(config: Config, model: ModelSpec, schedule: ScheduleSpec) ->
     return rows * size * VALUE_BYTES
 
 
-def takes_vectors(config: Config, run: RunSpec) -> bool:
+def takes_vectors(model_config: ModelConfig, run: RunSpec) -> bool:
     """Return whether requests may send vectors instead of a prompt. Raises: ConfigError if the
     model does not support them"""
-    if not config.model.enable_prompt_embeds:
+    if not model_config.enable_prompt_embeds:
         return False
     if run.pooling is not None or run.model.encoder is not None:
         what = "only a decoder that generates text reads embeddings as its prompt."
@@ -152,10 +167,10 @@ def takes_vectors(config: Config, run: RunSpec) -> bool:
     return True
 
 
-def _adapters(config: Config, kinds: Sequence[str]) -> dict[str, str]:
+def _adapters(lora: LoRAConfig, kinds: Sequence[str]) -> dict[str, str]:
     """Return media kind -> the adapter for prompts with such media, which has the kind's name.
     Raises: ConfigError for a kind that the model does not take"""
-    given = config.lora.default_mm_loras
+    given = lora.default_mm_loras
     for kind, path in given.items():
         if kind not in kinds:
             raise ConfigError(
@@ -187,12 +202,12 @@ def _tell_adapters(model: ModelSpec, kinds: Sequence[str], used: Mapping[str, st
         )
 
 
-def sound_settings(config: Config, model: ModelSpec) -> MediaSettings | None:
+def sound_settings(multimodal: MultiModalConfig, model: ModelSpec) -> MediaSettings | None:
     """Return how sounds are read for transcription, None if it is not a speech model. Raises:
     ConfigError"""
     if model.encoder is None or model.encoder.kind != AUDIO:
         return None
-    settings = media_settings(config)
+    settings = media_settings(multimodal)
     audio = msgspec.structs.replace(settings.options.audio, sampling_rate=SPEECH_RATE_HZ)
     options = msgspec.structs.replace(settings.options, audio=audio)
     return msgspec.structs.replace(settings, options=options)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.multimodal import MultiModalConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.media_settings import (
     AUDIO,
@@ -41,24 +41,24 @@ MAX_FRAMES = 4096
 MAX_RATE_HZ = 192_000
 
 
-def media_settings(config: Config) -> MediaSettings:
+def media_settings(multimodal: MultiModalConfig) -> MediaSettings:
     """Return the settings of media. Raises: ConfigError, PluginError for an unknown modality"""
-    given = config.multimodal
-    limits = {m: _limit(m, value) for m, value in _by_modality(LIMITS, given.limit_mm_per_prompt)}
+    given = _by_modality(LIMITS, multimodal.limit_mm_per_prompt)
+    limits = {medium: _limit(medium, value) for medium, value in given}
     timeouts_s = {
-        IMAGE: given.image_fetch_timeout,
-        VIDEO: given.video_fetch_timeout,
-        AUDIO: given.audio_fetch_timeout,
+        IMAGE: multimodal.image_fetch_timeout,
+        VIDEO: multimodal.video_fetch_timeout,
+        AUDIO: multimodal.audio_fetch_timeout,
     }
     defaults = MediaSettings()
     return MediaSettings(
-        local_path=_folder(given.allowed_local_media_path),
-        domains=tuple(_host(name) for name in given.allowed_media_domains),
-        allows_redirects=given.media_url_allow_redirects,
+        local_path=_folder(multimodal.allowed_local_media_path),
+        domains=tuple(_host(name) for name in multimodal.allowed_media_domains),
+        allows_redirects=multimodal.media_url_allow_redirects,
         limits=limits,
-        options=media_options(given.media_io_kwargs, where=OPTIONS),
+        options=media_options(multimodal.media_io_kwargs, where=OPTIONS),
         fetch_timeouts_s=timeouts_s,
-        max_bytes={**defaults.max_bytes, AUDIO: given.max_audio_clip_filesize_mb * MIB},
+        max_bytes={**defaults.max_bytes, AUDIO: multimodal.max_audio_clip_filesize_mb * MIB},
     )
 
 

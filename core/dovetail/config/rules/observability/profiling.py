@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail import registry
-from dovetail.config.config import Config
 from dovetail.config.rules.json_keys import read_keys
+from dovetail.config.sections.observability import ObservabilityConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.profile import FLAG, ProfileSpec
 from dovetail.interfaces.data.spec import Selection
@@ -44,9 +44,9 @@ ONE_VALUE = {
 """Keys that are refused except with this value -> what to do instead."""
 
 
-def profile_spec(config: Config, executor: Selection) -> ProfileSpec | None:
+def profile_spec(observability: ObservabilityConfig, executor: Selection) -> ProfileSpec | None:
     """Return how ranks are profiled, None if they are not. Raises: ConfigError"""
-    raw = config.observability.profiler_config
+    raw = observability.profiler_config
     keys = read_keys(ProfilerKeys, raw, FLAG)
     if not raw or (keys.profiler is None and keys.torch_profiler_dir is None):
         return None

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.observability import ObservabilityConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 
 LOG, METRICS, TRACES = "log", "prometheus", "otlp"
@@ -22,28 +23,31 @@ TRACES_FLAG = "--otlp-traces-endpoint"
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 
 
-def stat_loggers(config: Config) -> dict[str, dict[str, Any]]:
+def stat_loggers(
+    observability: ObservabilityConfig, plugins: PluginConfig
+) -> dict[str, dict[str, Any]]:
     """Return name -> options of every stat logger. Raises: ConfigError"""
-    section = config.observability
-    names = [n for n in section.stat_loggers if not (n == LOG and section.disable_log_stats)]
-    if section.otlp_traces_endpoint:
+    names = [
+        n for n in observability.stat_loggers if not (n == LOG and observability.disable_log_stats)
+    ]
+    if observability.otlp_traces_endpoint:
         names.append(TRACES)
-    given = config.plugin.options_of("stat_logger")
+    given = plugins.options_of("stat_logger")
     options = {name: dict(given.get(name) or {}) for name in names}
-    if section.show_hidden_metrics_for_version:
+    if observability.show_hidden_metrics_for_version:
         _receiver(options, METRICS, "--show-hidden-metrics-for-version")["shows_hidden"] = True
-        _check_version(section.show_hidden_metrics_for_version)
-    if section.otlp_traces_endpoint:
-        options[TRACES]["endpoint"] = traces_url(section.otlp_traces_endpoint)
-    if section.collect_detailed_traces:
+        _check_version(observability.show_hidden_metrics_for_version)
+    if observability.otlp_traces_endpoint:
+        options[TRACES]["endpoint"] = traces_url(observability.otlp_traces_endpoint)
+    if observability.collect_detailed_traces:
         detail = _receiver(options, TRACES, "--collect-detailed-traces")
-        detail["detail"] = sorted(trace_parts(config))
+        detail["detail"] = sorted(trace_parts(observability))
     return options
 
 
-def trace_parts(config: Config) -> set[str]:
+def trace_parts(observability: ObservabilityConfig) -> set[str]:
     """Return the parts that are timed for every request: "model", "worker"."""
-    names = config.observability.collect_detailed_traces
+    names = observability.collect_detailed_traces
     values = (registry.admin.value_of("trace_module", name) for name in names)
     return {part for parts in values for part in parts}
 

@@ -7,17 +7,17 @@ several ranks.
 from __future__ import annotations
 
 from dovetail.config.checkpoint.context_length import window_tokens
-from dovetail.config.config import Config
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec, RankSpec
 
 FLAG = "--decode-context-parallel-size"
 
 
-def context_size(config: Config) -> int:
+def context_size(parallel: ParallelConfig) -> int:
     """Return how many ranks divide each request's cache. Raises: ConfigError unless this number
     divides the tensor-parallel size"""
-    ranks, size = config.parallel.tensor_parallel_size, config.parallel.decode_context_parallel_size
+    ranks, size = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
     if ranks % size:
         raise ConfigError(
             f"{size} ranks of {ranks} cannot divide a KV cache: they must be all, a half, a third "

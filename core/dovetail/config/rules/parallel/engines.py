@@ -11,7 +11,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from dovetail.config.config import Config
 from dovetail.config.rules.machine.cores import (
     BAR,
     UNBOUND,
@@ -25,7 +24,10 @@ from dovetail.config.rules.machine.platform import default_threads, usable_cores
 from dovetail.config.rules.parallel.joining import BACKEND, HEADLESS, check_joining, starter_of
 from dovetail.config.rules.parallel.placement import launched, places_ranks
 from dovetail.config.rules.selections import select_router
+from dovetail.config.sections.device import DeviceConfig
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.profile import of_engine
 from dovetail.interfaces.data.spec import EngineShare, EngineSpec
@@ -40,74 +42,78 @@ HOST_CORES = "host_cores"
 """Capability of a platform that computes on this machine's processors."""
 
 
-def engine_numbers(config: Config) -> range:
+def engine_numbers(parallel: ParallelConfig) -> range:
     """Return the numbers of the engines that run on this machine. Raises: ConfigError
 
     By default all, or the first ones up to the local size (without it none, if a starter starts
     them). With a rank only that one, for the user's own load balancer. With hybrid balancing or
     headless, those from the start rank on.
     """
-    parallel = config.parallel
     if parallel.data_parallel_rank is not None:
         return _one_rank(parallel, parallel.data_parallel_rank)
     if parallel.data_parallel_hybrid_lb or parallel.headless:
         return _machine_of_several(parallel)
-    return _first_ones(config)
+    return _first_ones(parallel)
 
 
-def engines_elsewhere(config: Config) -> range:
+def engines_elsewhere(parallel: ParallelConfig) -> range:
     """Return the numbers of this server's engines that run on other machines."""
-    parallel = config.parallel
     is_apart = parallel.data_parallel_rank is not None or parallel.data_parallel_hybrid_lb
     if is_apart or parallel.headless:
         return range(0)
-    return range(len(_first_ones(config)), parallel.data_parallel_size)
+    return range(len(_first_ones(parallel)), parallel.data_parallel_size)
 
 
-def with_engines(spec: EngineSpec, config: Config, platform: Platform) -> EngineSpec:
+def with_engines(
+    spec: EngineSpec,
+    parallel: ParallelConfig,
+    device: DeviceConfig,
+    plugins: PluginConfig,
+    platform: Platform,
+) -> EngineSpec:
     """Return the spec with the engines of its server, or of the server that a headless process
     joins. Raises: ConfigError"""
-    numbers, others = engine_numbers(config), engines_elsewhere(config)
+    numbers, others = engine_numbers(parallel), engines_elsewhere(parallel)
     count = len(numbers) + len(others)
-    if config.parallel.headless:
-        count = config.parallel.data_parallel_size
+    if parallel.headless:
+        count = parallel.data_parallel_size
     first = numbers[0] if numbers else 0
     return msgspec.structs.replace(
         spec,
         run=msgspec.structs.replace(spec.run, profile=of_engine(spec.run.profile, first)),
         engine=first,
         num_engines=count,
-        shares=engine_shares(config, platform, spec.run.rank.local_size),
+        shares=engine_shares(parallel, device, platform, spec.run.rank.local_size),
         elsewhere=tuple(others),
-        router=select_router(config) if count > 1 else None,
+        router=select_router(parallel, plugins) if count > 1 else None,
     )
 
 
-def check_engines(config: Config) -> None:
+def check_engines(parallel: ParallelConfig, frontend: FrontendConfig) -> None:
     """Raise ConfigError for engine numbers that do not fit together. Logs flags without effect."""
-    numbers, others = engine_numbers(config), engines_elsewhere(config)
+    numbers, others = engine_numbers(parallel), engines_elsewhere(parallel)
     count = len(numbers) + len(others)
-    if (count > 1 or others) and config.frontend.disable_frontend_multiprocessing:
+    if (count > 1 or others) and frontend.disable_frontend_multiprocessing:
         raise ConfigError(
             f"each of {count} engines needs its own process.",
             where="--disable-frontend-multiprocessing",
             fix=f"leave it out, or use {SIZE} 1.",
         )
-    if (count > 1 or others or config.parallel.headless) and launched(config) is not None:
+    if (count > 1 or others or parallel.headless) and launched(parallel) is not None:
         raise ConfigError(
             f"a launcher starts the ranks of one engine, not of {count}.",
             where="--distributed-executor-backend",
             fix=f"use mp or ray, or one launch for each engine with {RANK}.",
         )
-    _check_starter(config)
-    check_joining(config, joins=bool(others))
+    _check_starter(parallel)
+    check_joining(parallel, frontend, joins=bool(others))
 
 
-def _check_starter(config: Config) -> None:
+def _check_starter(parallel: ParallelConfig) -> None:
     """Raise ConfigError for flags that do not fit with an engine starter."""
-    if starter_of(config) is None:
+    if starter_of(parallel) is None:
         return
-    parallel, backend = config.parallel, f"{BACKEND} {config.parallel.data_parallel_backend}"
+    backend = f"{BACKEND} {parallel.data_parallel_backend}"
     for flag, is_meant in {
         RANK: parallel.data_parallel_rank is not None,
         HYBRID: parallel.data_parallel_hybrid_lb,
@@ -118,7 +124,7 @@ def _check_starter(config: Config) -> None:
                 where=BACKEND,
                 fix="leave one of the two out.",
             )
-    if places_ranks(config):
+    if places_ranks(parallel):
         raise ConfigError(
             f"the ranks of an engine of {backend} run on the engine's machine, and this executor "
             "may use others.",
@@ -169,8 +175,7 @@ def _machine_of_several(parallel: ParallelConfig) -> range:
     return range(first, first + count)
 
 
-def _first_ones(config: Config) -> range:
-    parallel = config.parallel
+def _first_ones(parallel: ParallelConfig) -> range:
     size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
     if parallel.data_parallel_start_rank:
         raise ConfigError(
@@ -184,25 +189,27 @@ def _first_ones(config: Config) -> range:
             f"{local} engines are more than {SIZE} {size}.", where=LOCAL, fix=f"use {size}."
         )
     if local is None:
-        return range(size if starter_of(config) is None else 0)
+        return range(size if starter_of(parallel) is None else 0)
     return range(local)
 
 
-def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[EngineShare, ...]:
+def engine_shares(
+    parallel: ParallelConfig, device: DeviceConfig, platform: Platform, num_ranks: int
+) -> tuple[EngineShare, ...]:
     """Return each engine's share of this machine; empty for one engine, which has everything.
 
     Raises: ConfigError if there are more ranks than cores or devices.
     """
-    numbers = engine_numbers(config)
+    numbers = engine_numbers(parallel)
     count = len(numbers)
     if count <= 1:
         return ()
-    parts = [chosen_cores(config.device.cpu_cores)] * count
+    parts = [chosen_cores(device.cpu_cores)] * count
     of_ranks: list[tuple[tuple[int, ...], ...]] = [()] * count
-    threads = config.device.num_threads or 0
+    threads = device.num_threads or 0
     if HOST_CORES in platform.capabilities:
-        usable = _enough_cores(config, parts[0], count, num_ranks)
-        parts, of_ranks = _divided_cores(config, count, num_ranks)
+        usable = _enough_cores(parallel, device, parts[0], count, num_ranks)
+        parts, of_ranks = _divided_cores(device, count, num_ranks)
         each = of_ranks[0][0] if of_ranks[0] else parts[0]
         threads = threads or min(default_threads(each), max(1, usable // (count * num_ranks)))
     return tuple(
@@ -218,11 +225,11 @@ def engine_shares(config: Config, platform: Platform, num_ranks: int) -> tuple[E
 
 
 def _divided_cores(
-    config: Config, count: int, num_ranks: int
+    device: DeviceConfig, count: int, num_ranks: int
 ) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], ...]]]:
     """Return the processors of each engine, and of each of its ranks if it has several. They are as
     listed, else whole cores divided evenly; empty if they are not bound."""
-    text = config.device.cpu_cores
+    text = device.cpu_cores
     if word_of(text) == UNBOUND:
         return [()] * count, [()] * count
     if BAR in (text or ""):
@@ -235,16 +242,22 @@ def _divided_cores(
     return parts, groups if num_ranks > 1 else [()] * count
 
 
-def _enough_cores(config: Config, processors: Collection[int], count: int, num_ranks: int) -> int:
+def _enough_cores(
+    parallel: ParallelConfig,
+    device: DeviceConfig,
+    processors: Collection[int],
+    count: int,
+    num_ranks: int,
+) -> int:
     """Return the number of usable cores. Raises: ConfigError if ranks are bound and there are fewer
     cores than ranks."""
     usable = usable_cores(processors)
-    if word_of(config.device.cpu_cores) != UNBOUND and count * num_ranks > usable:
+    if word_of(device.cpu_cores) != UNBOUND and count * num_ranks > usable:
         needs = "a core each" if num_ranks == 1 else f"{num_ranks} cores each, one for each rank"
         most = usable // num_ranks
         raise ConfigError(
             f"{count} engines need {needs}, and this process may use {usable}.",
-            where=SIZE if config.parallel.data_parallel_size_local is None else LOCAL,
+            where=SIZE if parallel.data_parallel_size_local is None else LOCAL,
             fix=f"use at most {most}, or {CORES} {UNBOUND}." if most else "use fewer ranks.",
         )
     return usable

@@ -6,15 +6,19 @@ Also whether experts are divided over engines, and whether they move.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
 from dovetail import registry
 from dovetail.config.checkpoint.experts import experts_of
-from dovetail.config.config import Config
 from dovetail.config.rules.parallel.engines import engine_numbers, engines_elsewhere
 from dovetail.config.rules.parallel.placement import places_ranks
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ExpertBalanceSpec, ModelSpec, RankSpec, Selection
 from dovetail.registry.options import convert
@@ -32,21 +36,23 @@ _KEYS = {
 """Keys of --eplb-config that are counts -> the field of ExpertBalanceSpec, and the minimum."""
 
 
-def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
+def over_engines(
+    model_config: ModelConfig, parallel: ParallelConfig, model: ModelSpec, rank: RankSpec
+) -> RankSpec:
     """Return the rank with the number of engines over which experts are divided: all engines of
     this server, if each rank has whole experts. Raises: ConfigError"""
-    num_engines = len(engine_numbers(config))
-    if not config.parallel.enable_expert_parallel or not experts_of(model.hf_config)[0]:
+    num_engines = len(engine_numbers(parallel))
+    if not parallel.enable_expert_parallel or not experts_of(model.hf_config)[0]:
         return rank
     if num_engines == 1:
         return rank
-    if config.model.enable_sleep_mode:
+    if model_config.enable_sleep_mode:
         raise ConfigError(
             f"an engine cannot sleep while {num_engines - 1} others need its experts.",
             where="--enable-sleep-mode",
             fix=f"leave it out, or {FLAG}, or use one engine.",
         )
-    if engines_elsewhere(config) or config.parallel.headless:
+    if engines_elsewhere(parallel) or parallel.headless:
         raise ConfigError(
             "engines of several machines cannot share experts.",
             where=FLAG,
@@ -58,7 +64,7 @@ def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
             where="--pipeline-parallel-size",
             fix=f"leave it out, or {FLAG}, or use one engine.",
         )
-    if places_ranks(config):
+    if places_ranks(parallel):
         raise ConfigError(
             "engines share experts on one machine only, and this executor may use others.",
             where="--distributed-executor-backend",
@@ -67,44 +73,50 @@ def over_engines(config: Config, model: ModelSpec, rank: RankSpec) -> RankSpec:
     return msgspec.structs.replace(rank, data_size=num_engines)
 
 
-def select_all2all(config: Config, rank: RankSpec) -> Selection | None:
+def select_all2all(
+    parallel: ParallelConfig, plugins: PluginConfig, origins: Mapping[str, str], rank: RankSpec
+) -> Selection | None:
     """Return how engines exchange tokens; None if they share no experts. Raises: PluginError"""
     if rank.data_size == 1:
-        if config.is_given("all2all_backend"):
+        if "all2all_backend" in origins:
             why = "the ranks of one engine have the same tokens"
             log.warning("%s has no effect: %s", EXCHANGE, why)
         return None
-    options = config.plugin.options_of("all2all")
-    name = config.parallel.all2all_backend
+    options = plugins.options_of("all2all")
+    name = parallel.all2all_backend
     return select("all2all", name, options=options, where=EXCHANGE)
 
 
 def expert_settings(
-    config: Config, model: ModelSpec, rank: RankSpec, source: Selection
+    cache: CacheConfig,
+    parallel: ParallelConfig,
+    origins: Mapping[str, str],
+    model: ModelSpec,
+    rank: RankSpec,
+    source: Selection,
 ) -> tuple[str, ExpertBalanceSpec | None]:
     """Return the expert placement, and how experts move (None: not at all).
 
     The placement is a "module:function", or "" if each rank has a part of every expert or nothing
     is divided. `source` is the load format. Raises: ConfigError if experts cannot be divided
     """
-    section = config.parallel
-    if section.enable_eplb and not section.enable_expert_parallel:
+    if parallel.enable_eplb and not parallel.enable_expert_parallel:
         raise ConfigError(
             "only whole experts move between ranks.",
             where=MOVING,
             fix=f"add {FLAG}, or leave the flag out.",
         )
-    if section.enable_eplb and config.cache.cpu_offload_gb:
+    if parallel.enable_eplb and cache.cpu_offload_gb:
         raise ConfigError(
             "experts that are copied from host memory in each step do not move between ranks.",
             where=MOVING,
             fix="leave out this flag, or --cpu-offload-gb.",
         )
     num_experts = experts_of(model.hf_config)[0]
-    _tell_idle(config, num_experts, rank)
-    if not section.enable_expert_parallel or not num_experts or rank.expert_size == 1:
+    _tell_idle(parallel, origins, num_experts, rank)
+    if not parallel.enable_expert_parallel or not num_experts or rank.expert_size == 1:
         return "", None
-    balance = _balance(config) if section.enable_eplb else None
+    balance = _balance(parallel) if parallel.enable_eplb else None
     _check_division(num_experts, balance.num_redundant if balance else 0, rank.expert_size)
     if "divided" in registry.admin.load_selection(source).capabilities:
         raise ConfigError(
@@ -112,20 +124,21 @@ def expert_settings(
             where=FLAG,
             fix="leave the flag out, or load the checkpoint that they were made from.",
         )
-    return registry.admin.value_of("expert_placement", section.expert_placement_strategy), balance
+    return registry.admin.value_of("expert_placement", parallel.expert_placement_strategy), balance
 
 
-def _tell_idle(config: Config, num_experts: int, rank: RankSpec) -> None:
+def _tell_idle(
+    parallel: ParallelConfig, origins: Mapping[str, str], num_experts: int, rank: RankSpec
+) -> None:
     """Log flags that have no effect, and why."""
-    section = config.parallel
-    if section.enable_expert_parallel:
+    if parallel.enable_expert_parallel:
         if not num_experts:
             log.warning("%s has no effect: the model has no experts", FLAG)
         elif rank.expert_size == 1:
             log.warning("%s has no effect: one rank holds all experts", FLAG)
-    elif config.is_given("expert_placement_strategy"):
+    elif "expert_placement_strategy" in origins:
         log.warning("%s has no effect: it needs %s", STRATEGY, FLAG)
-    if section.eplb_config and not section.enable_eplb:
+    if parallel.eplb_config and not parallel.enable_eplb:
         log.warning("%s has no effect: it needs %s", SETTINGS, MOVING)
 
 
@@ -149,10 +162,10 @@ def _check_division(num_experts: int, num_redundant: int, size: int) -> None:
     )
 
 
-def _balance(config: Config) -> ExpertBalanceSpec:
+def _balance(parallel: ParallelConfig) -> ExpertBalanceSpec:
     """Return --eplb-config as a spec. Raises: ConfigError for invalid keys and values"""
     fields = {}
-    for word, value in config.parallel.eplb_config.items():
+    for word, value in parallel.eplb_config.items():
         key, where = word.replace("-", "_"), f"{SETTINGS}.{word}"
         if key == "log_balancedness":
             fields["is_logged"] = convert(value, bool, where)

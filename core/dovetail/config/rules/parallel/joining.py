@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.config import flags
+from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -40,9 +42,8 @@ class Meeting:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def meeting_of(config: Config) -> Meeting:
+def meeting_of(parallel: ParallelConfig) -> Meeting:
     """Return the meeting address. Raises: ConfigError"""
-    parallel = config.parallel
     host = parallel.data_parallel_address
     if not host:
         raise ConfigError(
@@ -50,21 +51,20 @@ def meeting_of(config: Config) -> Meeting:
             where=ADDRESS,
             fix="give the address of the server's machine, the same on every machine.",
         )
-    return _meeting(config, host, parallel.data_parallel_rpc_port or DEFAULT_PORT)
+    return _meeting(parallel, host, parallel.data_parallel_rpc_port or DEFAULT_PORT)
 
 
-def meeting_at(config: Config, host: str) -> Meeting:
+def meeting_at(parallel: ParallelConfig, host: str) -> Meeting:
     """Return the meeting for engines from an EngineStarter: at this host unless flags say
     otherwise, at any free port (0), with a secret for this start. Raises: ConfigError"""
-    parallel = config.parallel
     if parallel.data_parallel_secret is None:
-        config = config.with_fields({"data_parallel_secret": secrets.token_hex(32)})
+        parallel = replace(parallel, data_parallel_secret=secrets.token_hex(32))
     host = parallel.data_parallel_address or host
-    return _meeting(config, host, parallel.data_parallel_rpc_port or 0)
+    return _meeting(parallel, host, parallel.data_parallel_rpc_port or 0)
 
 
-def _meeting(config: Config, host: str, port: int) -> Meeting:
-    secret = config.parallel.data_parallel_secret
+def _meeting(parallel: ParallelConfig, host: str, port: int) -> Meeting:
+    secret = parallel.data_parallel_secret
     if secret is None or len(secret) < MIN_SECRET_CHARS:
         what = "is needed" if secret is None else "must have 16 characters or more"
         raise ConfigError(
@@ -76,41 +76,40 @@ def _meeting(config: Config, host: str, port: int) -> Meeting:
     return Meeting(
         host=host,
         port=port,
-        limit_s=config.parallel.data_parallel_join_timeout,
+        limit_s=parallel.data_parallel_join_timeout,
         secret=secret.encode(),
     )
 
 
-def starter_of(config: Config) -> str | None:
+def starter_of(parallel: ParallelConfig) -> str | None:
     """Return the "module:class" of the EngineStarter for other machines. It is None if users start
     them, or all engines are here. Raises: PluginError"""
-    if not config.is_given("data_parallel_backend"):
+    name = parallel.data_parallel_backend
+    if name == flags()["data_parallel_backend"].default:
         return None
-    name = config.parallel.data_parallel_backend
     starter: str | None = registry.admin.value_of("data_parallel_backend", name, where=BACKEND)
     return starter
 
 
-def check_joining(config: Config, *, joins: bool) -> None:
+def check_joining(parallel: ParallelConfig, frontend: FrontendConfig, *, joins: bool) -> None:
     """Raise ConfigError for flags that do not fit with how machines are joined. `joins`: engines of
     other machines join this server. Logs flags without effect."""
-    parallel = config.parallel
     if parallel.headless:
-        _check_headless(config)
-    if starter_of(config) is not None:
+        _check_headless(parallel, frontend)
+    if starter_of(parallel) is not None:
         return  # it provides the address; the secret is generated
     if parallel.headless or joins:
-        meeting_of(config)
+        meeting_of(parallel)
         return
     for flag in ("data_parallel_address", "data_parallel_rpc_port"):
-        if config.value(flag) is not None:
+        if getattr(parallel, flag) is not None:
             spelling = "--" + flag.replace("_", "-")
             log.info("%s has no effect: no engine of another machine is to come.", spelling)
 
 
-def check_serves(config: Config) -> None:
+def check_serves(parallel: ParallelConfig) -> None:
     """Raise ConfigError for --headless with a command that answers requests itself."""
-    if config.parallel.headless:
+    if parallel.headless:
         raise ConfigError(
             "engines without a server are for `dovetail serve`.",
             where=HEADLESS,
@@ -118,15 +117,14 @@ def check_serves(config: Config) -> None:
         )
 
 
-def _check_headless(config: Config) -> None:
+def _check_headless(parallel: ParallelConfig, frontend: FrontendConfig) -> None:
     """Raise ConfigError for flags that only a server can have."""
-    parallel, frontend = config.parallel, config.frontend
     meant = {
         "--data-parallel-rank": parallel.data_parallel_rank is not None,
         "--data-parallel-hybrid-lb": parallel.data_parallel_hybrid_lb,
         "--api-server-count": frontend.api_server_count > 1,
         "--disable-frontend-multiprocessing": frontend.disable_frontend_multiprocessing,
-        f"{BACKEND} {parallel.data_parallel_backend}": starter_of(config) is not None,
+        f"{BACKEND} {parallel.data_parallel_backend}": starter_of(parallel) is not None,
     }
     for flag, is_meant in meant.items():
         if is_meant:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from dovetail import registry
-from dovetail.config.config import Config
 from dovetail.config.rules.machine.launch import FLAG, Launch, launch_of
 from dovetail.config.rules.selections import NO_CHOICE
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
 
@@ -15,12 +15,12 @@ LAUNCHED, PLACES_RANKS = "launched_ranks", "places_ranks"
 """Capabilities of an executor."""
 
 
-def placed(config: Config, rank: RankSpec) -> RankSpec:
+def placed(parallel: ParallelConfig, rank: RankSpec) -> RankSpec:
     """Return this process's position among all ranks. `rank` is the first one on this machine.
 
     Raises: ConfigError if a launcher has started another number of ranks
     """
-    claimed = _capabilities(config)
+    claimed = _capabilities(parallel)
     if PLACES_RANKS in claimed and rank.world_size > 1:
         return msgspec.structs.replace(rank, local_size=1)
     if LAUNCHED not in claimed:
@@ -39,21 +39,21 @@ def placed(config: Config, rank: RankSpec) -> RankSpec:
     )
 
 
-def places_ranks(config: Config) -> bool:
+def places_ranks(parallel: ParallelConfig) -> bool:
     """Return whether the executor chooses its ranks' machines only when it starts them."""
-    return PLACES_RANKS in _capabilities(config)
+    return PLACES_RANKS in _capabilities(parallel)
 
 
-def launched(config: Config) -> Launch | None:
+def launched(parallel: ParallelConfig) -> Launch | None:
     """Return the launcher's settings, None if the executor starts its ranks itself.
 
     Raises: ConfigError
     """
-    return launch_of() if LAUNCHED in _capabilities(config) else None
+    return launch_of() if LAUNCHED in _capabilities(parallel) else None
 
 
-def _capabilities(config: Config) -> frozenset[str]:
-    spec = config.parallel.distributed_executor_backend
+def _capabilities(parallel: ParallelConfig) -> frozenset[str]:
+    spec = parallel.distributed_executor_backend
     if spec is None or spec in NO_CHOICE:
         return frozenset()
     capabilities: frozenset[str] = registry.load("executor", spec, where=FLAG).capabilities

@@ -7,7 +7,6 @@ import logging
 import msgspec
 
 from dovetail import registry
-from dovetail.config.config import Config
 from dovetail.config.rules.machine.cores import BAR, UNBOUND, chosen_cores, cores_of_ranks, word_of
 from dovetail.config.rules.machine.cores import FLAG as CORES
 from dovetail.config.rules.machine.platform import usable_cores
@@ -16,6 +15,9 @@ from dovetail.config.rules.parallel.placement import placed
 from dovetail.config.rules.parallel.stages import FLAG as PIPELINE
 from dovetail.config.rules.parallel.stages import largest_stage
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.device import DeviceConfig
+from dovetail.config.sections.parallel import ParallelConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.communicator import CommunicatorQuery
 from dovetail.interfaces.data.spec import ModelSpec, RankSpec, Selection
@@ -28,9 +30,8 @@ SEVERAL_RANKS, DIVISIBLE = "several_ranks", "tensor_parallel"
 """Capabilities of an executor and of a model."""
 
 
-def rank_spec(config: Config) -> RankSpec:
+def rank_spec(parallel: ParallelConfig) -> RankSpec:
     """Return the first rank, with the number of ranks; under a launcher this process's own rank."""
-    parallel = config.parallel
     tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     size = tensor_size * num_stages
     rank = RankSpec(
@@ -38,9 +39,9 @@ def rank_spec(config: Config) -> RankSpec:
         local_size=size,
         tensor_size=tensor_size,
         num_stages=num_stages,
-        context_size=context_size(config),
+        context_size=context_size(parallel),
     )
-    return placed(config, rank)
+    return placed(parallel, rank)
 
 
 def check_division(model: ModelSpec, plugin: Selection, rank: RankSpec) -> None:
@@ -101,13 +102,13 @@ def cached_model(model: ModelSpec, rank: RankSpec) -> ModelSpec:
 
 
 def rank_processors(
-    config: Config, rank: RankSpec, *, on_cores: bool
+    device: DeviceConfig, rank: RankSpec, *, on_cores: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Return the processors of each rank; empty for one rank, and if they are not bound.
 
     `on_cores`: the ranks compute on processors. Raises: ConfigError for more ranks than cores
     """
-    text = config.device.cpu_cores
+    text = device.cpu_cores
     if not on_cores or (rank.local_size == 1 and BAR not in (text or "")):
         return ()
     found, usable = cores_of_ranks(text, rank.local_size), usable_cores(chosen_cores(text))
@@ -122,17 +123,19 @@ def rank_processors(
     return found
 
 
-def select_communicator(config: Config, platform: Platform, rank: RankSpec) -> Selection | None:
+def select_communicator(
+    parallel: ParallelConfig, plugins: PluginConfig, platform: Platform, rank: RankSpec
+) -> Selection | None:
     """Return how the ranks exchange tensors; None for a single rank. Raises: PluginError"""
     if rank.world_size * rank.data_size == 1:
         return None
     query = CommunicatorQuery(
         device=platform.torch_type or platform.device_type,
         is_one_machine=rank.local_size == rank.world_size,
-        wants_vendor=config.parallel.disable_custom_all_reduce,
+        wants_vendor=parallel.disable_custom_all_reduce,
     )
-    options = config.plugin.options_of("communicator")
-    name = config.parallel.communicator
+    options = plugins.options_of("communicator")
+    name = parallel.communicator
     return select("communicator", name, query=query, options=options, where="--communicator")
 
 

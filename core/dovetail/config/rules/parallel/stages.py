@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec, RankSpec, Selection
 from dovetail.interfaces.model import Model
@@ -21,9 +21,9 @@ WORDS = {"scheduler": "pipeline", "executor": "stages", "worker": "stages"}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def staged(rank: RankSpec, config: Config, model: ModelSpec) -> RankSpec:
+def staged(rank: RankSpec, parallel: ParallelConfig, model: ModelSpec) -> RankSpec:
     """Return the rank with the number of layers of each stage. Raises: ConfigError"""
-    text, size = config.parallel.pipeline_layer_split, rank.num_stages
+    text, size = parallel.pipeline_layer_split, rank.num_stages
     if text is not None:
         return msgspec.structs.replace(rank, stage_layers=_split(text, size, model.num_layers))
     if size == 1:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.config.config import Config
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 
 FLAG = "--worker-extension-cls"
 
 
-def worker_extension(config: Config) -> str:
+def worker_extension(parallel: ParallelConfig) -> str:
     """Return the class as "package.module:Class" or "/path/file.py:Class"; "" without one.
 
     Raises: ConfigError for text that names no class
     """
-    given = config.parallel.worker_extension_cls
+    given = parallel.worker_extension_cls
     if not given:
         return ""
     module, _, name = given.rpartition(":" if ":" in given else ".")

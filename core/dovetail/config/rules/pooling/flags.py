@@ -32,7 +32,7 @@ def check_pooled_flags(config: Config, model: ModelSpec) -> None:
             where="--speculative-config",
             fix="leave it out, or use --runner generate with a model that generates.",
         )
-    if not model.is_causal and context_size(config) > 1:
+    if not model.is_causal and context_size(config.parallel) > 1:
         raise ConfigError(
             "the model keeps nothing of a prompt, so there is no cache to divide.",
             where=FLAG,

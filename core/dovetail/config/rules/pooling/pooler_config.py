@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.config.config import Config
+from dovetail.config.sections.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ACTIVATIONS, MAKES_VECTORS, ModelSpec
 
@@ -45,9 +45,9 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return next((bool(one) for one in given if one is not None), None)
 
 
-def pooler_config(config: Config) -> PoolerConfig:
+def pooler_config(model_config: ModelConfig) -> PoolerConfig:
     """Return --pooler-config. Raises: ConfigError naming the key"""
-    given = dict(config.model.pooler_config)
+    given = dict(model_config.pooler_config)
     try:
         asked = msgspec.convert(given, PoolerConfig)
     except msgspec.ValidationError as error:

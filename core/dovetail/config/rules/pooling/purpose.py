@@ -32,6 +32,8 @@ from dovetail.config.rules.pooling.pooler_config import (
     verify_fits,
 )
 from dovetail.config.rules.selections import select
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from dovetail.interfaces.data.spec import (
@@ -84,7 +86,7 @@ class Purpose:
 def purpose(config: Config, model: ModelSpec) -> Purpose:
     """Return the model's purpose. Raises: ConfigError if flags and checkpoint disagree"""
     sentences = sentence_settings(Path(model.path))
-    head = _head(config, model, sentences)
+    head = _head(config.model, model, sentences)
     if head == LOGITS:
         if config.model.pooler_config:
             log.warning(
@@ -97,10 +99,10 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
         model = msgspec.structs.replace(model, encoder=None, cache=None)
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
     check_pooled_flags(config, model)
-    asked = pooler_config(config)
-    model = with_class_tokens(config, _with_labels(model), asked)
+    asked = pooler_config(config.model)
+    model = with_class_tokens(config.model, _with_labels(model), asked)
     settings = sentences or SentenceSettings(is_normalized=True)
-    pooling = _pooling_spec(config, model, asked, settings)
+    pooling = _pooling_spec(config.model, config.plugin, model, asked, settings)
     return Purpose(model=model, pooling=pooling, max_tokens=settings.max_tokens)
 
 
@@ -127,10 +129,10 @@ def _sees_all(facts: Mapping[str, Any]) -> bool:
     return bool(facts.get("use_bidirectional_attention")) or facts.get("is_causal") is False
 
 
-def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) -> str:
+def _head(model_config: ModelConfig, model: ModelSpec, sentences: SentenceSettings | None) -> str:
     """Return the head on the hidden states. Raises: ConfigError"""
-    runner = registry.admin.value_of("runner", config.model.runner)
-    convert = registry.admin.value_of("convert", config.model.convert)
+    runner = registry.admin.value_of("runner", model_config.runner)
+    convert = registry.admin.value_of("convert", model_config.convert)
     _, head = stem(model.architecture)
     if runner == "generate":
         if head not in (LOGITS, None):
@@ -150,7 +152,11 @@ def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) 
 
 
 def _pooling_spec(
-    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings
+    model_config: ModelConfig,
+    plugins: PluginConfig,
+    model: ModelSpec,
+    asked: PoolerConfig,
+    sentences: SentenceSettings,
 ) -> PoolingSpec:
     facts = model.hf_config
     size = _size(model, sentences)
@@ -159,7 +165,7 @@ def _pooling_spec(
         asked = msgspec.structs.replace(asked, returned_token_ids=())
     verify_fits(asked, model, size=size, num_classes=len(names))
     step_token = _step_token(model, asked)
-    tasks, whole, of_tokens = _poolers(config, model, asked, sentences, step_token)
+    tasks, whole, of_tokens = _poolers(plugins, model, asked, sentences, step_token)
     if asked.enable_chunked_processing:
         _verify_pieces(whole)
     allowed = tuple(facts.get("matryoshka_dimensions") or ())
@@ -168,7 +174,7 @@ def _pooling_spec(
         pooler=whole,
         token_pooler=of_tokens,
         projections=sentences.projections,
-        activation=_activation(config, model, asked),
+        activation=_activation(model_config, model, asked),
         size=size,
         is_normalized=sentences.is_normalized if asked.normalize is None else asked.normalize,
         dimensions=asked.dimensions,
@@ -197,7 +203,7 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
 
 
 def _poolers(
-    config: Config,
+    plugins: PluginConfig,
     model: ModelSpec,
     asked: PoolerConfig,
     sentences: SentenceSettings,
@@ -213,11 +219,11 @@ def _poolers(
         usual = _by_config(facts.classes_pooler, model.hf_config)
     of_tokens = "all" if step_token is None else "step"
     if named is None and not (sentences.has_modules and sentences.pooler is None):
-        return tasks, _pooler(config, usual), _pooler(None, of_tokens)
+        return tasks, _pooler(plugins, usual), _pooler(None, of_tokens)
     if named is None or _is_per_token(named):
-        return tasks[::-1], _pooler(None, usual), _pooler(config, named or of_tokens)
+        return tasks[::-1], _pooler(None, usual), _pooler(plugins, named or of_tokens)
     tasks = _WITH_WHOLE.get(tasks, tasks)
-    return tasks, _pooler(config, named), _pooler(None, of_tokens)
+    return tasks, _pooler(plugins, named), _pooler(None, of_tokens)
 
 
 def _registered(name: str) -> str:
@@ -232,9 +238,9 @@ def _by_config(name: str, facts: Mapping[str, Any]) -> str:
     return _OTHER_NAMES.get(found, found)
 
 
-def _pooler(config: Config | None, name: str) -> Selection:
+def _pooler(plugins: PluginConfig | None, name: str) -> Selection:
     """Return a pooler, with the user's options if the user chose it (`config` given)."""
-    options = config.plugin.options_of("pooler") if config is not None else {}
+    options = plugins.options_of("pooler") if plugins is not None else {}
     return select("pooler", name, where=POOLER_CONFIG, options=options)
 
 
@@ -267,7 +273,7 @@ def _step_token(model: ModelSpec, asked: PoolerConfig) -> int | None:
     return added_token(Path(model.path), STEP_END)
 
 
-def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
+def _activation(model_config: ModelConfig, model: ModelSpec, asked: PoolerConfig) -> str:
     """Return the function from class scores to probabilities. Raises: ConfigError"""
     if model.head in MAKES_VECTORS or asked.activates is False:
         return "identity"
@@ -279,14 +285,14 @@ def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
     usual = "sigmoid" if is_single or kind == "multi_label_classification" else "softmax"
     if asked.activates:
         return usual
-    if kind == "regression" or _is_reward(config, model):
+    if kind == "regression" or _is_reward(model_config, model):
         return "identity"
     return stored_activation(facts, Path(model.path)) or usual
 
 
-def _is_reward(config: Config, model: ModelSpec) -> bool:
+def _is_reward(model_config: ModelConfig, model: ModelSpec) -> bool:
     """Return whether the class scores are rewards, which are not probabilities."""
     if model.architecture.endswith(PROCESS_REWARD):
         return False
-    converted = registry.admin.value_of("convert", config.model.convert)
+    converted = registry.admin.value_of("convert", model_config.convert)
     return model.architecture.endswith(REWARD) or converted == "reward"

@@ -8,6 +8,7 @@ from dovetail.config.checkpoint.model_facts import facts_of, has_position_bias, 
 from dovetail.config.config import Config
 from dovetail.config.rules import selections
 from dovetail.config.rules.machine.device import block_tokens
+from dovetail.config.sections.model import ModelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionQuery
 from dovetail.interfaces.data.spec import ModelSpec, Selection
@@ -16,12 +17,12 @@ from dovetail.interfaces.platform import Platform
 DTYPE = "--override-attention-dtype"
 
 
-def attention_dtype(config: Config, model: ModelSpec) -> str:
+def attention_dtype(model_config: ModelConfig, model: ModelSpec) -> str:
     """Return the dtype of the attention computation, "" for the model's.
 
     Raises: ConfigError for a model in which not all rows use an attention backend.
     """
-    name = config.model.override_attention_dtype
+    name = model_config.override_attention_dtype
     asked: str = (registry.admin.value_of("dtype", name, where=DTYPE) or "") if name else ""
     if asked and model.cache is not None and model.cache.latent_size:
         raise ConfigError(
@@ -42,10 +43,10 @@ def select_attention(
     second = None if cache is None else cache.second_heads
     query = AttentionQuery(
         device=platform.device_type,
-        dtype=attention_dtype(config, model) or model.dtype,
+        dtype=attention_dtype(config.model, model) or model.dtype,
         kv_dtype=kv_dtype,
         head_size=latent or model.head_size,
-        block_tokens=block_tokens(config, platform),
+        block_tokens=block_tokens(config.cache, platform),
         uses_window=window_tokens(facts) is not None,
         uses_chunk=chunk_tokens(facts) is not None,
         uses_soft_cap=bool(facts.get("attn_logit_softcapping")),

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from dovetail.config.checkpoint.context_length import chunk_tokens, window_tokens
 from dovetail.config.checkpoint.dtypes import BYTES
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.cache_facts import CacheFacts
-from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.interfaces.data.schedule_spec import ScheduleSpec
+from dovetail.interfaces.data.spec import CacheSpec, ModelSpec
 from dovetail.interfaces.data.step import KVLayer, tokens_beside_states
 
 log = logging.getLogger(__name__)
@@ -200,3 +205,36 @@ def _num_windowed(config: Mapping[str, Any], layers: Sequence[int]) -> int:
     if isinstance(pattern, int) and pattern > 0:
         return sum((i + 1) % pattern > 0 for i in layers)
     return 0  # unknown: count every layer as full, so that the cache is never too small
+
+
+def fit_schedule(
+    model_config: ModelConfig,
+    parallel: ParallelConfig,
+    model: ModelSpec,
+    schedule: ScheduleSpec,
+    cache: CacheSpec,
+    kv_dtype: str,
+    draft_bytes: int,
+) -> ScheduleSpec:
+    """Return the schedule with a context length that fits in the cache. Raises: ConfigError."""
+    memory, ranks = cache.memory_bytes, parallel.decode_context_parallel_size
+    if cache.num_blocks is not None:
+        # With windowed layers, only the engine knows how blocks are divided among KV groups.
+        is_known = window_tokens(model.hf_config) is None
+        size, step_tokens = cache.block_tokens, schedule.max_step_tokens
+        one = kv_bytes(model, kv_dtype, size, step_tokens, ranks, draft_bytes=draft_bytes)
+        memory = cache.num_blocks * one if is_known else None
+    if memory is None:
+        return schedule
+    room = Room(
+        model=model,
+        kv_dtype=kv_dtype,
+        memory=memory,
+        block_tokens=cache.block_tokens,
+        step_tokens=schedule.max_step_tokens,
+        num_blocks=cache.num_blocks,
+        context_size=ranks,
+        draft_bytes=draft_bytes,
+    )
+    length = fit_tokens(model_config.max_model_len, schedule.max_model_tokens, room)
+    return msgspec.structs.replace(schedule, max_model_tokens=length)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail import registry
-from dovetail.config.config import Config, flags, nearest_fix
+from dovetail.config.config import flags, nearest_fix
 from dovetail.config.sections.convert import from_value
+from dovetail.config.sections.engine import EngineConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 
 FLAG = "--compilation-config"
@@ -52,22 +55,29 @@ class StepMaking:
     graph_sizes: tuple[int, ...]
 
 
-def step_making(config: Config, *, recorded_rows: int | None, max_rows: int) -> StepMaking:
+def step_making(
+    model_config: ModelConfig,
+    scheduler: SchedulerConfig,
+    engine: EngineConfig,
+    *,
+    recorded_rows: int | None,
+    max_rows: int,
+) -> StepMaking:
     """Return how steps are optimized; `recorded_rows` as in PlatformDefaults.
 
     Raises: ConfigError for anything unsupported.
     """
-    settings = config.engine.compilation_config
+    settings = engine.compilation_config
     for key, value in settings.items():
         _check_key(key, value)
     does = registry.admin.value_of("compilation_level", _level(settings), where=f"{FLAG}.level")
     may_capture = CAPTURED in does and _may_capture(settings) and _captures_whole(settings)
-    sizes = _sizes(config, recorded_rows, max_rows)
-    is_eager = config.model.enforce_eager or not may_capture
+    sizes = _sizes(scheduler, engine, recorded_rows, max_rows)
+    is_eager = model_config.enforce_eager or not may_capture
     return StepMaking(
         is_eager=is_eager,
         uses_fused_ops=FUSED in does,
-        compiles=COMPILED in does and not config.model.enforce_eager,
+        compiles=COMPILED in does and not model_config.enforce_eager,
         graph_sizes=() if is_eager else sizes,
     )
 
@@ -118,10 +128,12 @@ def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-def _sizes(config: Config, recorded_rows: int | None, max_rows: int) -> tuple[int, ...]:
+def _sizes(
+    scheduler: SchedulerConfig, engine: EngineConfig, recorded_rows: int | None, max_rows: int
+) -> tuple[int, ...]:
     """Return the row counts to capture or record. Raises: ConfigError"""
-    given = _given_sizes(config)
-    limit = config.engine.compilation_config.get(MOST_KEY)
+    given = _given_sizes(scheduler, engine)
+    limit = engine.compilation_config.get(MOST_KEY)
     most = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
     if not given:
         if recorded_rows is None:
@@ -132,11 +144,11 @@ def _sizes(config: Config, recorded_rows: int | None, max_rows: int) -> tuple[in
     return tuple(sorted({min(size, most) for size in given}))
 
 
-def _given_sizes(config: Config) -> tuple[int, ...]:
+def _given_sizes(scheduler: SchedulerConfig, engine: EngineConfig) -> tuple[int, ...]:
     """Return the sizes that the user gave. Raises: ConfigError if two flags disagree."""
-    by_flag = tuple(_number(size, SIZES_FLAG) for size in config.scheduler.cuda_graph_sizes)
+    by_flag = tuple(_number(size, SIZES_FLAG) for size in scheduler.cuda_graph_sizes)
     where = f"{FLAG}.{SIZES_KEY}"
-    key = config.engine.compilation_config.get(SIZES_KEY) or ()
+    key = engine.compilation_config.get(SIZES_KEY) or ()
     if not isinstance(key, list | tuple):
         raise ConfigError("is not a list of sizes.", where=where, fix="give a list, as [1, 2, 4].")
     by_key = tuple(_number(size, where) for size in key)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from dovetail import registry
-from dovetail.config.config import Config
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.interfaces.communicator import OVERLAPS
 from dovetail.interfaces.data.spec import HalvesSpec, RankSpec, Selection
 
@@ -16,14 +17,16 @@ DECODE, PREFILL = "dbo_decode_token_threshold", "dbo_prefill_token_threshold"
 
 
 def halves_spec(
-    config: Config, rank: RankSpec, communicator: Selection | None
+    parallel: ParallelConfig,
+    origins: Mapping[str, str],
+    rank: RankSpec,
+    communicator: Selection | None,
 ) -> HalvesSpec | None:
     """Return which steps are divided into two half batches, or None. If the flag has no effect or
     costs time, the reason is logged."""
-    section = config.parallel
-    if not section.enable_dbo:
+    if not parallel.enable_dbo:
         for name in (DECODE, PREFILL):
-            if config.is_given(name):
+            if name in origins:
                 log.warning("--%s has no effect: it needs %s", name.replace("_", "-"), FLAG)
         return None
     if communicator is None or rank.tensor_size * rank.data_size == 1:
@@ -38,6 +41,6 @@ def halves_spec(
             communicator.name,
         )
     return HalvesSpec(
-        decode_tokens=section.dbo_decode_token_threshold,
-        prefill_tokens=section.dbo_prefill_token_threshold,
+        decode_tokens=parallel.dbo_decode_token_threshold,
+        prefill_tokens=parallel.dbo_prefill_token_threshold,
     )

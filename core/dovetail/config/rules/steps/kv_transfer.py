@@ -22,6 +22,9 @@ from dovetail.config.config import Config
 from dovetail.config.rules.json_keys import read_keys
 from dovetail.config.rules.selections import select
 from dovetail.config.rules.steps.schedule import finds_prefixes
+from dovetail.config.sections.cache import CacheConfig
+from dovetail.config.sections.engine import EngineConfig
+from dovetail.config.sections.scheduler import SchedulerConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RunSpec, Selection
 from dovetail.interfaces.kv_connector import FAIL, RECOMPUTE, TransferSpec
@@ -107,12 +110,14 @@ def transfer_spec(config: Config, run: RunSpec) -> TransferSpec | None:
         raise ConfigError(
             "no connector is named.", where=f"{FLAG}.kv_connector", fix="name one, or leave it out."
         )
-    _check(keys, config, run)
+    _check(
+        keys, config.cache, run, finds=finds_prefixes(config.model, config.multimodal, run.model)
+    )
     connector = _with_ports(keys, _connector(keys))
     unit = _unit_tokens(keys, connector, run)
     return TransferSpec(
         connector=connector,
-        identity=_identity(run, config, in_units=unit > 0),
+        identity=_identity(run, config.cache, config.scheduler, in_units=unit > 0),
         saves=keys.kv_role != CONSUMER,
         loads=keys.kv_role != PRODUCER,
         failure_policy=keys.kv_load_failure_policy,
@@ -123,9 +128,9 @@ def transfer_spec(config: Config, run: RunSpec) -> TransferSpec | None:
     )
 
 
-def events_spec(config: Config) -> EventsSpec | None:
+def events_spec(cache: CacheConfig, engine: EngineConfig) -> EventsSpec | None:
     """Return the publisher of prefix-cache events, or None. Raises: ConfigError"""
-    raw = dict(config.engine.kv_events_config)
+    raw = dict(engine.kv_events_config)
     if not raw:
         return None
     own = {name.replace("-", "_"): value for name, value in raw.items()}
@@ -135,7 +140,7 @@ def events_spec(config: Config) -> EventsSpec | None:
     keys = read_keys(EventKeys, named, EVENTS_FLAG)
     if not keys.enable_kv_cache_events:
         return None
-    if not config.cache.enable_prefix_caching:
+    if not cache.enable_prefix_caching:
         raise _needs_prefixes(EVENTS_FLAG, "events tell of the prefix cache")
     publisher = keys.publisher or "zmq"
     place = f"{EVENTS_FLAG}.publisher"
@@ -164,7 +169,7 @@ def check_parts(
         )
 
 
-def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
+def _check(keys: TransferKeys, cache: CacheConfig, run: RunSpec, *, finds: bool) -> None:
     """Raise ConfigError for keys that do not fit with each other or with other flags."""
     if keys.kv_role not in (PRODUCER, CONSUMER, BOTH):
         what = f'"{keys.kv_role}" is not a role.' if keys.kv_role else "no role is given."
@@ -188,7 +193,7 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
     for name in ("kv_buffer_size", "kv_load_timeout"):
         if getattr(keys, name) <= 0:
             raise ConfigError("is not above 0.", where=f"{FLAG}.{name}")
-    if not config.cache.enable_prefix_caching:
+    if not cache.enable_prefix_caching:
         raise _needs_prefixes(FLAG, "blocks are found by their prefixes")
     if run.model.encoder is not None:
         raise ConfigError(
@@ -196,7 +201,7 @@ def _check(keys: TransferKeys, config: Config, run: RunSpec) -> None:
             where=FLAG,
             fix="leave it out; --swap-space carries such blocks.",
         )
-    if not finds_prefixes(config, run.model):
+    if not finds:
         raise ConfigError(
             "what a prompt keeps depends on all of it, so no prefix finds it.",
             where=FLAG,
@@ -313,7 +318,9 @@ def _unit_tokens(keys: TransferKeys, connector: Selection, run: RunSpec) -> int:
     return unit
 
 
-def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:
+def _identity(
+    run: RunSpec, cache: CacheConfig, scheduler: SchedulerConfig, *, in_units: bool
+) -> str:
     """Return the digest of everything that a block's content depends on, except tokens and layout.
 
     It covers the weights, and all facts of a run except those known to change nothing. Engines with
@@ -328,9 +335,9 @@ def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:
         facts["seed"] = run.seed
     if set(run.model.rope_rules) - {"default"}:
         facts["positions"] = run.max_model_tokens
-    cache = (
-        config.cache.prefix_caching_hash_algo,
-        config.scheduler.disable_hybrid_kv_cache_manager,
+    settings = (
+        cache.prefix_caching_hash_algo,
+        scheduler.disable_hybrid_kv_cache_manager,
     )
-    told = ((FORMAT, __version__), files_digest(weight_files(run.model.path)), facts, cache)
+    told = ((FORMAT, __version__), files_digest(weight_files(run.model.path)), facts, settings)
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()

@@ -11,7 +11,12 @@ from dovetail.config.config import Config
 from dovetail.config.rules.adapters import long_factors
 from dovetail.config.rules.machine.device import at_most
 from dovetail.config.rules.multimodal.kinds import allowed_kinds, has_processor
+from dovetail.config.sections.lora import LoRAConfig
+from dovetail.config.sections.model import ModelConfig
+from dovetail.config.sections.multimodal import MultiModalConfig
+from dovetail.config.sections.parallel import ParallelConfig
 from dovetail.config.sections.scheduler import SchedulerConfig
+from dovetail.config.sections.speculative import SpeculativeConfig
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.schedule_spec import ScheduleSpec
 from dovetail.interfaces.data.spec import ModelSpec
@@ -33,14 +38,16 @@ def schedule_spec(
     Raises: ConfigError if they are contradictory.
     """
     scheduler = config.scheduler
-    may_exceed = config.model.allow_long_max_model_len or _is_for_adapters(config, model)
+    may_exceed = config.model.allow_long_max_model_len
+    may_exceed = may_exceed or _is_for_adapters(config.model, config.lora, model)
     length = model_tokens(config.model.max_model_len, model, may_exceed=may_exceed)
     if most_tokens is not None and config.model.max_model_len is None:
         length = min(length, most_tokens)
-    is_divisible = model.is_causal and finds_prefixes(config, model)
+    finds = finds_prefixes(config.model, config.multimodal, model)
+    is_divisible = model.is_causal and finds
     if config.model.disable_sliding_window:
         length = within_window(config.model.max_model_len, length, model)
-    if not finds_prefixes(config, model) and window_tokens(model.hf_config) is not None:
+    if not finds and window_tokens(model.hf_config) is not None:
         length = within_window(config.model.max_model_len, length, model, SEEN_WHOLE)
     usual, limits = platform.defaults(), platform.limits()
     mode = scheduler.performance_mode
@@ -68,7 +75,7 @@ def schedule_spec(
         max_model_tokens=length,
         uses_chunked_prefill=is_chunked,
         long_prefill_tokens=scheduler.long_prefill_token_threshold,
-        async_steps=_plans_ahead(config, usual),
+        async_steps=_plans_ahead(config.scheduler, config.speculative, config.parallel, usual),
         max_partial=_max_partial(scheduler),
         max_long_partial=scheduler.max_long_partial_prefills,
         long_prompt_tokens=scheduler.long_prefill_token_threshold or step_tokens,
@@ -80,26 +87,33 @@ def schedule_spec(
     )
 
 
-def finds_prefixes(config: Config, model: ModelSpec) -> bool:
+def finds_prefixes(
+    model_config: ModelConfig, multimodal: MultiModalConfig, model: ModelSpec
+) -> bool:
     """Return whether the cache of a prompt's prefix is valid for all prompts with that prefix. It
     is not if prompts with media use full attention and are therefore computed in one step."""
-    takes_media = has_processor(model) and bool(allowed_kinds(config, model))
+    takes_media = has_processor(model) and bool(allowed_kinds(model_config, multimodal, model))
     return not (takes_media and facts_of(model.whole_config).prompts_see_all)
 
 
-def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
+def _plans_ahead(
+    scheduler: SchedulerConfig,
+    speculative: SpeculativeConfig,
+    parallel: ParallelConfig,
+    usual: PlatformDefaults,
+) -> bool:
     """Return whether a step is planned while the previous one runs. By default only if nothing has
     to wait for that step's tokens: no draft and no stage."""
-    asked = config.scheduler.async_scheduling
+    asked = scheduler.async_scheduling
     if asked is not None:
         return asked
-    is_alone = config.parallel.pipeline_parallel_size == 1
-    return usual.async_steps and is_alone and not config.speculative.speculative_config
+    is_alone = parallel.pipeline_parallel_size == 1
+    return usual.async_steps and is_alone and not speculative.speculative_config
 
 
-def _is_for_adapters(config: Config, model: ModelSpec) -> bool:
+def _is_for_adapters(model_config: ModelConfig, lora: LoRAConfig, model: ModelSpec) -> bool:
     """Return whether the context length is reachable for adapters with a RoPE scaling."""
-    asked, largest = config.model.max_model_len, max(long_factors(config), default=1.0)
+    asked, largest = model_config.max_model_len, max(long_factors(lora), default=1.0)
     return isinstance(asked, int) and 0 < asked <= model.max_position_tokens * largest
 
 
