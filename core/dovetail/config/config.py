@@ -169,9 +169,9 @@ def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     today = {name: value for name, value in fields.items() if name not in deprecated_flags()}
     notes = []
     for name in fields.keys() - today.keys():
-        meant, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
+        current, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
         notes.append(note)
-        for target, value in meant.items():
+        for target, value in current.items():
             today[target] = _agreed(name, target, today.get(target, MISSING), value)
     return today, tuple(sorted(notes))
 

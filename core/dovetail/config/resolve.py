@@ -126,7 +126,7 @@ def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Select
     aim = replace(aim, model=model)
     requested = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
-    check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
+    check_dtypes(platform, weight_dtype=model.weight_dtype, kv_dtype=kv_dtype)
     rank = stages.staged(rank_spec(config), config, model)
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:
@@ -160,9 +160,9 @@ def cache_spec(
         slack = step_tokens + 2 * block
         count = max(1, len(engine_numbers(config)))
         free = available_bytes() // (count * rank.local_size)
-        most = schedule.max_model_tokens + slack
+        max_tokens = schedule.max_model_tokens + slack
         one = kv_bytes(
-            model, kv_dtype, most, step_tokens, rank.context_size, draft_bytes=draft_bytes
+            model, kv_dtype, max_tokens, step_tokens, rank.context_size, draft_bytes=draft_bytes
         )
         memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(
@@ -228,8 +228,8 @@ def _worker_drafts(
     config: Config, aim: Purpose, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
 ) -> WorkerDraftSpec | None:
     """Return the drafter that runs on the worker of a generating model, if one was requested."""
-    asked = speculation.asked_drafter(config)
-    if asked is None or not runs_on_worker(registry.admin.load_selection(asked.drafter)):
+    choice = speculation.asked_drafter(config)
+    if choice is None or not runs_on_worker(registry.admin.load_selection(choice.drafter)):
         return None
     if aim.pooling is not None:
         raise ConfigError(
@@ -237,7 +237,7 @@ def _worker_drafts(
             where="--speculative-config",
             fix="leave the flag out.",
         )
-    return worker_drafts(config, asked, aim.model, schedule, kv_dtype, platform, hub_of(config))
+    return worker_drafts(config, choice, aim.model, schedule, kv_dtype, platform, hub_of(config))
 
 
 def served_names(config: Config) -> tuple[str, ...]:
@@ -275,13 +275,13 @@ def _model(config: Config, folder: Path, platform: Platform) -> ModelSpec:
     )
     rope = with_rope(model.hf_config, config.model.rope_theta, config.model.rope_scaling)
     requested = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
-    computed, kept = chosen_dtypes(requested, model.hf_config, platform)
+    computed, weight_dtype = chosen_dtypes(requested, model.hf_config, platform)
     found = msgspec.structs.replace(
         model,
         hf_config=rope,
         rope_rules=rope_rules(rope),
         dtype=computed,
-        weight_dtype=kept,
+        weight_dtype=weight_dtype,
     )
     if requested == AUTO_DTYPE:
         tell_dtypes(found, platform)

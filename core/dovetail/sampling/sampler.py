@@ -247,13 +247,13 @@ class Sampler:
             later.append(logits.amax(dim=1))
             self._apply_early(logits, step, is_alone)
         drawn = self._device.draw(logits, step)
-        told = None
+        device_logprobs = None
         if wants.size:
             tokens = drawn.tokens if picked is None else drawn.tokens[picked]
             num_top = self._params.num_logprobs[step.rows[wants]].tolist()
-            told = tell(told_of, tokens, num_top, told_rows)
-            later.append(told.numbers)
-        finish = partial(self._collect, step, self._takes[step.rows], told)
+            device_logprobs = tell(told_of, tokens, num_top, told_rows)
+            later.append(device_logprobs.numbers)
+        finish = partial(self._collect, step, self._takes[step.rows], device_logprobs)
         pending = EnqueuedDraws(drawn.tokens, HostCopy([drawn.told, *later]), finish)
         self._under_way = [one for one in self._under_way if not one.is_read] + [pending]
         return pending
@@ -262,7 +262,7 @@ class Sampler:
         self,
         step: DrawStep,
         takes: np.ndarray,
-        told: ToldLogprobs | None,
+        device_logprobs: ToldLogprobs | None,
         arrays: list[np.ndarray],
     ) -> Draws:
         """Return the draws of a step whose numbers have arrived. Mutates: self, step.faults"""
@@ -281,10 +281,10 @@ class Sampler:
             for i in np.flatnonzero(is_same & is_finite).tolist():
                 self._device.seen.tell(step.row_list[i], token_ids[i])
         draws = self._finish(step, token_ids, is_same=is_same)
-        if told is not None:
+        if device_logprobs is not None:
             indices = _wants(step).tolist()
             own = [draws.token_ids[i] for i in indices]
-            entries = read(told, arrays[-1], own, tells_logits=self._tells_logits)
+            entries = read(device_logprobs, arrays[-1], own, tells_logits=self._tells_logits)
             self._take_logprobs(draws, indices, entries)
         return draws
 
@@ -293,7 +293,7 @@ class Sampler:
         work = logits.float().contiguous()
         is_special = bool(step.proposals) or bool(step.union & bits.SHAPED)
         is_plain = self._native is None or is_special or not can_sample(work)
-        told = self._raw(work, step, is_plain=is_plain)
+        logprob_logits = self._raw(work, step, is_plain=is_plain)
         if step.union & bits.PROCESSED:
             for index, top in enumerate(work.amax(dim=1).tolist()):
                 step.blame(index, top, is_changed=False)
@@ -301,15 +301,15 @@ class Sampler:
         tells_processed = self._tells_processed and bool(step.union & bits.LOGPROBS)
         if not is_plain:
             if tells_processed:
-                told = self._plain.processed(_wanting(work, step), _wants(step), step)
-            tells = told is None and bool(step.union & bits.LOGPROBS)
+                logprob_logits = self._plain.processed(_wanting(work, step), _wants(step), step)
+            tells = logprob_logits is None and bool(step.union & bits.LOGPROBS)
             draws = self._draw_natively(work, step, tells_logprobs=tells)
         else:
             draws = self._draw_plainly(work, step, is_alone, keeps_processed=tells_processed)
             if tells_processed:
-                told = _wanting(work, step)
-        if told is not None:
-            self._add_logprobs(told, step, draws)
+                logprob_logits = _wanting(work, step)
+        if logprob_logits is not None:
+            self._add_logprobs(logprob_logits, step, draws)
         return draws
 
     def _raw(self, work: torch.Tensor, step: DrawStep, *, is_plain: bool) -> torch.Tensor | None:
@@ -408,12 +408,12 @@ class Sampler:
                 self.mark_failed(step.row_list[i], fault)
         return Draws(token_ids=token_ids, faults=step.faults)
 
-    def _add_logprobs(self, told: torch.Tensor, step: DrawStep, draws: Draws) -> None:
+    def _add_logprobs(self, logprob_logits: torch.Tensor, step: DrawStep, draws: Draws) -> None:
         """Add the logprobs of rows that want them, from their logits. Mutates: draws"""
         wants = _wants(step)
         indices = wants.tolist()
         entries = token_logprobs(
-            told,
+            logprob_logits,
             [draws.token_ids[i] for i in indices],
             self._params.num_logprobs[step.rows[wants]].tolist(),
             uses_kernels=self._native is not None,
@@ -422,7 +422,9 @@ class Sampler:
         for i, index in enumerate(indices):
             named = self._params.named.get(step.row_list[index])
             if named is not None:
-                entries[i] = with_named(entries[i], told[i], named, tells_logits=self._tells_logits)
+                entries[i] = with_named(
+                    entries[i], logprob_logits[i], named, tells_logits=self._tells_logits
+                )
         self._take_logprobs(draws, indices, entries)
 
     @staticmethod

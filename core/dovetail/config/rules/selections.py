@@ -232,9 +232,9 @@ def _load_format(config: Config, path: str) -> str:
 
     Other packages are tried last. If none fits, "auto" stays and reports what is missing.
     """
-    asked = config.load.load_format
-    if asked not in NO_CHOICE:
-        return asked
+    name = config.load.load_format
+    if name not in NO_CHOICE:
+        return name
     files = Checkpoint(path=path, ignore_patterns=config.load.ignore_patterns)
     own = registry.load("load_format", AUTO)
     if not reasons_against(own, files):
@@ -346,12 +346,12 @@ def select_executor(config: Config, defaults: PlatformDefaults, num_ranks: int =
         usual = registry.admin.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
     options = config.plugin.options_of("executor")
-    asked = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}
+    nsight_options = {NSIGHT_OPTION: True} if config.parallel.ray_workers_use_nsight else {}
     where = "--distributed-executor-backend"
     try:
-        return select("executor", str(name), where=where, options={**options, **asked})
+        return select("executor", str(name), where=where, options={**options, **nsight_options})
     except ConfigError as error:
-        if asked and error.where == f"--plugin-options.executor.{NSIGHT_OPTION}":
+        if nsight_options and error.where == f"--plugin-options.executor.{NSIGHT_OPTION}":
             raise ConfigError(
                 f"the executor {name} does not run Ray's workers.",
                 where="--ray-workers-use-nsight",

@@ -77,14 +77,14 @@ class Encodings(EnginePart):
     @classmethod
     def within(cls, limits: ScheduleSpec, active: ActiveRequests) -> Encodings:
         """Return the encodings of an engine with these limits and requests."""
-        made = cls(
+        encodings = cls(
             limits.encoder_rows,
             limits.kept_encoder_rows,
             keeps_whole=limits.keeps_parts_whole,
             crowd=lambda: crowd_of(active),
         )
-        made._active = active
-        return made
+        encodings._active = active
+        return encodings
 
     @property
     def has_dropped(self) -> bool:

@@ -155,9 +155,9 @@ class RunnerAdapters(RunnerPart):
             if name.endswith(WEIGHT) and not target.is_tied:
                 self._found[name.removesuffix(WEIGHT)] = path, layer, target
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Apply adapters to the rows of a batch from now on. Mutates: self"""
-        self._batch = made.batch
+        self._batch = storage.batch
 
     def prepare(self, item: Preparation) -> AdapterFacts:
         """Read an adapter into host memory, and return its facts. Any thread may call this, during
@@ -343,9 +343,9 @@ class RunnerAdapters(RunnerPart):
         """Raises: ConfigError for more vectors than the flags allow"""
         if prompt.shape[0] <= self._spec.max_prompt_tokens:
             return
-        most = self._spec.max_prompt_tokens
+        max_vectors = self._spec.max_prompt_tokens
         raise ConfigError(
-            f"there are {prompt.shape[0]}, and {most} is the most.",
+            f"there are {prompt.shape[0]}, and {max_vectors} is the most.",
             where=f"{source.path}: {PROMPT_VECTORS}",
             fix="start with --enable-prompt-adapter and "
             f"--max-prompt-adapter-token {prompt.shape[0]}.",

@@ -61,10 +61,10 @@ class RunnerMedia(RunnerPart):
         self._blocks_a_row: dict[str, float] = {}
         pause_before(blocks)
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Start without encodings and rows. Mutates: self"""
         self.close()
-        self._batch = made.batch
+        self._batch = storage.batch
         self._alignment = PromptAlignment(self._run, self._module.modules(), self._device)
         self._encodings: dict[str, torch.Tensor] = {}
         self._failures: dict[str, str] = {}
@@ -205,13 +205,13 @@ class RunnerMedia(RunnerPart):
 
     def _step_positions(self, inputs: StepInputs) -> torch.Tensor:
         """Return the step's positions in three dimensions. Shapes: [3, T]"""
-        told = torch.from_numpy(inputs.told_positions).repeat(3, 1)
+        positions = torch.from_numpy(inputs.told_positions).repeat(3, 1)
         for step, first in zip(inputs.steps, inputs.query_start.tolist(), strict=False):
             table = self._positions.get(step.row)
             if table is not None and step.start < table.shape[1]:
                 part = table[:, step.start : step.start + step.num_tokens]
-                told[:, first : first + part.shape[1]] = part
-        return told.to(self._device)
+                positions[:, first : first + part.shape[1]] = part
+        return positions.to(self._device)
 
     def _encode(self, kind: str, contents: Sequence[Encode]) -> None:
         """Make encodings, one by one if making them together fails. Mutates: self"""
@@ -270,14 +270,14 @@ class RunnerMedia(RunnerPart):
         ]
         if kind == VECTORS:
             return [next(iter(one.values())) for one in features]
-        kept = [one.pop(KEPT, None) for one in features]
-        made = self._model.encode(kind, features)
-        pairs = zip(made, kept, strict=True)
+        cells = [one.pop(KEPT, None) for one in features]
+        encodings = self._model.encode(kind, features)
+        pairs = zip(encodings, cells, strict=True)
         return [vectors if rows is None else vectors[rows] for vectors, rows in pairs]
 
-    def _keep(self, contents: Sequence[Encode], made: Sequence[torch.Tensor]) -> None:
+    def _keep(self, contents: Sequence[Encode], encodings: Sequence[torch.Tensor]) -> None:
         """Store encodings by key. Raises: ValueError. Mutates: self"""
-        for content, vectors in zip(contents, made, strict=True):
+        for content, vectors in zip(contents, encodings, strict=True):
             if len(vectors) != content.num_rows:
                 raise ValueError(
                     f"it has {len(vectors)} vectors and the prompt room for {content.num_rows}"

@@ -247,18 +247,18 @@ class ModelText:
         """
         verify_text(PROMPT, text)
         run = self.engine.spec.run
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "add_special_tokens": add_special_tokens,
-            "most": None if takes_any_length else run.max_model_tokens,
+            "max_tokens": None if takes_any_length else run.max_model_tokens,
             "keep": kept(truncates_to, run.max_model_tokens),
             "keeps_start": keeps_start,
             "plain": plain,
         }
         process = self.engine.text_process
         if process is not None and len(text) > LONG_TEXT_CHARS:
-            return await process.encode(text, **asked, folder=self.vocabulary.tokenizer_path)
+            return await process.encode(text, **arguments, folder=self.vocabulary.tokenizer_path)
         answers = run.pooling is None
-        encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **asked)
+        encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **arguments)
         return await self.threads.run(encode, len(text))
 
 

@@ -183,11 +183,11 @@ class FileStorage:
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
         """Raise RequestError if a key's files would exceed its quota."""
         mine = self.files(owner)
-        held = sum(one.bytes for one in mine)
-        if held + num_bytes <= self._max_bytes and len(mine) < MAX_FILES:
+        used_bytes = sum(one.bytes for one in mine)
+        if used_bytes + num_bytes <= self._max_bytes and len(mine) < MAX_FILES:
             return
         raise RequestError(
-            f"the files of this key take {held} bytes in {len(mine)} files. It may have "
+            f"the files of this key take {used_bytes} bytes in {len(mine)} files. It may have "
             f"{self._max_bytes} bytes in {MAX_FILES} files.",
             where="file",
             fix="delete files that are not needed any more.",

@@ -45,8 +45,8 @@ async def health(server: ServerOf) -> Response:
         return _answer(reason)
     engines = [_told(state) for state in states]
     is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
-    told: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
-    return JSONResponse(told | ({"failing_tasks": failed} if failed else {}))
+    report: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
+    return JSONResponse(report | ({"failing_tasks": failed} if failed else {}))
 
 
 async def ping(server: ServerOf) -> Response:
@@ -75,15 +75,15 @@ async def show_metrics() -> Response:
 
 def _told(state: EngineState) -> dict[str, Any]:
     """Return the report of /health about one of several engines."""
-    told = {"engine": state.engine, "state": "up", "running": state.running}
-    told |= {"waiting": state.waiting}
+    report = {"engine": state.engine, "state": "up", "running": state.running}
+    report |= {"waiting": state.waiting}
     if state.machine:
-        told["machine"] = state.machine
+        report["machine"] = state.machine
     if state.reason is not None:
-        return told | {"state": "dead", "reason": state.reason}
+        return report | {"state": "dead", "reason": state.reason}
     if state.is_stalled:
-        return told | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
-    return told | {"state": "asleep"} if state.asleep else told
+        return report | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
+    return report | {"state": "asleep"} if state.asleep else report
 
 
 def _dead_reason(server: App) -> str | None:

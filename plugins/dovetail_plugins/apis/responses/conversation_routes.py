@@ -33,9 +33,9 @@ async def create_conversation(
     check_keeps(server, "conversation")
     server.fields.check(body, is_answered=False)
     items = checked_items(body.items)
-    made = state.conversations.begin(owner_of(request), body.metadata or {})
-    state.conversations.add(made, items)
-    return JSONResponse(made.told())
+    conversation = state.conversations.begin(owner_of(request), body.metadata or {})
+    state.conversations.add(conversation, items)
+    return JSONResponse(conversation.told())
 
 
 async def get_conversation(conversation_id: str, request: Request, state: ResponsesStateOf) -> Any:
@@ -47,33 +47,33 @@ async def update_conversation(
     conversation_id: str, body: ChangedConversation, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Replace the metadata of a conversation."""
-    kept = _kept(conversation_id, request, state)
-    state.conversations.describe(kept, body.metadata)
-    return JSONResponse(kept.told())
+    conversation = _kept(conversation_id, request, state)
+    state.conversations.describe(conversation, body.metadata)
+    return JSONResponse(conversation.told())
 
 
 async def delete_conversation(
     conversation_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Delete a conversation and its items."""
-    kept = _kept(conversation_id, request, state)
-    state.conversations.drop(kept.id)
-    return JSONResponse({"id": kept.id, "object": "conversation.deleted", "deleted": True})
+    conversation = _kept(conversation_id, request, state)
+    state.conversations.drop(conversation.id)
+    return JSONResponse({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(conversation_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return the items of a conversation, a page at a time."""
-    kept = _kept(conversation_id, request, state)
-    return JSONResponse(page_of(kept.items, request.query_params))
+    conversation = _kept(conversation_id, request, state)
+    return JSONResponse(page_of(conversation.items, request.query_params))
 
 
 async def add_items(
     conversation_id: str, body: NewItems, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Add items to a conversation."""
-    kept = _kept(conversation_id, request, state)
+    conversation = _kept(conversation_id, request, state)
     items = checked_items(body.items)
-    state.conversations.add(kept, items)
+    state.conversations.add(conversation, items)
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
     return JSONResponse({"object": "list", "data": items, "has_more": False, **ends})
 
@@ -89,9 +89,9 @@ async def delete_item(
     conversation_id: str, item_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Delete one item of a conversation."""
-    kept = _kept(conversation_id, request, state)
-    state.conversations.remove(kept, _item(kept, item_id))
-    return JSONResponse(kept.told())
+    conversation = _kept(conversation_id, request, state)
+    state.conversations.remove(conversation, _item(conversation, item_id))
+    return JSONResponse(conversation.told())
 
 
 def _kept(conversation_id: str, request: Request, state: ResponsesStateOf) -> Conversation:

@@ -358,10 +358,10 @@ class GrowingResponse:
         done = self._event
         if block.kind == "call":
             text = INPUT if block.is_custom else ARGUMENTS
-            told = {text.field: block.text}
+            fields = {text.field: block.text}
             if not block.is_custom:
-                told["name"] = self._namespaces.get(block.name, ("", block.name))[1]
-            ends = [done(text.done, **told, **inner)]
+                fields["name"] = self._namespaces.get(block.name, ("", block.name))[1]
+            ends = [done(text.done, **fields, **inner)]
         else:
             more = {"logprobs": self._told.get(block.index, [])} if block.kind == "text" else {}
             ends = [
@@ -372,13 +372,13 @@ class GrowingResponse:
 
     def _grown(self, block: ContentBlock, text: str) -> dict[str, Any]:
         """Return a delta's fields besides its text. Mutates: self"""
-        told: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         if self._logprobs is not None and block.kind == "text":
-            told = self._logprobs.take(text)
-            self._told.setdefault(block.index, []).extend(told)
+            entries = self._logprobs.take(text)
+            self._told.setdefault(block.index, []).extend(entries)
         elif self._logprobs is not None:
             self._logprobs.skip(text)
-        return {"logprobs": told} if block.kind == "text" else {}
+        return {"logprobs": entries} if block.kind == "text" else {}
 
     def _part(self, block: ContentBlock) -> dict[str, Any]:
         return _part(block) | (

@@ -44,10 +44,10 @@ def draft_spec(
     keys = draft_keys(config)
     if keys is None:
         return None
-    asked = asked_drafter(config)
-    assert asked is not None, "there are keys"
+    choice = asked_drafter(config)
+    assert choice is not None, "there are keys"
     needed = {"drafts"}
-    if runs_on_worker(registry.admin.load_selection(asked.drafter)):
+    if runs_on_worker(registry.admin.load_selection(choice.drafter)):
         needed.add("worker_drafts")
     if not needed <= registry.admin.load_selection(scheduler).capabilities:
         raise ConfigError(
@@ -55,7 +55,7 @@ def draft_spec(
             where=FLAG,
             fix="use --scheduler-cls continuous, or leave the flag out.",
         )
-    max_tokens = asked.max_tokens
+    max_tokens = choice.max_tokens
     if max_tokens >= schedule.max_step_tokens:
         raise ConfigError(
             f"{max_tokens} guesses do not fit in a step of {schedule.max_step_tokens} tokens.",
@@ -63,9 +63,9 @@ def draft_spec(
             fix=f"use at most {schedule.max_step_tokens - 1}.",
         )
     return DraftSpec(
-        drafter=asked.drafter,
+        drafter=choice.drafter,
         max_tokens=max_tokens,
-        pause_above_requests=_pause_above(config, model, asked, keys),
+        pause_above_requests=_pause_above(config, model, choice, keys),
         max_model_tokens=keys.max_model_len,
     )
 
@@ -88,12 +88,12 @@ def _keeps_states(model: ModelSpec) -> bool:
     return model.cache is not None and model.cache.num_state_layers > 0
 
 
-def _pause_above(config: Config, model: ModelSpec, asked: Asked, keys: DraftKeys) -> int | None:
+def _pause_above(config: Config, model: ModelSpec, choice: Asked, keys: DraftKeys) -> int | None:
     """Return the number of requests above which drafting pauses. The demo model's own drafters have
     a default, and so have recurrent states, which need room for one state per draft."""
     if keys.disable_by_batch_size is None and _keeps_states(model):
         return DRAFTS_BESIDE_STATES
-    if keys.disable_by_batch_size is None and _is_bundled(config, keys, asked.drafter.name):
+    if keys.disable_by_batch_size is None and _is_bundled(config, keys, choice.drafter.name):
         return DRAFTS_PAUSE_ABOVE
     return keys.disable_by_batch_size
 

@@ -28,7 +28,7 @@ _DIFFERENCE, _ROWS = "from_2_way_softmax", "no_post_processing"
 _ORIGINAL = "is_original_qwen3_reranker"
 
 
-def with_class_tokens(config: Config, model: ModelSpec, asked: PoolerConfig) -> ModelSpec:
+def with_class_tokens(config: Config, model: ModelSpec, pooler: PoolerConfig) -> ModelSpec:
     """Return the model with class tokens, if they are requested.
 
     That is by `classifier_from_token` in its config, or by `returned_token_ids` for a generating
@@ -44,8 +44,8 @@ def with_class_tokens(config: Config, model: ModelSpec, asked: PoolerConfig) -> 
         _verify_method(facts.get(_METHOD))
         return _with_tokens(model, tokens, is_difference=is_difference)
     _, stored = stem(model.architecture)
-    if asked.returned_token_ids and stored == LOGITS:
-        return _with_tokens(model, asked.returned_token_ids, is_difference=False)
+    if pooler.returned_token_ids and stored == LOGITS:
+        return _with_tokens(model, pooler.returned_token_ids, is_difference=False)
     return model
 
 
@@ -82,8 +82,8 @@ def _verify_method(method: Any) -> None:
 
 
 def _tokenizer_folder(config: Config, model: ModelSpec) -> Path:
-    asked = config.model.tokenizer
-    return Path(asked) if asked and Path(asked).is_dir() else Path(model.path)
+    tokenizer = config.model.tokenizer
+    return Path(tokenizer) if tokenizer and Path(tokenizer).is_dir() else Path(model.path)
 
 
 def _numbered(folder: Path, words: Any) -> tuple[int, ...]:

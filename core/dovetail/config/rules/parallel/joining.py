@@ -121,14 +121,14 @@ def check_serves(config: Config) -> None:
 def _check_headless(config: Config) -> None:
     """Raise ConfigError for flags that only a server can have."""
     parallel, frontend = config.parallel, config.frontend
-    meant = {
+    flags = {
         "--data-parallel-rank": parallel.data_parallel_rank is not None,
         "--data-parallel-hybrid-lb": parallel.data_parallel_hybrid_lb,
         "--api-server-count": frontend.api_server_count > 1,
         "--disable-frontend-multiprocessing": frontend.disable_frontend_multiprocessing,
         f"{BACKEND} {parallel.data_parallel_backend}": starter_of(config) is not None,
     }
-    for flag, is_meant in meant.items():
+    for flag, is_meant in flags.items():
         if is_meant:
             raise ConfigError(
                 f"{flag} is for a server, and this process is not one.",

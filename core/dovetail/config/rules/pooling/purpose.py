@@ -97,10 +97,10 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
         model = msgspec.structs.replace(model, encoder=None, cache=None)
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
     check_pooled_flags(config, model)
-    asked = pooler_config(config)
-    model = with_class_tokens(config, _with_labels(model), asked)
+    pooler = pooler_config(config)
+    model = with_class_tokens(config, _with_labels(model), pooler)
     settings = sentences or SentenceSettings(is_normalized=True)
-    pooling = _pooling_spec(config, model, asked, settings)
+    pooling = _pooling_spec(config, model, pooler, settings)
     return Purpose(model=model, pooling=pooling, max_tokens=settings.max_tokens)
 
 
@@ -150,17 +150,17 @@ def _head(config: Config, model: ModelSpec, sentences: SentenceSettings | None) 
 
 
 def _pooling_spec(
-    config: Config, model: ModelSpec, asked: PoolerConfig, sentences: SentenceSettings
+    config: Config, model: ModelSpec, pooler: PoolerConfig, sentences: SentenceSettings
 ) -> PoolingSpec:
     facts = model.hf_config
     size = _size(model, sentences)
     names = labels(facts)
     if model.class_tokens:
-        asked = msgspec.structs.replace(asked, returned_token_ids=())
-    verify_fits(asked, model, size=size, num_classes=len(names))
-    step_token = _step_token(model, asked)
-    tasks, whole, of_tokens = _poolers(config, model, asked, sentences, step_token)
-    if asked.enable_chunked_processing:
+        pooler = msgspec.structs.replace(pooler, returned_token_ids=())
+    verify_fits(pooler, model, size=size, num_classes=len(names))
+    step_token = _step_token(model, pooler)
+    tasks, whole, of_tokens = _poolers(config, model, pooler, sentences, step_token)
+    if pooler.enable_chunked_processing:
         _verify_pieces(whole)
     allowed = tuple(facts.get("matryoshka_dimensions") or ())
     return PoolingSpec(
@@ -168,22 +168,22 @@ def _pooling_spec(
         pooler=whole,
         token_pooler=of_tokens,
         projections=sentences.projections,
-        activation=_activation(config, model, asked),
+        activation=_activation(config, model, pooler),
         size=size,
-        is_normalized=sentences.is_normalized if asked.normalize is None else asked.normalize,
-        dimensions=asked.dimensions,
+        is_normalized=sentences.is_normalized if pooler.normalize is None else pooler.normalize,
+        dimensions=pooler.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
         allowed_dimensions=allowed,
         step_token_id=step_token,
-        returned_token_ids=asked.returned_token_ids,
+        returned_token_ids=pooler.returned_token_ids,
         labels=names,
         prompts=dict(sentences.prompts),
         default_prompt=sentences.default_prompt,
         prefix_tasks=_prefix_tasks(model, tasks, whole),
         includes_prompt=sentences.includes_prompt,
         lowers_case=sentences.lowers_case,
-        splits_long=asked.enable_chunked_processing,
-        most_tokens=asked.max_embed_len,
+        splits_long=pooler.enable_chunked_processing,
+        most_tokens=pooler.max_embed_len,
     )
 
 
@@ -199,7 +199,7 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
 def _poolers(
     config: Config,
     model: ModelSpec,
-    asked: PoolerConfig,
+    pooler: PoolerConfig,
     sentences: SentenceSettings,
     step_token: int | None,
 ) -> tuple[tuple[str, ...], Selection, Selection]:
@@ -207,7 +207,7 @@ def _poolers(
     tokens."""
     tasks = _TASKS[model.head]
     facts = facts_of(model.hf_config)
-    named = _registered(asked.pooling_type) if asked.pooling_type else None
+    named = _registered(pooler.pooling_type) if pooler.pooling_type else None
     usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
     if model.head not in MAKES_VECTORS and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
@@ -260,24 +260,24 @@ def _prefix_tasks(model: ModelSpec, tasks: tuple[str, ...], whole: Selection) ->
     return tuple(task for task in tasks if task in (EMBED, CLASSIFY))
 
 
-def _step_token(model: ModelSpec, asked: PoolerConfig) -> int | None:
+def _step_token(model: ModelSpec, pooler: PoolerConfig) -> int | None:
     """Return the token that ends a step for a process reward model."""
-    if asked.step_tag_id is not None or not model.architecture.endswith(PROCESS_REWARD):
-        return asked.step_tag_id
+    if pooler.step_tag_id is not None or not model.architecture.endswith(PROCESS_REWARD):
+        return pooler.step_tag_id
     return added_token(Path(model.path), STEP_END)
 
 
-def _activation(config: Config, model: ModelSpec, asked: PoolerConfig) -> str:
+def _activation(config: Config, model: ModelSpec, pooler: PoolerConfig) -> str:
     """Return the function from class scores to probabilities. Raises: ConfigError"""
-    if model.head in MAKES_VECTORS or asked.activates is False:
+    if model.head in MAKES_VECTORS or pooler.activates is False:
         return "identity"
-    if isinstance(asked.activation, str):
-        return asked.activation
+    if isinstance(pooler.activation, str):
+        return pooler.activation
     facts = model.hf_config
     kind = facts.get("problem_type")
     is_single = len(labels(facts)) == 1
     usual = "sigmoid" if is_single or kind == "multi_label_classification" else "softmax"
-    if asked.activates:
+    if pooler.activates:
         return usual
     if kind == "regression" or _is_reward(config, model):
         return "identity"

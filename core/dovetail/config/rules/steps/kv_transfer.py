@@ -332,5 +332,5 @@ def _identity(run: RunSpec, config: Config, *, in_units: bool) -> str:
         config.cache.prefix_caching_hash_algo,
         config.scheduler.disable_hybrid_kv_cache_manager,
     )
-    told = ((FORMAT, __version__), files_digest(weight_files(run.model.path)), facts, cache)
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
+    content = ((FORMAT, __version__), files_digest(weight_files(run.model.path)), facts, cache)
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()

@@ -90,36 +90,36 @@ def finds_prefixes(config: Config, model: ModelSpec) -> bool:
 def _plans_ahead(config: Config, usual: PlatformDefaults) -> bool:
     """Return whether a step is planned while the previous one runs. By default only if nothing has
     to wait for that step's tokens: no draft and no stage."""
-    asked = config.scheduler.async_scheduling
-    if asked is not None:
-        return asked
+    setting = config.scheduler.async_scheduling
+    if setting is not None:
+        return setting
     is_alone = config.parallel.pipeline_parallel_size == 1
     return usual.async_steps and is_alone and not config.speculative.speculative_config
 
 
 def _is_for_adapters(config: Config, model: ModelSpec) -> bool:
     """Return whether the context length is reachable for adapters with a RoPE scaling."""
-    asked, largest = config.model.max_model_len, max(long_factors(config), default=1.0)
-    return isinstance(asked, int) and 0 < asked <= model.max_position_tokens * largest
+    max_tokens, largest = config.model.max_model_len, max(long_factors(config), default=1.0)
+    return isinstance(max_tokens, int) and 0 < max_tokens <= model.max_position_tokens * largest
 
 
 def _max_partial(scheduler: SchedulerConfig) -> int | None:
     """Return the maximum number of partial prefills, None for no limit. Raises: ConfigError for
     contradictory limits."""
-    most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
-    if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
+    limit, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
+    if not scheduler.enable_chunked_prefill and max(limit or 1, most_long or 1) > 1:
         log.warning(
             "--max-num-partial-prefills and --max-long-partial-prefills have no effect: they need "
             "chunked prefill"
         )
         return None
-    if most is not None and most_long is not None and most_long > most:
+    if limit is not None and most_long is not None and most_long > limit:
         raise ConfigError(
-            f"{most_long} long partial prefills are more than {most} partial prefills in total.",
+            f"{most_long} long partial prefills are more than {limit} partial prefills in total.",
             where="--max-long-partial-prefills",
-            fix=f"give at most {most}, or raise --max-num-partial-prefills.",
+            fix=f"give at most {limit}, or raise --max-num-partial-prefills.",
         )
-    return most
+    return limit
 
 
 def _whole_prompt_tokens(requested: int | None, default: int, length: int) -> int:

@@ -98,9 +98,9 @@ class ReaderStage:
             return []
         events = self._said(self._reader.finish(is_cut=is_cut), may_stop=True)
         calls = list(self._calls)
-        told = self._region.tell(calls, 0, self._max_calls, may_be_cut=is_cut)
+        call_events = self._region.tell(calls, 0, self._max_calls, may_be_cut=is_cut)
         untold = Reading(content="" if is_cut else self._region.untold(calls))
-        events += [*self._held(), *told, *self._said(untold, may_stop=True), *self._held()]
+        events += [*self._held(), *call_events, *self._said(untold, may_stop=True), *self._held()]
         return events
 
     def _said(self, news: Reading, *, may_stop: bool) -> list[Event]:
