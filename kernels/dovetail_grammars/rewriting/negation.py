@@ -230,8 +230,8 @@ class _Opposite:
         if "patternProperties" in node or not names:
             raise Undecided('what breaks "additionalProperties" cannot be described')
         inner = self._inner(node["additionalProperties"])
-        made = [self._member(name, inner, is_needed=True) for name in names]
-        return [branch for branch in made if branch is not False]
+        members = [self._member(name, inner, is_needed=True) for name in names]
+        return [branch for branch in members if branch is not False]
 
 
 def other_values(values: list[Any], at: str) -> list[Any]:

@@ -152,9 +152,13 @@ def gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[s
 
 def kinds(settings: Settings, every: int) -> dict[str, Any]:
     """Return each layer's kind: all slide except every N-th, unless the file says otherwise."""
-    told = settings.find(".attention.sliding_window_pattern", (int, list))
+    pattern = settings.find(".attention.sliding_window_pattern", (int, list))
     count = settings.number(".block_count")
-    slides = told if isinstance(told, list) else [(i + 1) % (told or every) for i in range(count)]
+    slides = (
+        pattern
+        if isinstance(pattern, list)
+        else [(i + 1) % (pattern or every) for i in range(count)]
+    )
     return {"layer_types": [_KINDS[bool(one)] for one in slides]}
 
 

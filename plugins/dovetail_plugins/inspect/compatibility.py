@@ -37,35 +37,35 @@ Told = list[str]
 class _LogCapture(logging.Handler):
     """Stores log messages."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, log_lines: Told) -> None:
         super().__init__(logging.INFO)
-        self._told = told
+        self._told = log_lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store one message. Mutates: told"""
+        """Store one message. Mutates: log_lines"""
         self._told.append(record.getMessage())
 
 
 @contextmanager
 def listening() -> Iterator[Told]:
     """Yield the lines logged in the block, which are logged nowhere else."""
-    told: Told = []
-    root, ears = logging.getLogger(ROOT), _LogCapture(told)
+    log_lines: Told = []
+    root, ears = logging.getLogger(ROOT), _LogCapture(log_lines)
     level, propagates, handlers = root.level, root.propagate, root.handlers
     root.propagate, root.handlers = False, [ears]
     root.setLevel(logging.INFO)
     try:
-        yield told
+        yield log_lines
     finally:
         root.propagate, root.handlers = propagates, handlers
         root.setLevel(level)
 
 
 def chosen(
-    config: Config, parts: EngineParts, told: Told, files: Sequence[WeightFile]
+    config: Config, parts: EngineParts, log_lines: Told, files: Sequence[WeightFile]
 ) -> tuple[Chosen, ...]:
     """Return the plugins in the order in which a request uses them."""
-    lines = {match[1]: match[3] or "" for line in told if (match := _LINE.fullmatch(line))}
+    lines = {match[1]: match[3] or "" for line in log_lines if (match := _LINE.fullmatch(line))}
     own = {
         "device": lines.get("platform", ""),
         "model": _model_reason(parts),
@@ -81,7 +81,9 @@ def chosen(
     if parts.spec is not None and parts.spec.run.pooling is not None:
         return tuple(choices)
     for kind in ("tool_parser", "reasoning_parser"):
-        match = next((m for line in told if (m := _LINE.fullmatch(line)) and m[1] == kind), None)
+        match = next(
+            (m for line in log_lines if (m := _LINE.fullmatch(line)) and m[1] == kind), None
+        )
         if match is not None:
             choices.append(Chosen(kind=kind, name=match[2], reason=match[3] or ""))
         elif config.is_given(_FLAGS[kind]):

@@ -364,8 +364,8 @@ class KVCacheManager:
         for group, (table, hosts) in enumerate(zip(tables, swapped.tables, strict=True)):
             first = len(table)
             table.extend(self._pool.take(counts[group] - first))
-            kept = range(first, counts[group] if self._is_cross[group] else last)
-            copies += [(_held(hosts[i]), table[i]) for i in kept]
+            indices = range(first, counts[group] if self._is_cross[group] else last)
+            copies += [(_held(hosts[i]), table[i]) for i in indices]
         holding = self._holdings[request.request_id] = _Holding(tables, num_cached)
         holding.num_blocks, holding.num_dropped = count, num_dropped
         self.host.drop(request.request_id)

@@ -95,7 +95,7 @@ def build(context: BuildContext) -> Built:
             trunk.set_submodule(path, AbsentStage())
         set_attention(causal, hf_attention.RUN)
         ends = inputs_first(trunk)
-        swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
+        swap_layers(context, trunk, f"{trunk_name}.", exempt=seen.opened)
         conversion = conversion_of(causal, causal)
     renamings = plain_renamings(causal)
     head = TracedHead(module=causal, below=trunk_name, output=type(seen.output))

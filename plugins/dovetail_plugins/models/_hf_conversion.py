@@ -64,10 +64,10 @@ class Conversion:
         self, rule: WeightConverter, target: str, parts: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield a rule's results from all its sources."""
-        made: dict[str, Any] = {p: [parts[p]] for p in rule.source_patterns}
+        tensors: dict[str, Any] = {p: [parts[p]] for p in rule.source_patterns}
         for operation in rule.operations:
-            made = operation.convert(
-                made,
+            tensors = operation.convert(
+                tensors,
                 source_patterns=rule.source_patterns,
                 target_patterns=rule.target_patterns,
                 full_layer_name=target,
@@ -76,7 +76,7 @@ class Conversion:
                 missing_keys=None,
             )
         before, _, behind = target.partition(rule.target_patterns[0])
-        for name, tensor in made.items():
+        for name, tensor in tensors.items():
             yield before + name + behind, tensor
 
 
