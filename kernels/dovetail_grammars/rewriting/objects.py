@@ -121,7 +121,7 @@ def _texts(schema: Any, context: Context, depth: int) -> Node:
 def _shortened(node: Node, max_chars: int, context: Context) -> Node:
     """Return the texts of at most `max_chars` characters. If `max_chars` is large and there are
     unlimited repeats, the repeats share the remaining length equally. Raises: Undecided"""
-    repeats, room = _repeats(node), max_chars - _least(node)
+    repeats, room = _repeats(node), max_chars - _min_length(node)
     if max_chars <= MAX_COUNTED or not repeats:
         both = shared(node, Many(Chars(ANY), 0, max_chars), context.effort)
         return _NOTHING if both is None else both
@@ -130,15 +130,15 @@ def _shortened(node: Node, max_chars: int, context: Context) -> Node:
     return _repeated(node, room // repeats)
 
 
-def _least(node: Node) -> int:
+def _min_length(node: Node) -> int:
     """Return the length of the longest text with unlimited repeats at their minimum."""
     match node:
         case Cat(parts):
-            return sum(map(_least, parts))
+            return sum(map(_min_length, parts))
         case Or(parts):
-            return max(map(_least, parts), default=0)
+            return max(map(_min_length, parts), default=0)
         case Many(part, minimum, maximum):
-            return _least(part) * (minimum if maximum is None else maximum)
+            return _min_length(part) * (minimum if maximum is None else maximum)
     return 1
 
 
@@ -150,7 +150,7 @@ def _repeats(node: Node) -> int:
         case Or(parts):
             return max(map(_repeats, parts), default=0)
         case Many(part, minimum, None):
-            return _least(part) + _repeats(part) * (minimum + 1)
+            return _min_length(part) + _repeats(part) * (minimum + 1)
         case Many(part, _, maximum):
             return _repeats(part) * (maximum or 0)
     return 0

@@ -219,16 +219,16 @@ def _version(name: str) -> str | None:
 
 
 def _torch() -> dict[str, Any]:
-    facts = _asked(_TORCH, TORCH_LIMIT_S)
+    facts = _json_of(_TORCH, TORCH_LIMIT_S)
     build = " ".join(facts.pop("build", ()))
     return facts | dict(_BUILD.findall(build))
 
 
 def _native() -> dict[str, Any]:
-    return _asked(_NATIVE, TORCH_LIMIT_S)
+    return _json_of(_NATIVE, TORCH_LIMIT_S)
 
 
-def _asked(code: str, limit_s: float) -> dict[str, Any]:
+def _json_of(code: str, limit_s: float) -> dict[str, Any]:
     """Return the JSON that a new interpreter prints, or how it failed."""
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
@@ -281,7 +281,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _told_by_plugins() -> dict[str, Any]:
+def _plugin_facts() -> dict[str, Any]:
     from dovetail import registry
     from dovetail.config.report.secrets import masked
     from dovetail.registry import hooks
@@ -309,7 +309,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "torch": _torch,
     "native kernels": _native,
     "plugins of other packages": _plugins,
-    "reported by plugins": _told_by_plugins,
+    "reported by plugins": _plugin_facts,
     "environment": _environment,
 }
 """Heading -> the function that collects its facts."""

@@ -57,7 +57,7 @@ class DisaggregatedRouter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         body = await Request(scope, receive).body()
-        disconnected = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
         work = asyncio.ensure_future(self._answer(scope, body, send))
         try:
             await asyncio.wait((disconnected, work), return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ def _headers_on(scope: Scope) -> list[Header]:
     return [*headers, (REQUEST_ID.encode(), scope["state"]["request_id"].encode())]
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue

@@ -76,7 +76,7 @@ class Forward:
             has_started = True
             await send(message)
 
-        disconnected = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
         work = asyncio.ensure_future(self._answer(scope, body, name, note))
         try:
             await asyncio.wait((disconnected, work), return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +110,7 @@ class Forward:
         return True
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue

@@ -35,14 +35,14 @@ def sizes(settings: Settings) -> dict[str, Any]:
 
 def common(settings: Settings) -> dict[str, Any]:
     """Return the settings that all families with attention have."""
-    heads = settings.most(".attention.head_count")
+    heads = settings.largest(".attention.head_count")
     hidden = settings.number(".embedding_length")
     given = settings.find(".attention.head_count_kv", (int, list))
     return {
         **sizes(settings),
         "num_attention_heads": heads,
         "num_key_value_heads": heads if given is None
-        else settings.most(".attention.head_count_kv"),
+        else settings.largest(".attention.head_count_kv"),
         "head_dim": settings.find(".attention.key_length", int) or hidden // heads,
     }  # fmt: skip
 

@@ -72,11 +72,13 @@ def chosen(
         "quantization": _quantization_reason(parts),
         "load_format": _files_reason(files),
     }
-    choices = [Chosen(kind="device", name=parts.device, reason=_asked(config, "device", own))]
+    choices = [
+        Chosen(kind="device", name=parts.device, reason=_choice_reason(config, "device", own))
+    ]
     for kind, selection in _selections(parts):
         if selection is None:
             continue
-        reason = _asked(config, kind, {**lines, **own})
+        reason = _choice_reason(config, kind, {**lines, **own})
         choices.append(Chosen(kind=kind, name=selection.name, reason=reason))
     if parts.spec is not None and parts.spec.run.pooling is not None:
         return tuple(choices)
@@ -88,7 +90,7 @@ def chosen(
             choices.append(Chosen(kind=kind, name=match[2], reason=match[3] or ""))
         elif config.is_given(_FLAGS[kind]):
             name = str(config.value(_FLAGS[kind]))
-            choices.append(Chosen(kind=kind, name=name, reason=_asked(config, kind, {})))
+            choices.append(Chosen(kind=kind, name=name, reason=_choice_reason(config, kind, {})))
     return tuple(choices)
 
 
@@ -103,7 +105,7 @@ def _selections(parts: EngineParts) -> list[tuple[str, Selection | None]]:
     ]
 
 
-def _asked(config: Config, kind: str, reasons: dict[str, str]) -> str:
+def _choice_reason(config: Config, kind: str, reasons: dict[str, str]) -> str:
     """Return the flag that requests the plugin, or why it was chosen."""
     flag = _FLAGS[kind]
     if config.is_given(flag) and config.value(flag) not in (None, "", "auto"):

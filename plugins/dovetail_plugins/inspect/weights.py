@@ -108,7 +108,7 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
         count = sum(header.num_values for header in layer.tensors.values())
         return _Weighed(layer=layer, purpose=UNUSED, stored=stored, kept="nothing",
                         parameters=count, num_bytes=0, is_exact=True)  # fmt: skip
-    estimate = None if plain and _is_plain_table(purpose, how) else _told(layer, purpose, how)
+    estimate = None if plain and _is_plain_table(purpose, how) else _estimate(layer, purpose, how)
     if estimate is None and not plain:
         count = values_by_name(layer.name, how.model) or max(
             header.num_values for header in layer.tensors.values()
@@ -141,7 +141,7 @@ def _is_plain_table(purpose: str, how: How) -> bool:
     return purpose == HEAD and not how.is_own
 
 
-def _told(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
+def _estimate(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
     """Return the quantization method's estimate.
 
     A table that is also the head is passed under the head's name. None if the method fails on

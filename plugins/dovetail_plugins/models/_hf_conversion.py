@@ -43,7 +43,7 @@ class Conversion:
             parts = waiting.setdefault(target, {})
             parts[pattern] = tensor
             if len(parts) == len(rule.source_patterns):
-                yield from self._made(rule, target, waiting.pop(target))
+                yield from self._converted(rule, target, waiting.pop(target))
         if waiting:
             raise ConfigError(
                 f"the checkpoint has parts of {', '.join(sorted(waiting)[:4])}, and not all.",
@@ -60,7 +60,7 @@ class Conversion:
                 return rule, target, pattern
         return None, name, ""
 
-    def _made(
+    def _converted(
         self, rule: WeightConverter, target: str, parts: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield a rule's results from all its sources."""

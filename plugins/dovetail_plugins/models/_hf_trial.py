@@ -77,7 +77,7 @@ class Trial:
         """Return the arguments of the encoder of a kind. Raises: ConfigError for a model that
         passes its text model more than vectors for placeholders. Mutates: self"""
         inputs = self._inputs(kind)
-        recording = self._heard(kind, inputs)
+        recording = self._recorded_calls(kind, inputs)
         if not recording.vectors:
             raise ConfigError(f"it encodes no {kind} by its get_{kind}_features.")
         feature = _feature(kind, recording.arguments, inputs)
@@ -100,7 +100,7 @@ class Trial:
             for name, value in inputs.items()
         }
 
-    def _heard(self, kind: str, inputs: Mapping[str, Any]) -> _Heard:
+    def _recorded_calls(self, kind: str, inputs: Mapping[str, Any]) -> _Heard:
         """Return the recorded calls and arguments up to the text model."""
         recording = _Heard()
         floats = {

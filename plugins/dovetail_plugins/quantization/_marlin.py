@@ -127,17 +127,17 @@ class SparseMarlinLayout(MarlinLayout):
 
 def dense_places() -> torch.Tensor:
     """Return the position in a tile [16 x 64] of each of its stored values. Shapes: -> [1024]"""
-    thread, subtile, column, row = _held()
+    thread, subtile, column, row = _thread_places()
     return (row * TILE_OUTPUTS + 16 * subtile + 8 * column + thread // 4).flatten()
 
 
 def sparse_places() -> torch.Tensor:
     """Return the places for tiles of sparse weights. Shapes: -> [1024]"""
-    thread, subtile, column, row = _held()
+    thread, subtile, column, row = _thread_places()
     return (row * TILE_OUTPUTS + 8 * (thread // 4) + 4 * column + subtile).flatten()
 
 
-def _held() -> tuple[torch.Tensor, ...]:
+def _thread_places() -> tuple[torch.Tensor, ...]:
     """Return thread, subtile, column and input of the values in the order in which threads hold
     them. Shapes: -> four that broadcast to [32, 4, 2, 4]"""
     thread = torch.arange(THREADS).view(THREADS, 1, 1, 1)

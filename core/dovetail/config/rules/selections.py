@@ -284,8 +284,8 @@ def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -
         return
     if options.get(option, value) != value:
         raise ConfigError(
-            f"asks for {_told(value)}, but the option {option} of the load format for "
-            f"{_told(options[option])}.",
+            f"asks for {_as_json(value)}, but the option {option} of the load format for "
+            f"{_as_json(options[option])}.",
             where=flags()[field].spelling,
             fix="leave one of them out.",
         )
@@ -293,7 +293,7 @@ def _lay_flag(options: dict[str, Any], config: Config, field: str, value: Any) -
         options[option] = value
 
 
-def _told(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(value)
 
 

@@ -110,7 +110,7 @@ class ExpertBalancer(RunnerPart):
         layer_loads = group.broadcast(loads.contiguous(), 0).tolist()
         before = self._balance(layer_loads)
         moved = sum(
-            self._move(layer, balanced(own, _held(layer)), group)
+            self._move(layer, balanced(own, _placement_of(layer)), group)
             for layer, own in zip(self._layers, layer_loads, strict=True)
         )
         log.log(
@@ -125,7 +125,9 @@ class ExpertBalancer(RunnerPart):
     def _balance(self, loads: Sequence[Sequence[int]]) -> float:
         """Return the mean balance of the layers: 1 is even."""
         pairs = zip(self._layers, loads, strict=True)
-        return sum(balancedness(own, _held(layer)) for layer, own in pairs) / len(self._layers)
+        return sum(balancedness(own, _placement_of(layer)) for layer, own in pairs) / len(
+            self._layers
+        )
 
     def _group(self) -> Communicator:
         slots = self._layers[0].slots
@@ -134,7 +136,7 @@ class ExpertBalancer(RunnerPart):
 
     def _move(self, layer: Experts, wanted: Held, group: Communicator) -> int:
         """Move each expert to its new slots; return how many moved. Mutates: layer"""
-        placement, arrived = _held(layer), {}
+        placement, arrived = _placement_of(layer), {}
         for rank, (old, new) in enumerate(zip(placement, wanted, strict=True)):
             for slot, expert in enumerate(new):
                 if old[slot] == expert:
@@ -151,7 +153,7 @@ class ExpertBalancer(RunnerPart):
         return sum(a != b for old, new in pairs for a, b in zip(old, new, strict=True))
 
 
-def _held(layer: Experts) -> Held:
+def _placement_of(layer: Experts) -> Held:
     assert layer.slots is not None
     return layer.slots.held
 

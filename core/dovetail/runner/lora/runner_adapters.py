@@ -146,7 +146,7 @@ class RunnerAdapters(RunnerPart):
                 self._experts[path] = layer
                 for leaf in layer.specs:
                     self._divisions[f"{path}.{leaf}"] = Division.of(layer.matrix_of(leaf))
-        self._of_tables = TableReader(self._tables, self._spec, self._run, self._kept)
+        self._of_tables = TableReader(self._tables, self._spec, self._run, self._stored)
 
     def _note_names(self, path: str, layer: Linear) -> None:
         """Note the checkpoint names of a layer or its parts, to find the first adapter's modules
@@ -318,7 +318,7 @@ class RunnerAdapters(RunnerPart):
         found.has_prompt, path = True, self._of_tables.token_table
         if path:
             table = found.tables.get(path, TableChange())
-            found.tables[path] = replace(table, prompt=self._kept(prompt))
+            found.tables[path] = replace(table, prompt=self._stored(prompt))
 
     def _rope_table(self, source: AdapterSource, factor: float | None) -> int:
         """Return the number of an adapter's rope scaling. Raises: ConfigError"""
@@ -427,7 +427,7 @@ class RunnerAdapters(RunnerPart):
                 fix="start with --enable-lora-bias.",
             )
 
-    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype).contiguous()
 
 

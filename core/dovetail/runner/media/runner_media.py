@@ -119,7 +119,7 @@ class RunnerMedia(RunnerPart):
         key, kind, is_last = content.key, content.kind, content.share == 1
         owner = zlib.crc32(key.encode()) % self._group.size
         if key not in self._passes:
-            make = lambda: self._made(kind, [content])[0]  # noqa: E731
+            make = lambda: self._encoded(kind, [content])[0]  # noqa: E731
             self._passes[key] = EncoderPass(make, self._calls.queue())
         running = self._passes[key]
         if owner == self._group.rank:
@@ -131,7 +131,7 @@ class RunnerMedia(RunnerPart):
         if owner == self._group.rank:
             self._blocks_a_row[kind] = running.num_begun / content.num_rows
             try:
-                self._keep([content], [running.made()])
+                self._keep([content], [running.result()])
             except Exception as error:  # one client's data must not end other requests
                 self._fail(content, error)
         if self._group.size > 1:
@@ -216,7 +216,7 @@ class RunnerMedia(RunnerPart):
     def _encode(self, kind: str, contents: Sequence[Encode]) -> None:
         """Make encodings, one by one if making them together fails. Mutates: self"""
         try:
-            self._keep(contents, self._made(kind, contents))
+            self._keep(contents, self._encoded(kind, contents))
         except Exception as error:  # one client's data must not end other requests
             if len(contents) == 1:
                 self._fail(contents[0], error)
@@ -263,7 +263,7 @@ class RunnerMedia(RunnerPart):
         if has_failed and not is_mine:
             self._failures[content.key] = f"rank {owner} could not encode the {content.kind}"
 
-    def _made(self, kind: str, contents: Sequence[Encode]) -> Sequence[torch.Tensor]:
+    def _encoded(self, kind: str, contents: Sequence[Encode]) -> Sequence[torch.Tensor]:
         features = [
             {feature.name: tensor_of(feature).to(self._device) for feature in content.features}
             for content in contents

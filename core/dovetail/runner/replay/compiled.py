@@ -85,7 +85,7 @@ class CompiledForward:
             "compiled the model's forward pass in %.1f s, %d graphs; speed by number of tokens: %s",
             compile_s,
             self.num_graphs,
-            ", ".join(_told(*pair) for pair in ratios.items()),
+            ", ".join(_summary(*pair) for pair in ratios.items()),
         )
 
     def compile(self, run: Callable[[], object]) -> bool:
@@ -155,7 +155,7 @@ class CompiledForward:
         return lambda: timed(graph.replay)
 
 
-def _told(size: int, ratio: float) -> str:
+def _summary(size: int, ratio: float) -> str:
     choice = "compiled" if ratio >= LEAST_GAIN else "own"
     return f"{size} x{ratio:.2f} ({choice})"
 

@@ -52,7 +52,7 @@ class FileFacts(msgspec.Struct, kw_only=True):
     created_at: int
     bytes: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
         return {
             "id": self.id,
@@ -106,7 +106,7 @@ class BatchFacts(msgspec.Struct, kw_only=True):
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return OpenAI's batch object."""
         errors = [msgspec.to_builtins(fault) for fault in self.faults]
         states = (

@@ -43,7 +43,7 @@ async def health(server: ServerOf) -> Response:
     failed = sorted({*failing(), *(name for state in states for name in state.failing)})
     if reason is not None or (len(states) == 1 and not failed):
         return _answer(reason)
-    engines = [_told(state) for state in states]
+    engines = [_engine_report(state) for state in states]
     is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
     report: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
     return JSONResponse(report | ({"failing_tasks": failed} if failed else {}))
@@ -73,7 +73,7 @@ async def show_metrics() -> Response:
     return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
 
 
-def _told(state: EngineState) -> dict[str, Any]:
+def _engine_report(state: EngineState) -> dict[str, Any]:
     """Return the report of /health about one of several engines."""
     report = {"engine": state.engine, "state": "up", "running": state.running}
     report |= {"waiting": state.waiting}

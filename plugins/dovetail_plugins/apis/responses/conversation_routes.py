@@ -35,35 +35,35 @@ async def create_conversation(
     items = checked_items(body.items)
     conversation = state.conversations.begin(owner_of(request), body.metadata or {})
     state.conversations.add(conversation, items)
-    return JSONResponse(conversation.told())
+    return JSONResponse(conversation.to_json())
 
 
 async def get_conversation(conversation_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return a conversation, without its items."""
-    return JSONResponse(_kept(conversation_id, request, state).told())
+    return JSONResponse(_conversation(conversation_id, request, state).to_json())
 
 
 async def update_conversation(
     conversation_id: str, body: ChangedConversation, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Replace the metadata of a conversation."""
-    conversation = _kept(conversation_id, request, state)
+    conversation = _conversation(conversation_id, request, state)
     state.conversations.describe(conversation, body.metadata)
-    return JSONResponse(conversation.told())
+    return JSONResponse(conversation.to_json())
 
 
 async def delete_conversation(
     conversation_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Delete a conversation and its items."""
-    conversation = _kept(conversation_id, request, state)
+    conversation = _conversation(conversation_id, request, state)
     state.conversations.drop(conversation.id)
     return JSONResponse({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(conversation_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return the items of a conversation, a page at a time."""
-    conversation = _kept(conversation_id, request, state)
+    conversation = _conversation(conversation_id, request, state)
     return JSONResponse(page_of(conversation.items, request.query_params))
 
 
@@ -71,7 +71,7 @@ async def add_items(
     conversation_id: str, body: NewItems, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Add items to a conversation."""
-    conversation = _kept(conversation_id, request, state)
+    conversation = _conversation(conversation_id, request, state)
     items = checked_items(body.items)
     state.conversations.add(conversation, items)
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
@@ -82,19 +82,19 @@ async def get_item(
     conversation_id: str, item_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Return one item of a conversation."""
-    return JSONResponse(_item(_kept(conversation_id, request, state), item_id))
+    return JSONResponse(_item(_conversation(conversation_id, request, state), item_id))
 
 
 async def delete_item(
     conversation_id: str, item_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Delete one item of a conversation."""
-    conversation = _kept(conversation_id, request, state)
+    conversation = _conversation(conversation_id, request, state)
     state.conversations.remove(conversation, _item(conversation, item_id))
-    return JSONResponse(conversation.told())
+    return JSONResponse(conversation.to_json())
 
 
-def _kept(conversation_id: str, request: Request, state: ResponsesStateOf) -> Conversation:
+def _conversation(conversation_id: str, request: Request, state: ResponsesStateOf) -> Conversation:
     return state.conversations.get(conversation_id, owner_of(request), "conversation_id")
 
 

@@ -64,7 +64,7 @@ class Conversation:
         """Return its memory size in bytes."""
         return self.num_item_bytes + len(json.dumps(self.metadata))
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the conversation in the API's format."""
         return {
             "id": self.id,

@@ -22,7 +22,7 @@ from dovetail.engine.client.requests.encoder_prompt import (
 from dovetail.engine.client.requests.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.requests.params import ParamsReader
 from dovetail.engine.client.requests.prompt_checks import truncated, verify_ids, verify_text
-from dovetail.engine.client.text.long_text import encoded, kept
+from dovetail.engine.client.text.long_text import encoded, max_kept_tokens
 from dovetail.engine.client.text.vocabularies import Vocabularies, Vocabulary
 from dovetail.engine.context_length import PROMPT, room_for_answer
 from dovetail.engine.messages import EngineRequest
@@ -307,7 +307,7 @@ class InputProcessor:
                 prompt,
                 add_special_tokens=True,
                 max_tokens=max_tokens,
-                keep=kept(params.truncate_prompt_tokens, max_tokens),
+                keep=max_kept_tokens(params.truncate_prompt_tokens, max_tokens),
             )
             return tuple(ids)
         prompt_ids = tuple(prompt)

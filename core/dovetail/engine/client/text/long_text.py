@@ -68,7 +68,7 @@ def encoded(
     return ids
 
 
-def kept(truncates_to: int | None, context: int) -> int | None:
+def max_kept_tokens(truncates_to: int | None, context: int) -> int | None:
     """Return the maximum that truncate_prompt_tokens keeps; None: all tokens."""
     if not truncates_to:
         return None
