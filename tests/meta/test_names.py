@@ -19,8 +19,14 @@ FUNCTION_FILLERS = frozenset(("told", "told_of", "made", "asked", "heard", "gone
 MAX_LINES = 8
 """A longer function needs names that say something."""
 
-FOLDERS = ("core/dovetail", "plugins/dovetail_plugins", "kernels/dovetail_grammars")
-OPEN = ("plugins/dovetail_testing", "kernels/dovetail_kernels")
+FOLDERS = (
+    "core/dovetail",
+    "plugins/dovetail_plugins",
+    "plugins/dovetail_testing",
+    "kernels/dovetail_grammars",
+    "kernels/dovetail_kernels",
+)
+OPEN = ("contrib", "tests", "benchmarks")
 """Folders whose names are still to be changed. Move a folder up once it is clean."""
 
 PROMISED = frozenset((("calls_constraint", "most"), ("separated", "most")))
@@ -91,7 +97,7 @@ def test_every_folder_is_listed() -> None:
         for parent in parents
         for path in (ROOT / parent).glob("*/__init__.py")
     }
-    assert packages == {*FOLDERS, *OPEN}
+    assert packages == set(FOLDERS)
 
 
 def test_fillers_are_found() -> None:

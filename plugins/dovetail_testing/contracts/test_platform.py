@@ -110,7 +110,7 @@ class TestPlatform:
             implementation = import_target(target)
             op = load_op(name).extended(implementation)
             device = torch.device(plugin.torch_type or plugin.device_type)
-            message = f"{target} runs on {implementation.devices}, and the device is {device.type} to torch"
+            message = f"{target} runs on {implementation.devices}, not on torch's {device.type}"
             assert device.type in implementation.devices, message
             for case in op.small_cases():
                 fault = check_case(op, case, implementation.name, device)

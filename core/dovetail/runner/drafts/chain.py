@@ -265,7 +265,7 @@ class DraftChain:
         """Return the program of a size; None, permanently, if the drafter has none."""
         layouts: list[BatchLayout] = []
         try:
-            program = record(lambda: self._guess(size, layouts), self._pool, kept=layouts)
+            program = record(lambda: self._guess(size, layouts), self._pool, owner=layouts)
         except NotRecordable as error:
             self._reason = str(error)
             log.info("drafts are not recorded: %s", error)

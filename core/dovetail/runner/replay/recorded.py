@@ -259,7 +259,7 @@ class RecordedForward:
         """Return the program of steps of a size; None, permanently, if the model has none."""
         layouts: list[BatchLayout] = []
         try:
-            program = record(lambda: self._run_model(size, layouts), self._pool, kept=layouts)
+            program = record(lambda: self._run_model(size, layouts), self._pool, owner=layouts)
         except NotRecordable as error:
             self._give_up(size, str(error))
             return None
