@@ -23,7 +23,7 @@ from dovetail_plugins.commands import collect_env
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Collect without asking other interpreters, which takes seconds."""
-    monkeypatch.setattr(collect_env, "_asked", lambda code, limit_s: {"fault": "not asked"})
+    monkeypatch.setattr(collect_env, "_json_of", lambda code, limit_s: {"fault": "not asked"})
     return collect_env.collect()
 
 
