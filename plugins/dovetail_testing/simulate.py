@@ -153,10 +153,8 @@ class Simulation:
     ) -> None:
         self.settings = settings
         self.report = SimReport()
-        accounting_policy = kv_policy or Paged(Paged.Options())
-        self.cache = accounting_policy.accounting(
-            settings.layout(), settings.cache(), b"simulation"
-        )
+        cache_policy = kv_policy or Paged(Paged.Options())
+        self.cache = cache_policy.accounting(settings.layout(), settings.cache(), b"simulation")
         spec = settings.schedule()
         self._live: dict[str, Request] = {}
         self._policy = WatchedPolicy(policy, self.cache, self._live.__getitem__, self._now_s)
