@@ -32,8 +32,8 @@ def within_doubles(schema: Mapping[str, Any], *, is_drawn: bool = False) -> dict
     Bounds at 64-bit limits are narrowed; with `is_drawn` all bounds beyond 2^53 are. Raises:
     InvalidConstraint, with the pointer of a number that cannot be narrowed
     """
-    made: dict[str, Any] = copy.deepcopy(dict(schema))
-    for pointer, node in list(nodes(made)):
+    exact: dict[str, Any] = copy.deepcopy(dict(schema))
+    for pointer, node in list(nodes(exact)):
         assert isinstance(node, dict)
         if is_bound(node):
             node |= bounded(node)
@@ -52,7 +52,7 @@ def within_doubles(schema: Mapping[str, Any], *, is_drawn: bool = False) -> dict
                 for word in words:
                     node.pop(word, None)
                 node[words[0]] = bound
-    return made
+    return exact
 
 
 def _beyond(pointer: str) -> InvalidConstraint:
@@ -66,16 +66,16 @@ def _drawn(
     """Return an exact bound, not wider than a node's beyond 2^53; None if there is none."""
     sign = -1 if is_low else 1
     is_whole = _is_whole(node)
-    most = math.inf  # of the numbers, negated for a lower bound
+    largest = math.inf  # of the numbers, negated for a lower bound
     for word in words:
         if word in node:
             value = sign * node[word]
             if is_whole:
                 value = math.ceil(value) - 1 if word == words[1] else math.floor(value)
-            most = min(most, value)
-    if most >= END - (not is_low):
+            largest = min(largest, value)
+    if largest >= END - (not is_low):
         return sign * REACH if not is_whole else LEAST_WHOLE if is_low else END - 1
-    return sign * EXACT if is_drawn and most >= EXACT else None
+    return sign * EXACT if is_drawn and largest >= EXACT else None
 
 
 def _is_whole(node: Mapping[str, Any]) -> bool:

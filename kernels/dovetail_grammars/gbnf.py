@@ -36,8 +36,8 @@ class _Writer:
                 raise InvalidConstraint("a part matches nothing")
             case Or(parts):
                 return "(" + " | ".join(map(self.text, parts)) + ")"
-            case Many(part, least, most):
-                return self._many(part, least, most)
+            case Many(part, minimum, maximum):
+                return self._many(part, minimum, maximum)
         raise InvalidConstraint("a grammar has no anchors")
 
     def _in_order(self, parts: list[Node]) -> str:
@@ -52,14 +52,14 @@ class _Writer:
                     texts.insert(0, self.text(part))
         return " ".join(_joined(texts)) or '""'
 
-    def _many(self, part: Node, least: int, most: int | None) -> str:
+    def _many(self, part: Node, minimum: int, maximum: int | None) -> str:
         inner = self.text(part)
         if isinstance(part, Chars):
-            return f"[{inner[1:-1]}]" + _count(least, most)
+            return f"[{inner[1:-1]}]" + _count(minimum, maximum)
         name = self._rule(inner) if isinstance(part, Or) else f"({inner})"
-        if most is not None:
-            return name + _count(least, most)
-        first = [name + _count(least, least)] if least else []
+        if maximum is not None:
+            return name + _count(minimum, maximum)
+        first = [name + _count(minimum, minimum)] if minimum else []
         return " ".join([*first, self._tail(inner)])
 
     def _rule(self, inner: str) -> str:
@@ -92,11 +92,11 @@ def _set_text(ranges: Ranges) -> str:
     return f"[{body}]"
 
 
-def _count(least: int, most: int | None) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+def _count(minimum: int, maximum: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((minimum, maximum))
     if short is not None:
         return short
-    return f"{{{least},{'' if most is None else most}}}"
+    return f"{{{minimum},{'' if maximum is None else maximum}}}"
 
 
 def _flat(parts: tuple[Node, ...]) -> list[Node]:

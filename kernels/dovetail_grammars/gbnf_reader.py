@@ -65,8 +65,8 @@ def read_gbnf(text: str) -> dict[str, Node]:
     able = _able_to_end(rules)
     if ROOT not in able:
         raise InvalidConstraint("no text of the grammar ever ends")
-    kept = {name: without(_within(node, able)) for name, node in rules.items() if name in able}
-    return {name: _without_tail_call(name, node) for name, node in kept.items()}
+    reachable = {name: without(_within(node, able)) for name, node in rules.items() if name in able}
+    return {name: _without_tail_call(name, node) for name, node in reachable.items()}
 
 
 def _able_to_end(rules: Mapping[str, Node]) -> set[str]:
@@ -81,8 +81,8 @@ def _able_to_end(rules: Mapping[str, Node]) -> set[str]:
                 return all(map(ends, parts))
             case Or(parts):
                 return any(map(ends, parts))
-            case Many(part, least):
-                return not least or ends(part)
+            case Many(part, minimum):
+                return not minimum or ends(part)
         return True
 
     while more := {name for name, node in rules.items() if name not in able and ends(node)}:
@@ -99,8 +99,8 @@ def _within(node: Node, able: set[str]) -> Node:
             return Cat(tuple(_within(part, able) for part in parts))
         case Or(parts):
             return Or(tuple(_within(part, able) for part in parts))
-        case Many(part, least, most):
-            return Many(_within(part, able), least, most)
+        case Many(part, minimum, maximum):
+            return Many(_within(part, able), minimum, maximum)
     return node
 
 
@@ -194,11 +194,11 @@ class _Reader:
         low, comma, high = (part.strip() for part in word[1:-1].partition(","))
         if not low and not high:
             raise self._fault(f"has a count without a number, {word!r}", at)
-        least = int(low or 0)
-        most = int(high) if high else None if comma else least
-        if max(least, most or 0) > MAX_COUNT or (most is not None and most < least):
+        minimum = int(low or 0)
+        maximum = int(high) if high else None if comma else minimum
+        if max(minimum, maximum or 0) > MAX_COUNT or (maximum is not None and maximum < minimum):
             raise self._fault(f"has the count {word!r}, which is too high or ends too early", at)
-        return least, most
+        return minimum, maximum
 
     def _letters(self, body: str, at: int) -> Iterator[str]:
         """Yield the characters of a text or a set, with escapes resolved."""
@@ -287,11 +287,11 @@ def regular(rules: Mapping[str, Node], node: Node) -> Node | None:
                 return None if name in within else put(rules[name], within | {name})
             case Cat(parts) | Or(parts):
                 nodes = [put(part, within) for part in parts]
-                kept = tuple(part for part in nodes if part is not None)
-                return type(node)(kept) if len(kept) == len(nodes) else None
-            case Many(part, least, most):
+                present = tuple(part for part in nodes if part is not None)
+                return type(node)(present) if len(present) == len(nodes) else None
+            case Many(part, minimum, maximum):
                 inner = put(part, within)
-                return None if inner is None else Many(inner, least, most)
+                return None if inner is None else Many(inner, minimum, maximum)
         return node
 
     return put(node, frozenset())

@@ -155,9 +155,9 @@ def bounded(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node with bounds for its format, if it is an integer format."""
     if not is_bound(node):
         return dict(node)
-    least, most = BOUNDS[node["format"]]
+    minimum, maximum = BOUNDS[node["format"]]
     rest = {keyword: value for keyword, value in node.items() if keyword != "format"}
     return rest | {
-        "minimum": max(least, node.get("minimum", least)),
-        "maximum": min(most, node.get("maximum", most)),
+        "minimum": max(minimum, node.get("minimum", minimum)),
+        "maximum": min(maximum, node.get("maximum", maximum)),
     }

@@ -87,11 +87,11 @@ class JsonGrammar:
                 raise InvalidConstraint("the schema has too many parts")
             name = f"v{len(self._names)}"
             self._names[key] = Rule(name)
-            made = self._branches(merged, depth)
-            if made == _NOTHING:
-                self._names[key] = made
+            node = self._branches(merged, depth)
+            if node == _NOTHING:
+                self._names[key] = node
             else:
-                self.rules[name] = made
+                self.rules[name] = node
         return self._names[key]
 
     def _unfolded(self, key: str, merged: dict[str, Any], depth: int | None) -> Node:
@@ -100,9 +100,9 @@ class JsonGrammar:
                 "a recursive schema is not supported: regular expressions cannot recurse"
             )
         self._open.add(key)
-        made = self._branches(merged, depth)
+        node = self._branches(merged, depth)
         self._open.remove(key)
-        return made
+        return node
 
     def _branches(self, schema: dict[str, Any], depth: int | None) -> Node:
         """Return the values of a schema without references."""
@@ -208,37 +208,39 @@ class JsonGrammar:
 
     def _array(self, schema: dict[str, Any], depth: int | None) -> Node:
         heads = list(schema.get("prefixItems", ()))
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems")
         empty = self._wrapped("[", Cat(()), "]")
-        if most is not None and most < least:
+        if maximum is not None and maximum < minimum:
             return _NOTHING
-        if most == 0:
-            return empty if least == 0 else _NOTHING
+        if maximum == 0:
+            return empty if minimum == 0 else _NOTHING
         item = self._value_of_any(schema.get("items", True), depth)
-        values = [self._value(head, depth) for head in heads[:most]]
+        values = [self._value(head, depth) for head in heads[:maximum]]
         if _NOTHING in values:
-            values, item, most = values[: values.index(_NOTHING)], _NOTHING, None
-        room = None if most is None else most - len(values)
+            values, item, maximum = values[: values.index(_NOTHING)], _NOTHING, None
+        room = None if maximum is None else maximum - len(values)
         tail: Node = Cat(())
         if item != _NOTHING and room != 0:
-            tail = Many(Cat((self._comma(), item)), max(0, least - len(values)), room)
-        elif least > len(values):
+            tail = Many(Cat((self._comma(), item)), max(0, minimum - len(values)), room)
+        elif minimum > len(values):
             return _NOTHING
         if not values:
             if item == _NOTHING:
                 return empty
             rest = Many(
-                Cat((self._comma(), item)), max(0, least - 1), None if most is None else most - 1
+                Cat((self._comma(), item)),
+                max(0, minimum - 1),
+                None if maximum is None else maximum - 1,
             )
-            return self._list(Cat((item, rest)), least)
+            return self._list(Cat((item, rest)), minimum)
         for index in reversed(range(1, len(values))):
             tail = Cat((self._comma(), values[index], tail))
-            tail = tail if index < least else Many(tail, 0, 1)
-        return self._list(Cat((values[0], tail)), least)
+            tail = tail if index < minimum else Many(tail, 0, 1)
+        return self._list(Cat((values[0], tail)), minimum)
 
-    def _list(self, inner: Node, least: int) -> Node:
-        """Return a list, which may be empty if `least` is 0."""
-        empty = [] if least else [self._wrapped("[", Cat(()), "]")]
+    def _list(self, inner: Node, minimum: int) -> Node:
+        """Return a list, which may be empty if `minimum` is 0."""
+        empty = [] if minimum else [self._wrapped("[", Cat(()), "]")]
         return _either([self._wrapped("[", inner, "]"), *empty])
 
     def _wrapped(self, before: str, inner: Node, after: str) -> Node:
@@ -252,25 +254,25 @@ class JsonGrammar:
         return Cat((self._blank, literal(","), self._blank))
 
     def _separated(self, parts: list[Node]) -> list[Node]:
-        made: list[Node] = []
+        result: list[Node] = []
         for index, part in enumerate(parts):
-            made += [self._comma(), part] if index else [part]
-        return made
+            result += [self._comma(), part] if index else [part]
+        return result
 
 
 def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a schema with its references and allOf merged in. Raises: InvalidConstraint"""
     schema = {} if schema is True else schema
-    made = bounded({k: v for k, v in schema.items() if k in KEYWORDS})
+    node = bounded({k: v for k, v in schema.items() if k in KEYWORDS})
     for keyword in ("$defs", "definitions"):
-        made.pop(keyword, None)
-    if (name := made.pop("format", None)) is not None:
-        made = both({"pattern": f"^(?:{FORMATS[name]})$"}, made)
-    parts = made.pop("allOf", [])
-    reference = made.pop("$ref", None)
-    if "const" in made:
-        constant = made.pop("const")
-        made["enum"] = [v for v in made.get("enum", [constant]) if same(v, constant)]
+        node.pop(keyword, None)
+    if (name := node.pop("format", None)) is not None:
+        node = both({"pattern": f"^(?:{FORMATS[name]})$"}, node)
+    parts = node.pop("allOf", [])
+    reference = node.pop("$ref", None)
+    if "const" in node:
+        constant = node.pop("const")
+        node["enum"] = [v for v in node.get("enum", [constant]) if same(v, constant)]
     if reference is not None:
         if reference in through:
             raise InvalidConstraint(f"{reference} refers to itself")
@@ -280,8 +282,8 @@ def _merged(root: Any, schema: Any, through: tuple[str, ...] = ()) -> dict[str, 
         if part is True:
             continue
         other = {"enum": []} if part is False else _merged(root, part, through)
-        made = both(made, other)
-    return made
+        node = both(node, other)
+    return node
 
 
 def _either(parts: list[Node]) -> Node:
@@ -323,10 +325,10 @@ def _string(schema: dict[str, Any]) -> Node:
         # Drop characters that cannot be written, and alternatives that need them.
         inner = without(quoted(_sized(schema)))
     else:
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if most is not None and most < least:
+        minimum, maximum = schema.get("minLength", 0), schema.get("maxLength")
+        if maximum is not None and maximum < minimum:
             return _NOTHING
-        return Cat((literal('"'), Many(_CHARACTER, least, most), literal('"')))
+        return Cat((literal('"'), Many(_CHARACTER, minimum, maximum), literal('"')))
     if inner == _NOTHING:
         return _NOTHING
     return Cat((literal('"'), inner, literal('"')))

@@ -24,23 +24,23 @@ _OF_ARRAYS = words("prefixItems items")
 
 def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema for the values that are valid under both. Raises: InvalidConstraint"""
-    made = dict(one)
+    merged = dict(one)
     for keyword, value in other.items():
         if keyword in _OF_OBJECTS or keyword in _OF_ARRAYS:
             continue
-        if keyword not in made or made[keyword] == value:
-            made[keyword] = value
+        if keyword not in merged or merged[keyword] == value:
+            merged[keyword] = value
         elif keyword == "pattern":
-            pattern = _both_patterns(made[keyword], value)
+            pattern = _both_patterns(merged[keyword], value)
             if pattern is None:
-                made["type"] = _both_types(made.get("type", KINDS), _NO_TEXT)
+                merged["type"] = _both_types(merged.get("type", KINDS), _NO_TEXT)
             else:
-                made["pattern"] = pattern
+                merged["pattern"] = pattern
         elif keyword in _JOINED:
-            made[keyword] = _JOINED[keyword](made[keyword], value)
+            merged[keyword] = _JOINED[keyword](merged[keyword], value)
         else:
             raise InvalidConstraint(f'two values of "{keyword}" exclude each other')
-    return made | _both_objects(one, other) | _both_arrays(one, other)
+    return merged | _both_objects(one, other) | _both_arrays(one, other)
 
 
 def joined(one: Any, other: Any) -> Any:
@@ -59,11 +59,11 @@ def _both_objects(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
         name: joined(*(_member(side, name) for side in sides))
         for name in {**one.get("properties", {}), **other.get("properties", {})}
     }
-    made: dict[str, Any] = {"properties": members} if members else {}
+    merged: dict[str, Any] = {"properties": members} if members else {}
     others = [side["additionalProperties"] for side in sides if "additionalProperties" in side]
     if others:
-        made["additionalProperties"] = joined(*others) if len(others) == 2 else others[0]
-    return made
+        merged["additionalProperties"] = joined(*others) if len(others) == 2 else others[0]
+    return merged
 
 
 def _member(node: Mapping[str, Any], name: str) -> Any:
@@ -76,8 +76,8 @@ def _both_arrays(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
     size = max(len(side.get("prefixItems", ())) for side in (one, other))
     heads = [joined(_item(one, at), _item(other, at)) for at in range(size)]
     rest = joined(one.get("items", True), other.get("items", True))
-    made: dict[str, Any] = {"prefixItems": heads} if heads else {}
-    return made | ({"items": rest} if "items" in one or "items" in other else {})
+    merged: dict[str, Any] = {"prefixItems": heads} if heads else {}
+    return merged | ({"items": rest} if "items" in one or "items" in other else {})
 
 
 def _item(node: Mapping[str, Any], at: int) -> Any:

@@ -48,8 +48,8 @@ class _Finder:
                 return Cat(tuple(self._runs(_flat(node))))
             case Or(parts):
                 return Or(tuple(map(self.marked, parts)))
-            case Many(part, least, most):
-                return Many(self.marked(part), least, most)
+            case Many(part, minimum, maximum):
+                return Many(self.marked(part), minimum, maximum)
         return node
 
     def _runs(self, parts: Sequence[Node]) -> Iterator[Node]:
@@ -88,32 +88,32 @@ def _is_unbounded(node: Node) -> bool:
     match node:
         case Cat(parts) | Or(parts):
             return any(map(_is_unbounded, parts))
-        case Many(part, _, most):
-            return most is None or _is_unbounded(part)
+        case Many(part, _, maximum):
+            return maximum is None or _is_unbounded(part)
     return False
 
 
-def _clashing(rules: Mapping[str, Node], kept: set[Node]) -> set[Node]:
+def _clashing(rules: Mapping[str, Node], runs: set[Node]) -> set[Node]:
     """Return the terminals that share a first character with another one."""
-    terminals = {t for node in rules.values() for t in _terminals(node, kept)}
+    terminals = {t for node in rules.values() for t in _terminals(node, runs)}
     firsts = {terminal: _first_characters(terminal) for terminal in terminals}
     return {
         one
-        for one in kept & terminals
+        for one in runs & terminals
         if any(_overlap(firsts[one], firsts[other]) for other in terminals if other != one)
     }
 
 
-def _terminals(node: Node, kept: set[Node]) -> Iterator[Node]:
-    if node in kept or isinstance(node, Chars):
+def _terminals(node: Node, runs: set[Node]) -> Iterator[Node]:
+    if node in runs or isinstance(node, Chars):
         yield node
         return
     match node:
         case Cat(parts) | Or(parts):
             for part in parts:
-                yield from _terminals(part, kept)
+                yield from _terminals(part, runs)
         case Many(part):
-            yield from _terminals(part, kept)
+            yield from _terminals(part, runs)
 
 
 def _first_characters(node: Node) -> Ranges:
@@ -155,8 +155,8 @@ class _Automaton:
                 return firsts, lasts, any(may_be_empty for _, _, may_be_empty in positions)
             case Cat(parts):
                 return self._in_order(parts)
-            case Many(part, least, most):
-                return self._many(part, least, most)
+            case Many(part, minimum, maximum):
+                return self._many(part, minimum, maximum)
         raise _TooLarge
 
     def _in_order(self, parts: Sequence[Node]) -> tuple[_Positions, _Positions, bool]:
@@ -173,18 +173,18 @@ class _Automaton:
         return first, last, is_empty
 
     def _many(
-        self, part: Node, least: int, most: int | None
+        self, part: Node, minimum: int, maximum: int | None
     ) -> tuple[_Positions, _Positions, bool]:
-        if max(least, most or 0) > MAX_POSITIONS:
+        if max(minimum, maximum or 0) > MAX_POSITIONS:
             raise _TooLarge
-        if most is not None:
+        if maximum is not None:
             once = Or((Cat(()), part))
-            return self._in_order([*[part] * least, *[once] * (most - least)])
-        first, last, may_be_empty = self._in_order([part] * max(1, least))
-        head, tail = (first, last) if least < 2 else self.add(part)[:2]
+            return self._in_order([*[part] * minimum, *[once] * (maximum - minimum)])
+        first, last, may_be_empty = self._in_order([part] * max(1, minimum))
+        head, tail = (first, last) if minimum < 2 else self.add(part)[:2]
         for position in last | tail:
             self.following[position] |= head
-        return first, last | tail, may_be_empty or not least
+        return first, last | tail, may_be_empty or not minimum
 
 
 def is_prefix_free(node: Node) -> bool:

@@ -68,8 +68,8 @@ def integer_range(low: int | None, high: int | None) -> Node | None:
     if high is None or high >= 0:
         parts.append(_natural(max(low or 0, 0), high))
     if low is None or low < 0:
-        least = 1 if high is None else max(1, -high)
-        digits = _natural(least, None if low is None else -low)
+        lowest = 1 if high is None else max(1, -high)
+        digits = _natural(lowest, None if low is None else -low)
         parts.append(digits and Cat((MINUS, digits)))
     return _either(parts)
 
@@ -91,8 +91,8 @@ def decimal_range(
         parts.append(_positive(max(low or _NIL, _NIL), high, opens, opens_high))
     if low is None or low <= 0:
         opens = opens_high and high is not None and high <= 0
-        least = _NIL if high is None else max(_NIL, -high)
-        digits = _positive(least, None if low is None else -low, opens, opens_low)
+        lowest = _NIL if high is None else max(_NIL, -high)
+        digits = _positive(lowest, None if low is None else -low, opens, opens_low)
         parts.append(digits and Cat((MINUS, digits)))
     return _either(parts)
 
@@ -143,11 +143,11 @@ def _digits(
         return is_end, Many(ZERO, 1, room) if is_end else None
     if high is None and is_end:
         return is_end, Many(Chars(DIGITS), 1, room)
-    least, most = int(low[:1] or 0), 9 if high is None else int(high[:1])
+    low_digit, high_digit = int(low[:1] or 0), 9 if high is None else int(high[:1])
     parts: list[Node | None] = []
-    for digit in sorted({least, *(() if high is None else (most,))}):
-        if least <= digit <= most:
-            is_low, is_high = digit == least, high is not None and digit == most
+    for digit in sorted({low_digit, *(() if high is None else (high_digit,))}):
+        if low_digit <= digit <= high_digit:
+            is_low, is_high = digit == low_digit, high is not None and digit == high_digit
             ends, more = _digits(
                 low[1:] if is_low else "",
                 high[1:] if is_high and high is not None else None,
@@ -157,7 +157,7 @@ def _digits(
             )
             head = literal(str(digit))
             parts += [head if ends else None, more and Cat((head, more))]
-    first, last = least + 1, most if high is None else most - 1
+    first, last = low_digit + 1, high_digit if high is None else high_digit - 1
     if first <= last:
         between = Chars(((48 + first, 48 + last),))
         parts.append(Cat((between, Many(Chars(DIGITS), 0, room - 1))))

@@ -80,23 +80,23 @@ def ranges(text: str) -> Ranges:
 
 def union(pairs: list[tuple[int, int]] | Ranges) -> Ranges:
     """Return runs of code points, sorted and merged."""
-    made: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(pairs):
-        if made and first <= made[-1][1] + 1:
-            made[-1] = (made[-1][0], max(made[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            made.append((first, last))
-    return tuple(made)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def outside(pairs: Ranges) -> Ranges:
     """Return all other characters, without surrogates."""
-    made, at = [], 0
+    gaps, at = [], 0
     for first, last in union([*pairs, (0xD800, 0xDFFF)]):
         if at < first:
-            made.append((at, first - 1))
+            gaps.append((at, first - 1))
         at = last + 1
-    return tuple([*made, (at, LAST)] if at <= LAST else made)
+    return tuple([*gaps, (at, LAST)] if at <= LAST else gaps)
 
 
 DIGITS = ((48, 57),)
@@ -141,27 +141,27 @@ def quoted(node: Node) -> Node:
             return Cat(tuple(map(quoted, parts)))
         case Or(parts):
             return Or(tuple(map(quoted, parts)))
-        case Many(part, least, most):
-            return Many(quoted(part), least, most)
+        case Many(part, minimum, maximum):
+            return Many(quoted(part), minimum, maximum)
     return node
 
 
-def without(node: Node, gone: Ranges = ()) -> Node:
+def without(node: Node, removed: Ranges = ()) -> Node:
     """Return the tree of the texts without any of these characters, Or(()) if there is none."""
     match node:
         case Chars(found):
-            kept = outside(union([*outside(found), *gone])) if gone else found
-            return Chars(kept) if kept else Or(())
+            remaining = outside(union([*outside(found), *removed])) if removed else found
+            return Chars(remaining) if remaining else Or(())
         case Cat(parts):
-            made = tuple(without(part, gone) for part in parts)
-            return Or(()) if Or(()) in made else Cat(made)
+            pieces = tuple(without(part, removed) for part in parts)
+            return Or(()) if Or(()) in pieces else Cat(pieces)
         case Or(parts):
-            return Or(tuple(p for p in (without(part, gone) for part in parts) if p != Or(())))
-        case Many(part, least, most):
-            inner = without(part, gone)
+            return Or(tuple(p for p in (without(part, removed) for part in parts) if p != Or(())))
+        case Many(part, minimum, maximum):
+            inner = without(part, removed)
             if inner == Or(()):
-                return inner if least else NOTHING
-            return Many(inner, least, most)
+                return inner if minimum else NOTHING
+            return Many(inner, minimum, maximum)
     return node
 
 
@@ -176,12 +176,12 @@ def written(node: Node) -> str:
             raise InvalidConstraint("the expression matches nothing")
         case Or(parts):
             return "|".join(map(written, parts))
-        case Many(part, least, most):
+        case Many(part, minimum, maximum):
             inner = written(part)
             if not inner:
                 return ""
             whole = inner if isinstance(part, Chars) else f"(?:{inner})"
-            return whole + count_text(least, most)
+            return whole + count_text(minimum, maximum)
         case Rule(name):
             raise InvalidConstraint(f"a recursive rule ({name}) is not a regular expression")
         case Look():

@@ -133,11 +133,11 @@ class _Parser:
             raise self.fault("has a count without a beginning, which has two meanings")
         if not low.isascii() or not low.isdigit() or (high and not high.isdigit()):
             return None  # a literal brace
-        least, most = int(low), int(high) if high else None if comma else int(low)
-        if most is not None and most < least:
+        minimum, maximum = int(low), int(high) if high else None if comma else int(low)
+        if maximum is not None and maximum < minimum:
             raise self.fault("has a count that ends before it begins")
         self.at = end + 1
-        return least, most
+        return minimum, maximum
 
     def atom(self) -> Node:
         character = self.next()
@@ -166,12 +166,12 @@ class _Parser:
         return union([*found, *ranges("".join(c.swapcase() for c in letters))])
 
     def group(self) -> Node:
-        kept = (self.is_dot_all, self.is_folded)
+        flags = (self.is_dot_all, self.is_folded)
         if (is_wanted := self.take("?=")) or self.take("?!"):
             seen = Look(self.remainder(self.alternatives()), is_wanted)
             if not self.take(")"):
                 raise self.fault("has a group that is not closed")
-            self.is_dot_all, self.is_folded = kept
+            self.is_dot_all, self.is_folded = flags
             return seen
         if self.take("?"):
             self.group_head()
@@ -180,7 +180,7 @@ class _Parser:
         inner = self.alternatives()
         if not self.take(")"):
             raise self.fault("has a group that is not closed")
-        self.is_dot_all, self.is_folded = kept
+        self.is_dot_all, self.is_folded = flags
         return inner
 
     def remainder(self, node: Node) -> Node:
@@ -343,8 +343,8 @@ def _with_ends_seen(node: Node) -> Node:
             return Cat(tuple(map(_with_ends_seen, parts)))
         case Or(parts):
             return Or(tuple(map(_with_ends_seen, parts)))
-        case Many(part, least, most):
-            return Many(_with_ends_seen(part), least, most)
+        case Many(part, minimum, maximum):
+            return Many(_with_ends_seen(part), minimum, maximum)
     return node
 
 
@@ -356,14 +356,14 @@ def _branches(node: Node) -> list[tuple[Node, ...]]:
     for at in (0, len(parts) - 1):
         if parts and _has_edge(parts[at]) and isinstance(parts[at], Or | Cat):
             inner = _branches(parts[at])
-            made = [
+            sequences = [
                 branch
                 for found in inner
                 for branch in _branches(Cat((*parts[:at], *found, *parts[at + 1 :])))
             ]
-            if len(made) > MAX_BRANCHES:
+            if len(sequences) > MAX_BRANCHES:
                 raise InvalidConstraint("the expression has too many anchors")
-            return made
+            return sequences
     return [parts]
 
 

@@ -18,9 +18,13 @@ def character(code: int) -> str:
     return "\\" + letter if letter in _WITH_BACKSLASH else letter
 
 
-def count_text(least: int, most: int | None) -> str:
+def count_text(minimum: int, maximum: int | None) -> str:
     """Return the count that follows a part."""
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((minimum, maximum))
     if short is not None:
         return short
-    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
+    return (
+        f"{{{minimum}}}"
+        if minimum == maximum
+        else f"{{{minimum},{'' if maximum is None else maximum}}}"
+    )

@@ -110,11 +110,11 @@ def resolved(schema: Any, reference: Any) -> Any:
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema with only the listed properties in its objects, unless it allows others."""
-    made: dict[str, Any] = copy.deepcopy(dict(schema))
-    for _, node in nodes(made):
+    copied: dict[str, Any] = copy.deepcopy(dict(schema))
+    for _, node in nodes(copied):
         if isinstance(node.get("properties"), dict) and isinstance(node, dict):
             node.setdefault("additionalProperties", False)
-    return made
+    return copied
 
 
 def plain_schema(
@@ -126,8 +126,8 @@ def plain_schema(
 
     Raises: InvalidConstraint, with the pointer of a pattern that is not supported
     """
-    made: dict[str, Any] = copy.deepcopy(dict(schema))
-    for pointer, node in list(nodes(made)):
+    copied: dict[str, Any] = copy.deepcopy(dict(schema))
+    for pointer, node in list(nodes(copied)):
         assert isinstance(node, dict)
         for keyword in [k for k in node if k not in _READ]:
             del node[keyword]
@@ -146,7 +146,7 @@ def plain_schema(
             if len(named) < len(given):
                 raise InvalidConstraint("two of the patterns are the same", at)
             node["patternProperties"] = named
-    return made
+    return copied
 
 
 def _of_format(name: str, as_pattern: Callable[[str], str], *, is_long: bool) -> dict[str, Any]:

@@ -35,9 +35,9 @@ _PROPERTIES = words(
 @lru_cache(maxsize=64)
 def named_set(name: str) -> tuple[tuple[int, int], ...] | None:
     """Return the code points of a property, first and last of each run; None if it is unknown."""
-    for asked in _questions(name):
+    for query in _questions(name):
         try:
-            found = regex.compile(rf"\p{{{asked}}}+").finditer(_every_character())
+            found = regex.compile(rf"\p{{{query}}}+").finditer(_every_character())
         except regex.error:
             continue
         return tuple((run.start(), run.end() - 1) for run in found)

@@ -23,8 +23,8 @@ def in_bytes(node: Node) -> Node:
             return Cat(tuple(map(in_bytes, parts)))
         case Or(parts):
             return Or(tuple(map(in_bytes, parts)))
-        case Many(part, least, most):
-            return Many(in_bytes(part), least, most)
+        case Many(part, minimum, maximum):
+            return Many(in_bytes(part), minimum, maximum)
     return node
 
 

@@ -83,22 +83,22 @@ def _test(ops: list[Op], device: torch.device, wanted: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _compile(ops: list[Op], capability: int, most: int, *, tells_products: bool) -> int:
+def _compile(ops: list[Op], capability: int, max_cases: int, *, tells_products: bool) -> int:
     """Print what Triton kernels need on an absent GPU; return 1 if one does not compile."""
     faults = 0
     for op in ops:
-        calls = triton_calls(op, most)
+        calls = triton_calls(op, max_cases)
         kernels: list[Compiled] = []
         for name, sizes, fault in compile_all(calls, capability):
             kernels += sizes
-            told = [] if fault is None else [fault]
-            told += [
+            problems = [] if fault is None else [fault]
+            problems += [
                 f"{one.name} spills {one.stack_bytes} bytes a thread: its tile is too large"
                 for one in sizes
                 if one.stack_bytes > MAX_STACK_BYTES
             ]
-            faults += len(told)
-            for line in told:
+            faults += len(problems)
+            for line in problems:
                 print(f"FAILED {op.name} {name}: {line}")
         for one in kernels:
             products = one.products() if tells_products else ()
@@ -150,8 +150,8 @@ def _support(ops: list[Op], device: torch.device) -> int:
                 f"{i.name}: {'; '.join(op.reasons_against(i, device.type, dtype)) or 'ok'}"
                 for i in op.implementations
             ]
-            told = " | ".join(["reference: ok", *lines])
-            print(f"{op.name:<18}{str(dtype).removeprefix('torch.'):<10}{told}")
+            support = " | ".join(["reference: ok", *lines])
+            print(f"{op.name:<18}{str(dtype).removeprefix('torch.'):<10}{support}")
     return 0
 
 

@@ -115,9 +115,12 @@ def block_cases(case: Callable[[str, OfHeads], Case], mixed: OfHeads) -> list[Ca
 def dtype_cases(case: Callable[[str, OfHeads], Case], mixed: OfHeads) -> list[Case]:
     """Return states and activations of 16 bits."""
     kinds = [
-        case(f"state_{str(kept).removeprefix('torch.')}", replace(mixed, kept=kept, dtype=dtype))
-        for kept in KINDS[1:]
-        for dtype in (torch.float32, kept)
+        case(
+            f"state_{str(state_dtype).removeprefix('torch.')}",
+            replace(mixed, kept=state_dtype, dtype=dtype),
+        )
+        for state_dtype in KINDS[1:]
+        for dtype in (torch.float32, state_dtype)
     ]
     return kinds + [case("narrow", replace(mixed, dtype=dtype)) for dtype in KINDS[1:]]
 

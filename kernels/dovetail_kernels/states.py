@@ -128,8 +128,10 @@ def step_arguments(
     """Return the step arguments of rows (tokens before the step, tokens in it), with blocks in
     random order, and the number of blocks N. Two blocks are unused. `sizes`: the tokens of each
     row's own blocks, if they are not all `block_tokens`."""
-    held = sizes or [block_tokens] * len(rows)
-    needed = [-(-(before + here) // size) for (before, here), size in zip(rows, held, strict=True)]
+    block_sizes = sizes or [block_tokens] * len(rows)
+    needed = [
+        -(-(before + here) // size) for (before, here), size in zip(rows, block_sizes, strict=True)
+    ]
     num_blocks = sum(needed) + 2
     free = permutation(num_blocks, torch.device("cpu"), seed=seed).tolist()
     table = torch.full((len(rows), max([*needed, 1])), num_blocks - 1, dtype=torch.int32)

@@ -20,11 +20,11 @@ def prominence(seen: torch.Tensor) -> torch.Tensor:
     """Return how many standard deviations each token's attention to a row is above the mean over
     tokens, smoothed over rows. Shapes: [h, T, rows] -> [h, T, rows]"""
     deviation, mean = torch.std_mean(seen, dim=1, keepdim=True, correction=0)
-    told = (seen - mean) / deviation.clamp_min(LEAST_DEVIATION)
+    deviations = (seen - mean) / deviation.clamp_min(LEAST_DEVIATION)
     pad = SMOOTHED_ROWS // 2
-    if told.shape[-1] <= pad:
-        return told
-    padded = F.pad(told, (pad, pad), mode="reflect")
+    if deviations.shape[-1] <= pad:
+        return deviations
+    padded = F.pad(deviations, (pad, pad), mode="reflect")
     return padded.unfold(-1, SMOOTHED_ROWS, 1).median(dim=-1).values
 
 

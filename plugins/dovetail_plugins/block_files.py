@@ -68,12 +68,12 @@ def stores_in(folder: Path) -> list[BlockFiles]:
     found = []
     for about in sorted(folder.rglob(ABOUT)):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            told = json_value(about.read_bytes())
+            description = json_value(about.read_bytes())
             found.append(
                 BlockFiles(
                     root=about.parent,
-                    model=str(told["model"]),
-                    world_size=int(told["world_size"]),
+                    model=str(description["model"]),
+                    world_size=int(description["world_size"]),
                 )
             )
     return found

@@ -58,10 +58,10 @@ class RayEngines(EngineStarter):
         if self._wanted.device == "cuda":
             places.check("GPU", ranks)
             return {"CPU": float(ranks), "GPU": float(ranks)}
-        least = ranks * (self._wanted.num_threads or 1)
-        places.check("CPU", least)
-        cpus = least if self._wanted.num_threads else places.fair_share() // ranks * ranks
-        return {"CPU": float(max(least, cpus))}
+        min_cores = ranks * (self._wanted.num_threads or 1)
+        places.check("CPU", min_cores)
+        cpus = min_cores if self._wanted.num_threads else places.fair_share() // ranks * ranks
+        return {"CPU": float(max(min_cores, cpus))}
 
     @property
     def host(self) -> str:

@@ -90,7 +90,7 @@ class Scene:
             prepared=self.backend.prepare(layout),
             sinks=None if self.sinks is None else self.sinks.to(self.device),
         )
-        meant = AttentionCall(
+        expected_call = AttentionCall(
             spec=replace(self.spec, k_scale=1.0, v_scale=1.0),
             q=q.float(),
             k=self._kept(k, self.spec.k_scale),
@@ -99,7 +99,7 @@ class Scene:
             prepared=plain,
             sinks=self.sinks,
         )
-        got, wanted = self.backend.forward(given), self._reference.forward(meant)
+        got, wanted = self.backend.forward(given), self._reference.forward(expected_call)
         return got.cpu(), wanted
 
     def lse_step(
@@ -108,18 +108,18 @@ class Scene:
         """Return the results of `forward_lse` in backend and reference for a step of random tokens,
         whose keys go to their rows, or to `slots`: [T, H, D] and [T, H] each. Mutates: self"""
         q, k, v = self.draw(sum(count for _, count in counts))
-        asked = zip((self.backend, self._reference), self._next(counts), strict=True)
-        caches, told = (self.cache, self._plain_cache), []
-        for (backend, layout), cache in zip(asked, caches, strict=True):
+        pairs = zip((self.backend, self._reference), self._next(counts), strict=True)
+        caches, results = (self.cache, self._plain_cache), []
+        for (backend, layout), cache in zip(pairs, caches, strict=True):
             if slots is not None:
                 layout = replace(layout, slots=slots.to(cache.device))
             own = {"q": q.to(cache.device), "k": k.to(cache.device), "v": v.to(cache.device)}
             prepared = backend.prepare(layout)
-            made = backend.forward_lse(
+            attended = backend.forward_lse(
                 AttentionCall(spec=self.spec, cache=cache, prepared=prepared, **own)
             )
-            told.append((made[0].cpu(), made[1].cpu()))
-        return told
+            results.append((attended[0].cpu(), attended[1].cpu()))
+        return results
 
     def read(
         self, spec: AttentionSpec, q: torch.Tensor, layout: BatchLayout, plain: BatchLayout
@@ -128,8 +128,11 @@ class Scene:
         device, `plain` on the host. Shapes: q [T, H, D] -> [T, H, D] each"""
         there, prepared = q.to(self.device), self.backend.prepare(layout)
         given = AttentionCall(spec=spec, q=there, cache=self.cache, prepared=prepared)
-        meant = AttentionCall(spec=spec, q=q, cache=self._plain_cache, prepared=plain)
-        found, wanted = self.backend.forward_shared(given), self._reference.forward_shared(meant)
+        expected_call = AttentionCall(spec=spec, q=q, cache=self._plain_cache, prepared=plain)
+        found, wanted = (
+            self.backend.forward_shared(given),
+            self._reference.forward_shared(expected_call),
+        )
         return found.cpu(), wanted
 
     def _next(self, counts: UsageCounter) -> tuple[BatchLayout, BatchLayout]:

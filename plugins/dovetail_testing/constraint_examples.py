@@ -40,8 +40,10 @@ def example(constraint: Constraint, value: Any) -> str:
             return "".join(example(part, value) for part in parts)
         case Choice(parts):
             return example(parts[0], value)
-        case Repeat(part, least, most):
-            return "".join(example(part, value) for _ in range(max(least, 0 if most == 0 else 1)))
+        case Repeat(part, minimum, maximum):
+            return "".join(
+                example(part, value) for _ in range(max(minimum, 0 if maximum == 0 else 1))
+            )
         case Grammar():
             raise ValueError("a grammar has no example here")
 

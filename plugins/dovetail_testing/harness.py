@@ -146,9 +146,9 @@ class PagedModel:
 
     def free(self, row: int) -> None:
         """Forget a row; blocks that no other row holds are spoiled and may be used again."""
-        gone = self.rows.pop(row)
-        held = {block for other in self.rows.values() for block in other.blocks}
-        freed = [block for block in gone.blocks if block not in held]
+        row_state = self.rows.pop(row)
+        shared_blocks = {block for other in self.rows.values() for block in other.blocks}
+        freed = [block for block in row_state.blocks if block not in shared_blocks]
         for cache in self.caches.values():
             if isinstance(cache, dict):
                 for part in cache.values():
@@ -227,9 +227,9 @@ class StagedModel:
 def load_plugin(interface: type[P], kind: str, spec: str | None, *args: Any) -> P:
     """Return an object of a registered plugin with its default options."""
     plugin = cast(type[Any], registry.load(kind, spec))
-    made = plugin(plugin.Options(), *args)
-    assert isinstance(made, interface)
-    return made
+    plugin_object = plugin(plugin.Options(), *args)
+    assert isinstance(plugin_object, interface)
+    return plugin_object
 
 
 def exact_method(name: str, model: ModelSpec) -> QuantMethod:
@@ -237,9 +237,9 @@ def exact_method(name: str, model: ModelSpec) -> QuantMethod:
     what is compared is the matrices and where they are."""
     plugin = cast(type[Any], registry.load("quantization", name))
     can_say = issubclass(plugin.Options, ActivationOptions)
-    made = plugin(plugin.Options(**({"activations": FLOAT} if can_say else {})), model)
-    assert isinstance(made, QuantMethod)
-    return made
+    method = plugin(plugin.Options(**({"activations": FLOAT} if can_say else {})), model)
+    assert isinstance(method, QuantMethod)
+    return method
 
 
 def build_model(

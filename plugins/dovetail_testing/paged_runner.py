@@ -51,8 +51,8 @@ class _Row:
 
     def cut(self, num_tokens: int) -> None:
         """Forget all tokens but the first ones; none of those left out counts as computed."""
-        for kept in (self.token_ids, *self.marks):
-            del kept[num_tokens:]
+        for values in (self.token_ids, *self.marks):
+            del values[num_tokens:]
         self.num_computed = min(self.num_computed, num_tokens)
 
 

@@ -90,12 +90,12 @@ class Wanderer:
         tokens = self.vocabulary.tokens
         return b"".join(self._special.get(i) or tokens[i] for i in token_ids)
 
-    def walk(self, matcher: Matcher, chance: random.Random, *, most: int = 400) -> Walk:
-        """Return a walk of at most `most` tokens from the matcher's state. Mutates: matcher"""
+    def walk(self, matcher: Matcher, chance: random.Random, *, max_tokens: int = 400) -> Walk:
+        """Return a walk of up to `max_tokens` tokens from the matcher's state. Mutates: matcher"""
         taken: list[int] = []
         wandering = chance.choice((0, 4, 12, 40))
         is_even = chance.random() < 0.5
-        while len(taken) < most:
+        while len(taken) < max_tokens:
             may = allowed(matcher, self.vocabulary)
             if not may.any():
                 return Walk(token_ids=tuple(taken), end="dead")

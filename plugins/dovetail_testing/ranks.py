@@ -94,11 +94,11 @@ def main() -> int:
     return 0
 
 
-def _answer(asked: RankModel, rank: RankSpec) -> torch.Tensor | str:
+def _answer(task: RankModel, rank: RankSpec) -> torch.Tensor | str:
     try:
-        placement = asked.expert_placement
+        placement = task.expert_placement
         model = PagedModel(
-            load_model(asked.path, model_name=asked.name, rank=rank, expert_placement=placement)
+            load_model(task.path, model_name=task.name, rank=rank, expert_placement=placement)
         )
         return model.forward([(0, TOKENS)])[0].clone()
     except Exception as error:

@@ -153,8 +153,8 @@ class Simulation:
     ) -> None:
         self.settings = settings
         self.report = SimReport()
-        made = kv_policy or Paged(Paged.Options())
-        self.cache = made.accounting(settings.layout(), settings.cache(), b"simulation")
+        cache_policy = kv_policy or Paged(Paged.Options())
+        self.cache = cache_policy.accounting(settings.layout(), settings.cache(), b"simulation")
         spec = settings.schedule()
         self._live: dict[str, Request] = {}
         self._policy = WatchedPolicy(policy, self.cache, self._live.__getitem__, self._now_s)
@@ -340,8 +340,8 @@ class Simulation:
                 drafts = self._guesses(request)
                 if self.settings.drafts_on_worker:
                     drafts = drafts[: planned.get(request.row, 0)]
-                    most = self.settings.max_draft_tokens
-                    request.num_wanted_drafts = self._random.randint(0, most)
+                    max_drafts = self.settings.max_draft_tokens
+                    request.num_wanted_drafts = self._random.randint(0, max_drafts)
                 request.draft_ids = drafts
             self._note_ended([r for r in changed if r.is_finished])
 
@@ -455,8 +455,8 @@ class Simulation:
         self._promise(len(set(rows)) == len(rows), f"two requests share a row: {rows}")
         num_waiting = len(self._live) - len(rows)
         counts = self.scheduler.counts()
-        told = f"counts are {counts}, but {len(rows)} run and {num_waiting} wait"
-        self._promise(counts == (len(rows), num_waiting), told)
+        message = f"counts are {counts}, but {len(rows)} run and {num_waiting} wait"
+        self._promise(counts == (len(rows), num_waiting), message)
         self._promise(len(rows) <= self.settings.max_rows, f"{len(rows)} requests run")
 
     def _check_output(self, request: Request) -> None:
@@ -464,11 +464,11 @@ class Simulation:
         drawn = [drawn_token(request.seed, i, VOCAB_SIZE) for i in range(request.num_output_tokens)]
         request_id = request.request_id
         self._promise(request.output_ids == drawn, f"{request_id} has other tokens than drawn")
-        told = request.take_progress()
-        self._promise(list(told.token_ids) == drawn, f"{request_id} reported other tokens")
-        if told.prompt_logprobs is not None:
+        progress = request.take_progress()
+        self._promise(list(progress.token_ids) == drawn, f"{request_id} reported other tokens")
+        if progress.prompt_logprobs is not None:
             expected = request.token_ids[1 : request.num_prompt_tokens]
-            ids = [entry.token_id for entry in told.prompt_logprobs]
+            ids = [entry.token_id for entry in progress.prompt_logprobs]
             self._promise(ids == expected, f"{request_id} lost or repeated prompt logprobs")
         if request.finish_reason in ("stop", "length"):
             self._check_end(request, drawn)

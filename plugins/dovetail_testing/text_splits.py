@@ -77,8 +77,10 @@ def random_cuts(text: str, *, seed: int, num: int) -> Iterator[list[str]]:
     """Yield the text cut at random, `num` times: in a few pieces, in many, or in letters."""
     chance = random.Random(seed)
     for _ in range(num):
-        most = chance.choice((2, 8, 40, len(text) + 1))
-        places = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(most) + 1))
+        max_cuts = chance.choice((2, 8, 40, len(text) + 1))
+        places = sorted(
+            chance.randrange(len(text) + 1) for _ in range(chance.randrange(max_cuts) + 1)
+        )
         yield [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
@@ -90,10 +92,10 @@ def damaged(text: str, *, seed: int, num: int) -> Iterator[str]:
         for _ in range(chance.randint(1, 3)):
             a, b = sorted(chance.randrange(len(damaged_text) + 1) for _ in range(2))
             b = min(b, a + chance.choice((1, 3, 30)))
-            kept = chance.choice(
+            piece = chance.choice(
                 ("", damaged_text[a:b] * 2, chance.choice(ODD_LETTERS), damaged_text[a:b][::-1])
             )
-            damaged_text = damaged_text[:a] + kept + damaged_text[b:]
+            damaged_text = damaged_text[:a] + piece + damaged_text[b:]
         yield damaged_text
 
 
@@ -102,5 +104,5 @@ def letters(text: str, layout: Layout = ()) -> str:
     words = [re.escape(word) for word in layout if isinstance(word, str)]
     words = sorted(words, key=len, reverse=True)
     words += [tag.pattern for tag in layout if isinstance(tag, Tag)]
-    kept = re.sub("|".join(words), "", text) if words else text
-    return "".join(kept.split())
+    remaining = re.sub("|".join(words), "", text) if words else text
+    return "".join(remaining.split())

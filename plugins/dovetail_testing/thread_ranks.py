@@ -80,9 +80,9 @@ class ThreadRanks:
         self.members: list[ThreadCommunicator] = []
         meeting, shared = Barrier(size, timeout=LIMIT_S), [torch.empty(0)] * size
         for rank in range(size):
-            made = ThreadCommunicator(None, Membership(rank=rank, size=size, address=""))
-            made.meeting, made.shared = meeting, shared
-            self.members.append(made)
+            member = ThreadCommunicator(None, Membership(rank=rank, size=size, address=""))
+            member.meeting, member.shared = meeting, shared
+            self.members.append(member)
         self._pool = ThreadPoolExecutor(size)
 
     def __enter__(self) -> ThreadRanks:

@@ -51,9 +51,9 @@ class WatchedPolicy(SchedulingPolicy):
         """Return the request at the simulation's time. Raises: AssertionError for untrue numbers"""
         true = self._true(request.request_id)
         for name in FakeRequest.__dataclass_fields__:
-            told, wanted = getattr(request, name), getattr(true, name)
-            is_true = told <= wanted if name == "max_tokens" else told == wanted
-            assert is_true or name == "now_s", f"the policy sees {name} {told}, it is {wanted}"
+            seen, wanted = getattr(request, name), getattr(true, name)
+            is_true = seen <= wanted if name == "max_tokens" else seen == wanted
+            assert is_true or name == "now_s", f"the policy sees {name} {seen}, it is {wanted}"
         return true
 
     def _true(self, request_id: str) -> FakeRequest:

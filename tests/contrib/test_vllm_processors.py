@@ -17,7 +17,7 @@ from dovetail import LLM, SamplingParams, registry
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.logits import RowTokens
 from dovetail.processes.process import import_paths
-from dovetail_testing.contracts.test_logits_processor import made
+from dovetail_testing.contracts.test_logits_processor import new_processor
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from dovetail_vllm_compat import batches
 from dovetail_vllm_compat.processors import ForeignBatch
@@ -158,7 +158,7 @@ def test_a_class_that_is_no_processor(tmp_path: Path) -> None:
 
 
 def test_what_a_class_can_ask_of_the_engine() -> None:
-    processor = made(registry.load("logits_processor", NAMES[0]))
+    processor = new_processor(registry.load("logits_processor", NAMES[0]))
     assert adapted(processor).vocab_size == 32
     config = processor._config()
     with pytest.raises(AttributeError, match=r"VllmConfig\.quant_config"):

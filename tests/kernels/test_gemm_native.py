@@ -263,7 +263,7 @@ def test_a_recorded_product_follows_the_bias_of_each_row() -> None:
     packed = Packed(make_weight("bfloat16", 90, 200), is_gated=True)
     x, biases = inputs(8), inputs(8, 90)
     with torch.inference_mode():
-        program = record(lambda: packed(x, biases, None, "silu"), Pool(), kept=(x, biases))
+        program = record(lambda: packed(x, biases, None, "silu"), Pool(), owner=(x, biases))
         packed(x, biases[0])
         for _ in range(2):
             assert torch.equal(program.run(), packed(x, biases, None, "silu"))

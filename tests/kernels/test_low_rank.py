@@ -121,7 +121,7 @@ def test_a_recorded_call_follows_slots_ranks_and_weights() -> None:
     adapters = weights.made(NATIVE)
     with torch.inference_mode():
         program = record(
-            lambda: adapters(weights.x, weights.slots, weights.base), Pool(), kept=weights
+            lambda: adapters(weights.x, weights.slots, weights.base), Pool(), owner=weights
         )
 
         def agrees() -> bool:

@@ -37,7 +37,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 def test_a_program_follows_its_inputs() -> None:
     x = torch.randn(3, 64)
     chain(x)
-    program = record(lambda: chain(x), Pool(), kept=x)
+    program = record(lambda: chain(x), Pool(), owner=x)
     assert len(program) == 6
     for _ in range(3):
         x.copy_(torch.randn(3, 64))
@@ -48,9 +48,9 @@ def test_programs_share_the_memory_that_is_free() -> None:
     pool = Pool()
     x = torch.randn(4, 64)
     wanted = chain(x)
-    first = record(lambda: chain(x), pool, kept=x)
+    first = record(lambda: chain(x), pool, owner=x)
     held = pool.num_bytes
-    second = record(lambda: chain(x), pool, kept=x)
+    second = record(lambda: chain(x), pool, owner=x)
     assert pool.num_bytes <= held + 2 * x.nbytes + 256, "only the second's output is new"
     assert torch.equal(first.run(), wanted)
     assert torch.equal(second.run(), wanted)
@@ -64,7 +64,7 @@ def test_what_torch_computes_is_refused() -> None:
         record(lambda: weight(x) + 1, Pool())
     with pytest.raises(NotRecordable, match="no native call"):
         record(lambda: x.view(-1), Pool())
-    assert len(record(lambda: weight(x), Pool(), kept=x)) == 1, "a refusal leaves nothing behind"
+    assert len(record(lambda: weight(x), Pool(), owner=x)) == 1, "a refusal leaves nothing behind"
 
 
 def test_torch_repeats_what_depends_on_tensors_alone() -> None:
@@ -81,9 +81,9 @@ def test_torch_repeats_what_depends_on_tensors_alone() -> None:
         return weight(weighed.reshape(3, 96), None, x)
 
     pool = Pool()
-    program = record(step, pool, kept=x)
+    program = record(step, pool, owner=x)
     assert len(program) == 4
-    second = record(step, pool, kept=x)
+    second = record(step, pool, owner=x)
     for _ in range(3):
         x.copy_(torch.randn(3, 64))
         assert torch.equal(program.run(), step())
@@ -100,7 +100,7 @@ def test_an_error_of_torch_comes_through() -> None:
             raise ValueError("no such number")
         return (y + 1,)
 
-    program = record(lambda: by_torch(unsteady, weight(x))[0], Pool(), kept=x)
+    program = record(lambda: by_torch(unsteady, weight(x))[0], Pool(), owner=x)
     is_broken = True
     with pytest.raises(ValueError, match="no such number"):
         program.run()

@@ -216,7 +216,7 @@ def test_a_recorded_step_follows_rows_and_blocks(name: str) -> None:
     state, some = normal(num_blocks, *layer.shape, seed=8), slice(0, 3)
     first = state.clone()
     with torch.inference_mode():
-        program = record(lambda: run(state, some, step), Pool(), kept=(step, state))
+        program = record(lambda: run(state, some, step), Pool(), owner=(step, state))
         assert len(program) == 1
         step["seq_lens"].copy_(torch.tensor([size + 1, 1, 18]))
         step["block_table"].copy_(step["block_table"].flip(0))

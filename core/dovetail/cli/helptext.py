@@ -103,13 +103,13 @@ def _search(parser: Parser, name: str, word: str, actions: list[argparse.Action]
     it."""
     named = [a for a in actions if any(word in option for option in a.option_strings)]
     text = word.replace("-", " ")
-    told = [a for a in actions if a not in named and text in str(a.help or "").lower()]
-    if not named and not told:
+    by_help = [a for a in actions if a not in named and text in str(a.help or "").lower()]
+    if not named and not by_help:
         raise _unknown(parser, name, actions)
     if not named:
-        return _entries(told)
-    others = ", ".join(_names(action).partition(" ")[0] for action in told)
-    return [*_entries(named), *(textwrap.wrap(f"also: {others}", WIDTH) if told else ())]
+        return _entries(by_help)
+    others = ", ".join(_names(action).partition(" ")[0] for action in by_help)
+    return [*_entries(named), *(textwrap.wrap(f"also: {others}", WIDTH) if by_help else ())]
 
 
 def _unknown(parser: Parser, name: str, actions: list[argparse.Action]) -> ConfigError:

@@ -99,12 +99,12 @@ def _run_command(command: Command, prog: str, words: list[str]) -> int:
 
     parser = Parser(prog=prog, description=command.info.summary)
     command.add_arguments(parser)
-    asked = take_help(words)
-    if asked is None:
+    help_request = take_help(words)
+    if help_request is None:
         rest, _ = take_switch(words, "--verbose")
         with blaming(f"`{prog}`"):
             return int(command.run(parser.parse(rest)))
-    show(parser, asked, command.common)
+    show(parser, help_request, command.common)
     return 0
 
 

@@ -88,8 +88,8 @@ def take_help(argv: Sequence[str]) -> str | None:
 def take_switch(argv: Sequence[str], switch: str) -> tuple[list[str], bool]:
     """Return the words without `switch`, and whether it was present."""
     end = list(argv).index("--") if "--" in argv else len(argv)
-    kept = [word for word in argv[:end] if word != switch]
-    return kept + list(argv[end:]), len(kept) < end
+    words = [word for word in argv[:end] if word != switch]
+    return words + list(argv[end:]), len(words) < end
 
 
 def add_argument_table(parser: argparse.ArgumentParser, rows: dict[str, dict[str, Any]]) -> None:

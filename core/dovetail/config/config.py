@@ -106,7 +106,7 @@ class Config:
         Translates deprecated names. A JSON object is merged into an earlier one key by key; an
         empty one clears it. Raises: ConfigError, also if a deprecated and a newer name disagree.
         """
-        with told(origin):
+        with _from_origin(origin):
             today, notes = _today(fields)
             values = {name: from_value(find_flag(name), value) for name, value in today.items()}
         laid = {name: self._laid(name, value) for name, value in values.items()}
@@ -154,7 +154,7 @@ class Config:
 
 
 @contextmanager
-def told(origin: str) -> Iterator[None]:
+def _from_origin(origin: str) -> Iterator[None]:
     """Add the file or the variable that a value came from to the `where` of a ConfigError."""
     try:
         yield
@@ -169,9 +169,9 @@ def _today(fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     today = {name: value for name, value in fields.items() if name not in deprecated_flags()}
     notes = []
     for name in fields.keys() - today.keys():
-        meant, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
+        current, note = translate(name, from_value(deprecated_flags()[name], fields[name]))
         notes.append(note)
-        for target, value in meant.items():
+        for target, value in current.items():
             today[target] = _agreed(name, target, today.get(target, MISSING), value)
     return today, tuple(sorted(notes))
 

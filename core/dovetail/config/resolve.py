@@ -169,9 +169,9 @@ def cache_spec(
         slack = step_tokens + 2 * block
         count = max(1, len(engine_numbers(config.parallel)))
         free = available_bytes() // (count * rank.local_size)
-        most = schedule.max_model_tokens + slack
+        max_tokens = schedule.max_model_tokens + slack
         one = kv_bytes(
-            model, kv_dtype, most, step_tokens, rank.context_size, draft_bytes=draft_bytes
+            model, kv_dtype, max_tokens, step_tokens, rank.context_size, draft_bytes=draft_bytes
         )
         memory = cpu_cache_bytes(free, share, schedule.max_rows * one)
     return CacheSpec(

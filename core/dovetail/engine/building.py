@@ -78,13 +78,13 @@ def hash_key(spec: EngineSpec, layout: KVLayout, layers: Sequence[CachedLayer]) 
     if spec.run.transfer is None:
         return os.urandom(32)
     unit = spec.run.transfer.unit_tokens
-    told: Any = (layout.groups, layout.block_tokens, layout.block_bytes)
+    content: Any = (layout.groups, layout.block_tokens, layout.block_bytes)
     if unit:
         # State-space states are sharded over ranks in a model-specific way.
         ranks = spec.run.rank.tensor_size if state_groups(layout, layers) else 0
-        told = (layout.groups, unit, ranks)
+        content = (layout.groups, unit, ranks)
     identity = spec.run.transfer.identity.encode()
-    return hashlib.sha256(identity + msgspec.json.encode(told)).digest()
+    return hashlib.sha256(identity + msgspec.json.encode(content)).digest()
 
 
 def build_cache(

@@ -143,8 +143,8 @@ class Communicator(Plugin):
         Several calls may be started; they run in that order, and must be waited for before a call
         without `begin`. Default: the call is complete on return.
         """
-        made = call()
-        return lambda: made
+        result = call()
+        return lambda: result
 
     def barrier(self) -> None:
         """Return once all ranks have called it. The default all-reduces a number."""

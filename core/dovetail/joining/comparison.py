@@ -84,8 +84,8 @@ def difference(
 
     `knows_device`: `ours` already contains what depends on the engines' device (see OF_A_DEVICE).
     """
-    known, told = msgspec.to_builtins(ours), msgspec.msgpack.decode(theirs)
-    for place, mine, other in differences(known, told):
+    known, other_spec = msgspec.to_builtins(ours), msgspec.msgpack.decode(theirs)
+    for place, mine, other in differences(known, other_spec):
         flag = _flag_of(place)
         if flag and (knows_device or not place.startswith(OF_A_DEVICE)):
             return ConfigError(

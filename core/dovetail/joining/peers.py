@@ -160,9 +160,9 @@ class PeerListener(ABC):
         with self._lock:
             for number, peer in list(self._peers.items()):
                 if peer.has_left():
-                    told = f"{peer.request.name} disconnected before all {self.kind}s had joined"
-                    logger.warning(told)
-                    self._refusal = ConfigError(f"{told}.", where=self.address_flag)
+                    message = f"{peer.request.name} disconnected before all {self.kind}s had joined"
+                    logger.warning(message)
+                    self._refusal = ConfigError(f"{message}.", where=self.address_flag)
                     self._peers.pop(number).close()
             if self._is_closed or self._present() != self.wanted:
                 return None

@@ -99,8 +99,8 @@ class RemoteEngines:
         """Start the engines through the EngineStarter. Raises: ConfigError. Mutates: self"""
         spec, run = self._spec, self._spec.run
         logger.info("%d engines are started elsewhere", len(spec.elsewhere))
-        made = import_target(target)
-        self._starter = made(
+        starter_class = import_target(target)
+        self._starter = starter_class(
             EnginesWanted(
                 numbers=spec.elsewhere,
                 num_ranks=run.rank.world_size,

@@ -123,11 +123,11 @@ def forward_context() -> ForwardContext:
     return _slot.current
 
 
-def keep_inner(kept: dict[int, torch.Tensor | None], number: int, x: torch.Tensor) -> None:
-    """Save the states before a layer: in `kept`, or in a half step's own `inner`. Shapes: x [T, E].
-    Mutates: kept, or the context"""
+def keep_inner(states: dict[int, torch.Tensor | None], number: int, x: torch.Tensor) -> None:
+    """Save the states before a layer: in `states`, or in a half step's own `inner`.
+    Shapes: x [T, E]. Mutates: states, or the context"""
     own = forward_context().inner
-    (kept if own is None else own)[number] = unchanged(x)
+    (states if own is None else own)[number] = unchanged(x)
 
 
 def step_adapters() -> StepAdapters | None:

@@ -364,8 +364,8 @@ class DecoderModel(nn.Module):
             return nn.ModuleDict()
         theta, share = self.config.rope_theta, self.config.rotary_share
         settings = rope_settings(context, theta=theta, share=share)
-        made = SpatialRotary if is_spatial(settings) else Rotary
-        rotary = made(settings, context.device)
+        rotary_class = SpatialRotary if is_spatial(settings) else Rotary
+        rotary = rotary_class(settings, context.device)
         return nn.ModuleDict({layer_type: rotary for layer_type in sorted(layer_types)})
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

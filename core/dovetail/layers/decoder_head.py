@@ -79,9 +79,9 @@ def _matrix(
     context: BuildContext, name: str, in_size: int, out_size: int, *, bias: bool
 ) -> ReplicatedLinear:
     """Return a matrix that few checkpoints have, replicated on every rank."""
-    made = ReplicatedLinear(context, name, in_size, out_size, bias=bias)
-    made.if_missing = NO_CLASSES
-    return made
+    matrix = ReplicatedLinear(context, name, in_size, out_size, bias=bias)
+    matrix.if_missing = NO_CLASSES
+    return matrix
 
 
 class RewardScore(nn.Sequential):

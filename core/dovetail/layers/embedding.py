@@ -69,8 +69,12 @@ class VocabParallelEmbedding(WeightHolder):
             if factor != 1.0 and runs_natively(OP, context):
                 self._scale = LookUp(dtype_of(self.spec.dtype), factor=factor)
             return
-        kept = self.spec.dtype if head is not None else self.spec.weight_dtype or self.spec.dtype
-        empty = torch.empty(self.part.local, size, dtype=dtype_of(kept), device=context.device)
+        dtype_name = (
+            self.spec.dtype if head is not None else self.spec.weight_dtype or self.spec.dtype
+        )
+        empty = torch.empty(
+            self.part.local, size, dtype=dtype_of(dtype_name), device=context.device
+        )
         self.weight = mark_axes(nn.Parameter(empty, requires_grad=False), output=0, input=None)
         if runs_natively(OP, context):
             self._native = LookUp(empty.dtype, first=self.part.start, factor=factor)
@@ -157,14 +161,14 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.offset = offset
         self.dtype = dtype_of(context.model.dtype)
-        kept = dtype_of(context.model.weight_dtype or context.model.dtype)
+        dtype = dtype_of(context.model.weight_dtype or context.model.dtype)
         if table is None:
-            empty = torch.empty(num_positions + offset, size, dtype=kept, device=context.device)
+            empty = torch.empty(num_positions + offset, size, dtype=dtype, device=context.device)
             self.weight = nn.Parameter(empty, requires_grad=False)
         else:
-            self.register_buffer("weight", table.to(context.device, kept), persistent=False)
+            self.register_buffer("weight", table.to(context.device, dtype), persistent=False)
         is_native = runs_natively(OP, context)
-        self._native = LookUp(kept, first=-offset) if is_native else None
+        self._native = LookUp(dtype, first=-offset) if is_native else None
 
     def forward(self, positions: torch.Tensor, onto: torch.Tensor | None = None) -> torch.Tensor:
         """Return the positions' vectors, added to `onto` if given, which may change.

@@ -104,14 +104,14 @@ def spatial_positions(num_tokens: int, parts: Sequence[PartPlace]) -> tuple[torc
     for part in parts:
         times, height, width = part.shape or (1, 1, part.num_rows)
         frames = times // len(part.runs)
-        kept = iter(part.kept or range(part.num_rows))
+        rows = iter(part.kept or range(part.num_rows))
         for run, (start, count) in enumerate(part.runs):
             found[:, place:start] = torch.arange(start - place) + position
             position += start - place
             steps = part.times if len(part.times) == frames else range(frames)
             ways = (torch.tensor(list(steps)), torch.arange(height), torch.arange(width))
             grid = torch.stack(torch.meshgrid(*ways, indexing="ij")).flatten(1)
-            cells = torch.tensor([*islice(kept, count)]) - run * grid.shape[1]
+            cells = torch.tensor([*islice(rows, count)]) - run * grid.shape[1]
             found[:, start : start + count] = grid[:, cells] + position
             place, position = start + count, position + max(height, width)
     found[:, place:] = torch.arange(num_tokens - place) + position

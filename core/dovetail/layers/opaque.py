@@ -46,8 +46,10 @@ class CompilerBoundary:
         """
         if not is_traced():
             return self.function(*tensors, word) if word else self.function(*tensors)
-        made: torch.Tensor = torch.ops.dovetail.opaque(tensors, self.number, size, self.dtype, word)
-        return made
+        result: torch.Tensor = torch.ops.dovetail.opaque(
+            tensors, self.number, size, self.dtype, word
+        )
+        return result
 
 
 def _run(
@@ -58,8 +60,8 @@ def _run(
     word: str,
 ) -> torch.Tensor:
     function = _known[number].function
-    made = function(*tensors, word) if word else function(*tensors)
-    return made.contiguous()
+    result = function(*tensors, word) if word else function(*tensors)
+    return result.contiguous()
 
 
 def _shape(

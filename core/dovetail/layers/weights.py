@@ -378,8 +378,8 @@ def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
         _listed("misfitting", report.misfits),
         _listed("with different values for the same weight", report.different),
     ]
-    told = "; ".join(text for text in faults if text)
-    if not told:
+    message = "; ".join(text for text in faults if text)
+    if not message:
         return
     where = f"rank {rank.rank} of {rank.world_size}" if rank.world_size > 1 else "checkpoint"
     fix = "check that config.json and the weight files belong to each other"
@@ -388,7 +388,7 @@ def _raise_faults(report: LoadReport, rank: RankSpec, hint: str = "") -> None:
     if report.different:
         fix = TIED_FIX
     fix = hint or fix
-    raise ConfigError(f"the weights do not fit the model: {told}", where=where, fix=fix)
+    raise ConfigError(f"the weights do not fit the model: {message}", where=where, fix=fix)
 
 
 def _listed(word: str, names: list[str]) -> str:

@@ -54,11 +54,11 @@ class AdapterCalls:
         found: tuple[AdapterSource, ...] = self._engine.adapters()
         return found
 
-    def _adapter_names(self, asked: Loras, count: int) -> list[str]:
+    def _adapter_names(self, adapters: Loras, count: int) -> list[str]:
         """Return the adapter's name for each prompt ("": none), after loading the missing ones.
         Raises: RequestError; ValueError for a number of adapters that differs from the prompts'"""
-        is_one = asked is None or isinstance(asked, LoRARequest | str)
-        each: list[Any] = [asked] * count if is_one else list(asked)  # type: ignore[arg-type]
+        is_one = adapters is None or isinstance(adapters, LoRARequest | str)
+        each: list[Any] = [adapters] * count if is_one else list(adapters)  # type: ignore[arg-type]
         if len(each) != count:
             raise ValueError(f"{count} prompts, but {len(each)} adapters")
         wanted = dict.fromkeys(one for one in each if one is not None)
@@ -69,21 +69,21 @@ class AdapterCalls:
             self._bring(one, known)
         return [one.lora_name if isinstance(one, LoRARequest) else one or "" for one in each]
 
-    def _bring(self, asked: LoRARequest | str, known: dict[str, AdapterSource]) -> None:
+    def _bring(self, adapter: LoRARequest | str, known: dict[str, AdapterSource]) -> None:
         """Load an adapter unless it is already loaded. Mutates: known. Raises: RequestError"""
-        if isinstance(asked, str):
-            if asked not in known:
-                raise unknown_adapter(asked)
+        if isinstance(adapter, str):
+            if adapter not in known:
+                raise unknown_adapter(adapter)
             return
-        name = asked.lora_name
-        if name in known and not asked.load_inplace:
+        name = adapter.lora_name
+        if name in known and not adapter.load_inplace:
             return
-        if not asked.lora_path:
+        if not adapter.lora_path:
             raise unknown_adapter(name)
         self.load_adapter(
             name,
-            asked.lora_path,
-            base_model_name=asked.base_model_name or "",
-            load_inplace=asked.load_inplace,
+            adapter.lora_path,
+            base_model_name=adapter.base_model_name or "",
+            load_inplace=adapter.load_inplace,
         )
-        known[name] = AdapterSource(name=name, path=asked.lora_path)
+        known[name] = AdapterSource(name=name, path=adapter.lora_path)

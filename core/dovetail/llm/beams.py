@@ -69,7 +69,7 @@ class BeamCalls:
     _engine: Any
 
     @abstractmethod
-    def _adapter_names(self, asked: Loras, count: int) -> list[str]:
+    def _adapter_names(self, adapters: Loras, count: int) -> list[str]:
         """Return the adapter's name for each prompt, after loading the missing ones."""
 
     @abstractmethod
@@ -103,8 +103,8 @@ class BeamCalls:
             for prompt, adapter in zip(given, adapters, strict=True)
         ]
         while growing := [one for one in searches if one.beams.live]:
-            asked = [request for one in growing for request in one.requests()]
-            ended = self._ended(asked, [None] * len(asked), "beams", shows_progress=use_tqdm)
+            requests = [request for one in growing for request in one.requests()]
+            ended = self._ended(requests, [None] * len(requests), "beams", shows_progress=use_tqdm)
             answers = iter(ended)
             for one in growing:
                 one.grow([next(answers) for _ in one.beams.live])
@@ -149,14 +149,14 @@ class _Search:
 
     def grow(self, ended: Sequence[RequestCollector]) -> None:
         """Extend the beams by the tokens that the requests returned. Raises: RequestFault"""
-        told = []
+        positions = []
         for collector in ended:
             if collector.error is not None:
                 raise RequestFault(collector.error, where="beam_search")
             logprobs = join_deltas(collector.deltas(0)).logprobs
             assert logprobs, "every request asks for logprobs"
-            told.append(logprobs[0])
-        self.beams.grow(told)
+            positions.append(logprobs[0])
+        self.beams.grow(positions)
 
     def output(self) -> BeamSearchOutput:
         """Return the best answers."""

@@ -53,18 +53,18 @@ class ConstraintCalls:
         """Return params with their `structured_outputs` compiled, equal ones only once. Raises:
         RequestError"""
         compiled: dict[bytes, CompiledConstraint] = {}
-        made = []
+        results = []
         for one in params:
             wanted = one.structured_outputs
             if wanted is None:
-                made.append(one)
+                results.append(one)
                 continue
             key = msgspec.json.encode(wanted)
             if key not in compiled:
                 compiled[key] = self._compiled(wanted, one)
             fields = {"structured_outputs": None, "constraint": compiled[key]}
-            made.append(msgspec.structs.replace(one, **fields))
-        return made
+            results.append(msgspec.structs.replace(one, **fields))
+        return results
 
     def _compiled(
         self, wanted: StructuredOutputsParams, params: SamplingParams
@@ -75,11 +75,11 @@ class ConstraintCalls:
         # Only structured outputs need pydantic, so it is imported here.
         from dovetail.server.generate.tools.structured_outputs import constraint_of_params
 
-        asked = constraint_of_params(msgspec.to_builtins(wanted), self.spec.run.structured_output)
-        if asked.constraint is None:
+        request = constraint_of_params(msgspec.to_builtins(wanted), self.spec.run.structured_output)
+        if request.constraint is None:
             raise RequestError(
                 "structural tags within free text are not supported without a server.",
                 where=f"{WHERE}.structural_tag",
                 fix="use json, regex, choice, grammar or json_object, or send it to a server.",
             )
-        return self.compile_constraint(asked.constraint, backend=asked.backend)
+        return self.compile_constraint(request.constraint, backend=request.backend)

@@ -58,7 +58,7 @@ class PoolingCalls:
         """Return the resolved facts of the engine."""
 
     @abstractmethod
-    def _adapter_names(self, asked: Loras, count: int) -> list[str]:
+    def _adapter_names(self, adapters: Loras, count: int) -> list[str]:
         """Return the adapter's name for each prompt, after loading the missing ones."""
 
     @abstractmethod
@@ -116,8 +116,8 @@ class PoolingCalls:
                 "data of other forms is not read.", where=DATA, fix="give io_processor_plugin."
             )
         prompts = processed_prompts(processor, data)
-        asked = self._params(params, task or processor.task or self._usual_task())
-        results = self._pool(PoolingResult, prompts, asked, False)
+        checked_params = self._params(params, task or processor.task or self._usual_task())
+        results = self._pool(PoolingResult, prompts, checked_params, False)
         failed = next((one for one in results if one.error is not None), None)
         if failed is not None:
             return [failed]
@@ -235,7 +235,7 @@ class PoolingCalls:
 
     def _pool(
         self,
-        made: type[Result],
+        result_type: type[Result],
         prompts: Prompts,
         params: PoolingParams,
         use_tqdm: bool,
@@ -254,7 +254,7 @@ class PoolingCalls:
         ]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         ended = self._ended(prepared, texts, params.task, shows_progress=use_tqdm)
-        return [collector.pooled(made) for collector in ended]
+        return [collector.pooled(result_type) for collector in ended]
 
     def _with_prompts(self, prompts: Sequence[Prompt], name: str | None) -> list[Prompt]:
         """Prepend the checkpoint's prompt of this name to the texts. Raises: RequestError"""
@@ -293,12 +293,12 @@ class PoolingCalls:
 
 def _scores(scoring: Scoring, results: Sequence[PoolingResult]) -> list[ScoringResult]:
     """Return the scores of pairs from the pooled results of their prompts."""
-    made = []
+    scores = []
     for number, pair in enumerate(scoring.pairs):
         parts = [results[at] for at in pair]
         error = next((part.error for part in parts if part.error is not None), None)
         score = scoring.score(number, [part.data for part in parts]) if error is None else None
-        made.append(
+        scores.append(
             ScoringResult(
                 request_id="_".join(dict.fromkeys(part.request_id for part in parts)),
                 prompt_token_ids=tuple(i for part in parts for i in part.prompt_token_ids),
@@ -307,4 +307,4 @@ def _scores(scoring: Scoring, results: Sequence[PoolingResult]) -> list[ScoringR
                 error=error,
             )
         )
-    return made
+    return scores

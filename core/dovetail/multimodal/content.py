@@ -113,11 +113,11 @@ def check_counts(items: Sequence[MediaItem], limits: Mapping[str, MediaLimit]) -
     for item in items:
         modality = item.modality
         num = num_by_modality[modality] = num_by_modality.get(modality, 0) + 1
-        most = limits.get(modality, MediaLimit()).count
-        if most is not None and num > most:
+        max_items = limits.get(modality, MediaLimit()).count
+        if max_items is not None and num > max_items:
             word = {IMAGE: "images", AUDIO: "sounds"}.get(modality, "videos")
             raise RequestError(
-                f"at most {most} {word} may be in one request (--limit-mm-per-prompt).",
+                f"at most {max_items} {word} may be in one request (--limit-mm-per-prompt).",
                 where=item.where,
                 code="too_many_media",
             )

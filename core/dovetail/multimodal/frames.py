@@ -39,6 +39,6 @@ def read_pictures(processor: Any, folder: str | Path, frames: Any) -> tuple[torc
     name = type(processor).__name__
     stored = stored_settings(Path(folder), "size")
     settings = {**DEFAULTS[name], **{key: stored[key] for key in SETTINGS if key in stored}}
-    made = transformers.CLIPImageProcessorPil(**settings)([*frames], return_tensors="pt")
-    pictures = made["pixel_values"][None]
+    inputs = transformers.CLIPImageProcessorPil(**settings)([*frames], return_tensors="pt")
+    pictures = inputs["pixel_values"][None]
     return pictures, processor.replace_video_token({"pixel_values_videos": pictures}, video_idx=0)

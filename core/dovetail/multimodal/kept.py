@@ -101,9 +101,9 @@ class SharedMedia(KeptMedia):
             fcntl.flock(guard, fcntl.LOCK_EX)
             remove_unused(base)
             own_folder(self._folder)
-            held = os.open(self._folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(held, fcntl.LOCK_SH)
-        self._held = held
+            descriptor = os.open(self._folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        self._held = descriptor
         atexit.register(self.close)
 
     def get(self, key: str) -> ReadMedium | None:
@@ -138,10 +138,10 @@ class SharedMedia(KeptMedia):
         """Leave the folder; the last process to leave removes it. May be called twice."""
         if self._held < 0:
             return
-        held, self._held = self._held, -1
-        if _locks_alone(held):
+        descriptor, self._held = self._held, -1
+        if _locks_alone(descriptor):
             shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(held)
+        os.close(descriptor)
 
     def _path(self, sort: str, text: str) -> Path:
         return self._folder / f"{sort}-{hashlib.sha256(text.encode()).hexdigest()}"
@@ -177,18 +177,18 @@ def remove_unused(base: Path) -> None:
         try:
             if not is_own(lock.parent):
                 continue
-            held = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:  # it is gone, a link, or another user's
             continue
-        if _locks_alone(held):
+        if _locks_alone(descriptor):
             shutil.rmtree(lock.parent, ignore_errors=True)
-        os.close(held)
+        os.close(descriptor)
 
 
-def _locks_alone(held: int) -> bool:
+def _locks_alone(descriptor: int) -> bool:
     """Return whether no other process holds a lock; then this process has it exclusively."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -157,8 +157,8 @@ class MediaLoader:
         except RequestError as error:
             error.where = item.where
             raise
-        told = msgspec.json.encode(sorted(given.items()))
-        digest = _digest(item.kind, self._settings.options, told, False)
+        encoded = msgspec.json.encode(sorted(given.items()))
+        digest = _digest(item.kind, self._settings.options, encoded, False)
         return LoadedMedium(item=item, content=Embeddings(tensors=tensors), digest=digest)
 
 
@@ -184,10 +184,10 @@ def request_options(given: Mapping[str, Any] | None, base: MediaOptions) -> Medi
         raise RequestError(error.what, where=error.where, fix=error.fix) from None
     for modality, name in (("image", "max_pixels"), ("video", "max_pixels"),
                            ("audio", "max_seconds")):  # fmt: skip
-        most = getattr(getattr(base, modality), name)
-        if getattr(getattr(options, modality), name) > most:
+        maximum = getattr(getattr(base, modality), name)
+        if getattr(getattr(options, modality), name) > maximum:
             raise RequestError(
-                f"may be {most:g} at most.", where=f"media_io_kwargs.{modality}.{name}"
+                f"may be {maximum:g} at most.", where=f"media_io_kwargs.{modality}.{name}"
             )
     return options
 

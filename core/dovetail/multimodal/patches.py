@@ -109,8 +109,8 @@ def read_frames(processor: Any, settings: FrameSettings, content: Any) -> ReadFr
         fps=video.fps or PLAIN_RATE,
         frames_indices=list(video.frame_indices),
     )
-    made: Mapping[str, Any] = {"video_grid_thw": grid[None], "video_metadata": [facts]}
-    text = processor.replace_video_token(made, video_idx=0)
+    inputs: Mapping[str, Any] = {"video_grid_thw": grid[None], "video_metadata": [facts]}
+    text = processor.replace_video_token(inputs, video_idx=0)
     return ReadFrames(
         patches=patches,
         grid=torch.as_tensor(grid),

@@ -69,13 +69,13 @@ def _named(folder: Path) -> str | None:
     return None
 
 
-def _without_video(made: type[Any]) -> type[Any]:
+def _without_video(processor_class: type[Any]) -> type[Any]:
     """Return a copy of a processor class without its video part."""
     from transformers import ProcessorMixin
 
-    names = made.get_attributes()
+    names = processor_class.get_attributes()
     if VIDEO_PART not in names:
-        return made
+        return processor_class
     place = names.index(VIDEO_PART)
     others = [name for name in names if name != VIDEO_PART]
 
@@ -96,7 +96,7 @@ def _without_video(made: type[Any]) -> type[Any]:
             whole = (*args[:place], None, *args[place:])
             return super().from_args_and_dict(whole, *rest, **more)
 
-    return type(made.__name__, (made, Parts), {})
+    return type(processor_class.__name__, (processor_class, Parts), {})
 
 
 def blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
@@ -127,10 +127,10 @@ def read_together(
     for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
         text = " b ".join(["a", *[place] * count, "c"])
         try:
-            made: Mapping[str, Any] = processor(
+            output: Mapping[str, Any] = processor(
                 text=[text], return_tensors="pt", **{ARGUMENTS[kind]: given}, **options
             )
-            return made
+            return output
         except ValueError as error:
             failure = failure or error
     assert failure is not None

@@ -39,12 +39,12 @@ def kept_cells(
     return (*range(area), *sorted((order + area).tolist()))
 
 
-def pruned_text(text: str, word: str, kept: Sequence[int], area: int) -> str:
+def pruned_text(text: str, word: str, cells: Sequence[int], area: int) -> str:
     """Return a video's text with as many placeholders as remaining cells: in one run, or in one run
     per step in time. `area` is the number of cells of a step."""
     stretches = re.findall(f"(?:{re.escape(word)})+", text)
-    counts = [len(kept)]
+    counts = [len(cells)]
     if len(stretches) > 1:
-        counts = [sum(cell // area == step for cell in kept) for step in range(len(stretches))]
+        counts = [sum(cell // area == step for cell in cells) for step in range(len(stretches))]
     waiting = iter(counts)
     return re.sub(f"(?:{re.escape(word)})+", lambda _: word * next(waiting), text)

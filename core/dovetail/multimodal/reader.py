@@ -110,9 +110,9 @@ class MediaReader:
     ) -> ReadMedium:
         """Return a medium as read; `content` is decoded only if it is not cached.
         Raises: RequestError"""
-        kept = self._kept.get(key)
-        if kept is not None:
-            return kept
+        cached = self._kept.get(key)
+        if cached is not None:
+            return cached
         read = self._read(kind, content(), {**self._spec.options, **options})
         self._kept.put(key, read)
         return read
@@ -128,11 +128,11 @@ class MediaReader:
             content, options = self._sound(content), {"sampling_rate": self._rate_hz, **options}
         given = {"text": [self.placeholder(kind)], ARGUMENTS[kind]: [content], **options}
         try:
-            made = self._processor(
+            output = self._processor(
                 **given, return_tensors="pt", return_text_replacement_offsets=True
             )
-            told = made.get("text_replacement_offsets")
-            text = told[0][0]["replacement"] if told else self._written(given)
+            replacements = output.get("text_replacement_offsets")
+            text = replacements[0][0]["replacement"] if replacements else self._written(given)
         except Exception as error:  # transformers raises any exception for unreadable media
             raise RequestError(
                 f"the model's processor cannot read this {kind}: {error}",
@@ -141,7 +141,7 @@ class MediaReader:
             ) from error
         features = tuple(
             feature_of(name, value)
-            for name, value in made.items()
+            for name, value in output.items()
             if name not in TEXT_FIELDS and isinstance(value, torch.Tensor)
         )
         ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -149,7 +149,7 @@ class MediaReader:
             text=text,
             num_rows=ids.count(self.token_ids[kind]),
             features=features,
-            shape=self._shape(made.get(f"{kind}_grid_thw")),
+            shape=self._shape(output.get(f"{kind}_grid_thw")),
         )
 
     def _written(self, given: Mapping[str, Any]) -> str:
@@ -197,22 +197,22 @@ class MediaReader:
 
         settings = FrameSettings.of(self._processor, self._folder)
         self._processor.video_processor = settings.part
-        made = read_frames(self._processor, settings, content)
-        shape = self._shape(made.grid[None])
-        kept = kept_cells(made.patches, shape, self._spec.pruning_rate)
-        text, features = made.text, {"pixel_values_videos": made.patches}
-        features["video_grid_thw"] = made.grid[None]
-        if kept:
-            text = pruned_text(text, self._word(VIDEO), kept, shape[1] * shape[2])
-            features[KEPT] = torch.tensor(kept)
+        frames = read_frames(self._processor, settings, content)
+        shape = self._shape(frames.grid[None])
+        cells = kept_cells(frames.patches, shape, self._spec.pruning_rate)
+        text, features = frames.text, {"pixel_values_videos": frames.patches}
+        features["video_grid_thw"] = frames.grid[None]
+        if cells:
+            text = pruned_text(text, self._word(VIDEO), cells, shape[1] * shape[2])
+            features[KEPT] = torch.tensor(cells)
         ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ReadMedium(
             text=text,
             num_rows=ids.count(self.token_ids[VIDEO]),
             features=tuple(feature_of(name, value) for name, value in features.items()),
             shape=shape,
-            times=self._times(shape[0], made.step_s),
-            kept=kept,
+            times=self._times(shape[0], frames.step_s),
+            kept=cells,
         )
 
     def _times(self, count: int, step_s: float) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ def decode_sound(data: bytes, options: AudioOptions, limit: MediaLimit) -> tuple
     try:
         rate_hz, pieces = _read(data, name)
         wanted_hz = options.sampling_rate or rate_hz
-        most = min(int(options.max_seconds * wanted_hz), MAX_SAMPLES)
-        samples = _joined(_resampled(pieces, rate_hz, wanted_hz), most)
+        max_samples = min(int(options.max_seconds * wanted_hz), MAX_SAMPLES)
+        samples = _joined(_resampled(pieces, rate_hz, wanted_hz), max_samples)
     except RequestError:
         raise
     except MemoryError:
@@ -119,21 +119,21 @@ def at_rate(samples: Samples, rate_hz: int, wanted_hz: int) -> Samples:
     return _joined(_resampled([samples], rate_hz, wanted_hz), MAX_SAMPLES)
 
 
-def _joined(pieces: Iterable[Samples], most: int) -> Samples:
+def _joined(pieces: Iterable[Samples], max_samples: int) -> Samples:
     """Return all samples. Raises: RequestError for none, for too many or for values that are not
     finite"""
-    kept: list[Samples] = []
+    checked: list[Samples] = []
     num = 0
     for piece in pieces:
         num += len(piece)
-        if num > most:
-            raise _invalid(f"the sound is too long: at most {most} samples are taken.")
+        if num > max_samples:
+            raise _invalid(f"the sound is too long: at most {max_samples} samples are taken.")
         if not numpy.isfinite(piece).all():
             raise _invalid("the sound holds NaN or infinite samples.")
-        kept.append(piece)
+        checked.append(piece)
     if not num:
         raise _invalid("the sound is empty.")
-    return numpy.concatenate(kept).astype(numpy.float32, copy=False)
+    return numpy.concatenate(checked).astype(numpy.float32, copy=False)
 
 
 def _invalid(what: str, fix: str | None = None) -> RequestError:

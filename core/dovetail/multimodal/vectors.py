@@ -22,9 +22,9 @@ def decode_vectors(text: str, model: ModelSpec, max_tokens: int) -> VectorPrompt
     """
     from dovetail.multimodal.embeds import decode_embeddings  # imports torch
 
-    most = max_tokens * model.hidden_size * 4 + MAX_HEADER_BYTES
+    max_bytes = max_tokens * model.hidden_size * 4 + MAX_HEADER_BYTES
     try:
-        (vectors,) = decode_embeddings({FIELD: text}, most).values()
+        (vectors,) = decode_embeddings({FIELD: text}, max_bytes).values()
     except RequestError as error:
         error.where = FIELD
         raise
@@ -49,14 +49,14 @@ def placed_vectors(prompt: VectorPrompt, model: ModelSpec, *, is_taken: bool) ->
             where=FIELD,
             fix=f"send one vector of {model.hidden_size} numbers for each token.",
         )
-    kept = vectors.detach().to("cpu", getattr(torch, model.dtype))
-    if not bool(torch.isfinite(kept).all()):
+    tensor = vectors.detach().to("cpu", getattr(torch, model.dtype))
+    if not bool(torch.isfinite(tensor).all()):
         raise RequestError(f"not all values are finite in {model.dtype}.", where=FIELD)
-    feature = feature_of(READY, kept)
+    feature = feature_of(READY, tensor)
     key = content_key(VECTORS, feature.dtype, feature.data)
-    place = PartPlace(key, VECTORS, ((0, len(kept)),), len(kept))
+    place = PartPlace(key, VECTORS, ((0, len(tensor)),), len(tensor))
     part = PromptPart(place=place, features=(feature,))
-    return PlacedPrompt(token_ids=(NO_TOKEN,) * len(kept), parts=(part,))
+    return PlacedPrompt(token_ids=(NO_TOKEN,) * len(tensor), parts=(part,))
 
 
 def check_taken(*, is_taken: bool) -> None:

@@ -13,8 +13,8 @@ def set_log_up(config: Config, *, has_uvicorn: bool = False) -> None:
     ConfigError"""
     wanted, uvicorn_level = config.observability, None
     if has_uvicorn:
-        asked = config.frontend.uvicorn_log_level
-        uvicorn_level = registry.admin.value_of("uvicorn_log_level", asked)
+        level_name = config.frontend.uvicorn_log_level
+        uvicorn_level = registry.admin.value_of("uvicorn_log_level", level_name)
     configure(
         registry.admin.value_of("log_level", wanted.log_level),
         uvicorn_level=uvicorn_level,

@@ -143,7 +143,9 @@ def _check_unused(config: Mapping[str, Any] | None) -> None:
 
 def _apply(config: Mapping[str, Any]) -> None:
     """Apply a dictConfig on top of the current setup; loggers it does not name stay enabled."""
-    kept = {name: list(logging.getLogger(name).handlers) for name in ("dovetail", "uvicorn")}
+    saved_handlers = {
+        name: list(logging.getLogger(name).handlers) for name in ("dovetail", "uvicorn")
+    }
     try:
         named: dict[str, Any] = dict(config.get("loggers", {}))
         logging.config.dictConfig({"disable_existing_loggers": False, **config, "loggers": named})
@@ -155,7 +157,7 @@ def _apply(config: Mapping[str, Any]) -> None:
             fix="correct the file; its format is that of Python's logging.config.dictConfig.",
         ) from error
     goes_to_root = bool(config.get("root", {}).get("handlers"))
-    for name, handlers in kept.items():
+    for name, handlers in saved_handlers.items():
         entry = named.get(name, {})
         if not entry.get("handlers"):
             logger = logging.getLogger(name)

@@ -32,9 +32,9 @@ class StatLoggers:
             for selection, plugin in chosen
             if not is_offline or "offline" in plugin.capabilities
         ]
-        made = cls(loggers)
-        made.expect([one.engine for one in spec.every()])
-        return made
+        stat_loggers = cls(loggers)
+        stat_loggers.expect([one.engine for one in spec.every()])
+        return stat_loggers
 
     def expect(self, engines: Sequence[int]) -> None:
         """Prepare for the numbers of these engines."""

@@ -86,12 +86,12 @@ class ContextAttention(AttentionBackend):
     def _prepare_decodes(self, layout: BatchLayout) -> DividedStep:
         """Return a step in which every row has one query token; tokens stay in order."""
         size, rank = self._group.size, self._group.rank
-        kept = (layout.seq_lens + (size - 1 - rank)) // size
+        seq_lens = (layout.seq_lens + (size - 1 - rank)) // size
         lens = [max(1, self._num_kept(n)) for n in layout.seq_lens_host]
         blind = [row for row, n in enumerate(layout.seq_lens_host) if n <= rank]
         own = replace(
             layout,
-            seq_lens=kept.clamp_(min=1).to(layout.seq_lens.dtype),
+            seq_lens=seq_lens.clamp_(min=1).to(layout.seq_lens.dtype),
             slots=self._own_slots(layout),
             seq_lens_host=lens,
             block_tokens=layout.block_tokens // size,
@@ -237,5 +237,5 @@ def joined(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> 
 
 def _index(numbers: Any, layout: BatchLayout) -> torch.Tensor:
     """Return numbers as a tensor on the step's device. Shapes: [n] int64"""
-    made = torch.from_numpy(np.asarray(numbers, dtype=np.int64))
-    return made.to(layout.block_table.device, non_blocking=True)
+    tensor = torch.from_numpy(np.asarray(numbers, dtype=np.int64))
+    return tensor.to(layout.block_table.device, non_blocking=True)

@@ -34,10 +34,10 @@ def join(run: RunSpec) -> None:
         hands_over=hands_over,
     )
     group = data_group(run.rank).joined()
-    made: All2All = registry.make(run.all2all, group)
+    all2all: All2All = registry.make(run.all2all, group)
     if hands_over:
-        made = HalvesAll2All((made, registry.make(run.all2all, group)))
-    _opened[:] = [made]
+        all2all = HalvesAll2All((all2all, registry.make(run.all2all, group)))
+    _opened[:] = [all2all]
 
 
 def exchange() -> All2All | None:

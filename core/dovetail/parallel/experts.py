@@ -39,34 +39,36 @@ def placed_experts(placement: str, num_experts: int, num_redundant: int, group: 
     return tuple(tuple(slot % num_experts for slot in part) for part in divided)
 
 
-def rank_loads(loads: Sequence[int], held: Held) -> list[float]:
+def rank_loads(loads: Sequence[int], placement: Held) -> list[float]:
     """Return the load of each rank. Copies of an expert have equal shares of its load."""
-    copies = Counter(chain(*held))
-    return [sum(loads[expert] / copies[expert] for expert in experts) for experts in held]
+    copies = Counter(chain(*placement))
+    return [sum(loads[expert] / copies[expert] for expert in experts) for experts in placement]
 
 
-def balancedness(loads: Sequence[int], held: Held) -> float:
+def balancedness(loads: Sequence[int], placement: Held) -> float:
     """Return the mean load of a rank divided by the maximum: 1 is perfectly even."""
-    found = rank_loads(loads, held)
+    found = rank_loads(loads, placement)
     return sum(found) / len(found) / max(found) if any(found) else 1.0
 
 
-def balanced(loads: Sequence[int], held: Held) -> Held:
-    """Return the placement of experts for these loads; `held` itself if the new one is no better.
+def balanced(loads: Sequence[int], placement: Held) -> Held:
+    """Return the placement of experts for these loads; `placement` if the new one is no better.
 
     Greedy, as in the DeepSeek-V3 report (2024, section 3.4). Redundant slots go to the experts with
     the largest load per copy. Then copies, the largest share first, go to the least loaded rank.
     Experts that stay on a rank stay in their slots.
     """
-    num_slots = len(held) * len(held[0])
+    num_slots = len(placement) * len(placement[0])
     copies = [1] * len(loads)
     for _ in range(num_slots - len(loads)):
-        candidates = [e for e, count in enumerate(copies) if count < len(held)] or range(len(loads))
+        candidates = [e for e, count in enumerate(copies) if count < len(placement)] or range(
+            len(loads)
+        )
         copies[max(candidates, key=lambda e: (loads[e] / copies[e], -e))] += 1
     shares = [(loads[e] / count, e) for e, count in enumerate(copies) for _ in range(count)]
-    packed = _pack(sorted(shares, key=lambda share: (-share[0], share[1])), len(held))
-    found = _settled(packed, held)
-    return found if max(rank_loads(loads, found)) < max(rank_loads(loads, held)) else held
+    packed = _pack(sorted(shares, key=lambda share: (-share[0], share[1])), len(placement))
+    found = _settled(packed, placement)
+    return found if max(rank_loads(loads, found)) < max(rank_loads(loads, placement)) else placement
 
 
 def _pack(shares: Sequence[tuple[float, int]], num_ranks: int) -> list[list[int]]:
@@ -84,11 +86,11 @@ def _pack(shares: Sequence[tuple[float, int]], num_ranks: int) -> list[list[int]
     return ranks
 
 
-def _settled(packed: Sequence[Sequence[int]], held: Held) -> Held:
+def _settled(packed: Sequence[Sequence[int]], placement: Held) -> Held:
     """Return the packing, its ranks reordered and experts put in slots so that few move."""
     left = {number: Counter(experts) for number, experts in enumerate(packed)}
     found = []
-    for experts in held:
+    for experts in placement:
         number = max(left, key=lambda n: ((left[n] & Counter(experts)).total(), -n))
         coming = left.pop(number)
         stays = []

@@ -71,8 +71,8 @@ def join(
             is_host=rank.rank == 0 and not is_open and not _joined,
             device=device,
         )
-        made = registry.make(communicator, member)
-        _joined[name] = HandingOver(made) if hands_over else made
+        built = registry.make(communicator, member)
+        _joined[name] = HandingOver(built) if hands_over else built
 
 
 def _groups_of(rank: RankSpec) -> dict[str, tuple[int, int, str]]:
@@ -123,10 +123,10 @@ def join_engines(
     for one engine. Raises: ConfigError"""
     if rank.data_size > 1:
         column = f"{DATA}-{rank.tensor_rank}"
-        made = {DATA: (rank.data_rank, rank.data_size, column)}
+        groups = {DATA: (rank.data_rank, rank.data_size, column)}
         if rank.tensor_size > 1:
-            made[EXPERTS] = (rank.expert_rank, rank.expert_size, EXPERTS)
-        for word, (place, size, group) in made.items():
+            groups[EXPERTS] = (rank.expert_rank, rank.expert_size, EXPERTS)
+        for word, (place, size, group) in groups.items():
             member = Membership(rank=place, size=size, group=group, address=address, device=device)
             own = registry.make(communicator, member)
             _joined[word] = HandingOver(own, takes_turns=True) if hands_over else own

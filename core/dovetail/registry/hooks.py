@@ -81,11 +81,11 @@ def manager() -> pluggy.PluginManager:
 
 def manager_of(chosen: Iterable[Selection]) -> pluggy.PluginManager:
     """Return a new manager with these hook modules (a child passes its EngineSpec's)."""
-    made = pluggy.PluginManager("dovetail")
-    made.add_hookspecs(_Specifications)
+    manager = pluggy.PluginManager("dovetail")
+    manager.add_hookspecs(_Specifications)
     for selection in chosen:
-        _add(made, selection)
-    return made
+        _add(manager, selection)
+    return manager
 
 
 def tell(
@@ -110,12 +110,12 @@ def tell(
     return [answer for answer in answers if answer is not None]
 
 
-def _add(made: pluggy.PluginManager, selection: Selection) -> None:
+def _add(manager: pluggy.PluginManager, selection: Selection) -> None:
     name = f"{selection.name}@{selection.distribution}"
     try:
         load = files.import_target if ":" in selection.target else files.import_module
-        made.register(load(selection.target), name=name)
-        made.check_pending()
+        manager.register(load(selection.target), name=name)
+        manager.check_pending()
     except (DovetailError, pluggy.PluginValidationError) as error:
-        made.set_blocked(name)
+        manager.set_blocked(name)
         logger.error("hooks %s are left out: %s", name, error)

@@ -86,5 +86,7 @@ def advice(module: str) -> str | None:
 
 def changes(kind: str, has: int, wants: int) -> str:
     """Return what changed in an interface between two versions, in sentences."""
-    told = CHANGES.get(kind, {})
-    return " ".join(told[version] for version in range(has + 1, wants + 1) if version in told)
+    by_version = CHANGES.get(kind, {})
+    return " ".join(
+        by_version[version] for version in range(has + 1, wants + 1) if version in by_version
+    )

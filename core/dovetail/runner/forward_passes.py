@@ -64,10 +64,10 @@ class ForwardPasses:
         is_compiled = self._run.compiles and not looks_in
         self.compiled = CompiledForward(loaded.model.forward, self._calls) if is_compiled else None
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Use these caches and rows from now on. Mutates: self"""
-        run, tables, self._made = self._run, made.batch.tables, made
-        sees_all = bool(made.step_layers)
+        run, tables, self._made = self._run, storage.batch.tables, storage
+        sees_all = bool(storage.step_layers)
         self.halves = step_halves(run, self._calls, self._divided, sees_all=sees_all)
         self.recorded = recorder_of(
             run,
@@ -75,11 +75,11 @@ class ForwardPasses:
             self._forward_own,
             tables,
             self._inner,
-            StateKeeper(made.groups, tables, made.caches),
-            shares_rows=made.groups.are_of_keys,
+            StateKeeper(storage.groups, tables, storage.caches),
+            shares_rows=storage.groups.are_of_keys,
         )
-        if isinstance(made.step_tensors, DeviceTensors):
-            inner, own = bool(self._inner), (self._forward_eagerly, made.step_tensors, tables)
+        if isinstance(storage.step_tensors, DeviceTensors):
+            inner, own = bool(self._inner), (self._forward_eagerly, storage.step_tensors, tables)
             reason = why_not_captured(run, self._backend, self._model, reads_inner=inner)
             self.graphs = graph_manager(run, *own, self._calls, reason)
 

@@ -45,11 +45,11 @@ def largest_step(
         num_blocks=num_blocks,
         draft=draft(num_blocks),
     )
-    most = (num_blocks - 1) * run.block_tokens
-    most = min(max((group.cross_rows for group in layout.groups), default=0), most)
+    max_tokens = (num_blocks - 1) * run.block_tokens
+    max_tokens = min(max((group.cross_rows for group in layout.groups), default=0), max_tokens)
     plan = warm_up.largest_plan(
         layout,
-        read=warm_up.read_by_encoder(layout, run.model.hidden_size, most),
+        read=warm_up.read_by_encoder(layout, run.model.hidden_size, max_tokens),
         max_rows=run.max_rows,
         max_step_tokens=run.max_step_tokens,
         max_model_tokens=run.max_model_tokens,

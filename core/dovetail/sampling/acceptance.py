@@ -40,14 +40,14 @@ class Proposals:
         is_kept = is_chosen[self.indices]
         if is_kept.all():
             return self
-        kept = np.flatnonzero(is_kept)
-        if not kept.size:
+        chosen = np.flatnonzero(is_kept)
+        if not chosen.size:
             return None
         q = self.probabilities
         return Proposals(
-            indices=self.indices[kept],
-            token_ids=self.token_ids[kept],
-            probabilities=None if q is None else q[torch.from_numpy(kept).to(q.device)],
+            indices=self.indices[chosen],
+            token_ids=self.token_ids[chosen],
+            probabilities=None if q is None else q[torch.from_numpy(chosen).to(q.device)],
         )
 
 

@@ -48,8 +48,10 @@ def token_logprobs(
         entries = listed(logprobs, range(len(sizes)), token_ids, sizes)
         return _with_logits(entries, logits) if tells_logits else entries
     ids = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device)
-    told = tell(logits, ids, num_top)
-    return read(told, told.numbers.cpu().numpy(), token_ids, tells_logits=tells_logits)
+    device_logprobs = tell(logits, ids, num_top)
+    return read(
+        device_logprobs, device_logprobs.numbers.cpu().numpy(), token_ids, tells_logits=tells_logits
+    )
 
 
 def listed(
@@ -128,7 +130,11 @@ def tell(
 
 
 def read(
-    told: ToldLogprobs, numbers: np.ndarray, token_ids: Sequence[int], *, tells_logits: bool
+    device_logprobs: ToldLogprobs,
+    numbers: np.ndarray,
+    token_ids: Sequence[int],
+    *,
+    tells_logits: bool,
 ) -> list[TokenLogprobs]:
     """Return the logprobs whose numbers have reached the host. Faulty rows may hold anything.
 
@@ -146,7 +152,7 @@ def read(
             logprob = np.clip(chosen - norm, FLOOR, 0.0)
             top_logprobs = np.clip(values - norm[:, None], FLOOR, 0.0)
     logprobs = Logprobs(logprob=logprob, rank=rank, top_ids=ids, top_logprobs=top_logprobs)
-    return listed(logprobs, range(len(token_ids)), token_ids, told.sizes)
+    return listed(logprobs, range(len(token_ids)), token_ids, device_logprobs.sizes)
 
 
 def _sizes(num_top: Sequence[int], vocab: int) -> list[int]:

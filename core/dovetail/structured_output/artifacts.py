@@ -83,8 +83,8 @@ def _plain(constraint: Constraint) -> Constraint:
             return Concat(tuple(map(_plain, parts)))
         case Choice(parts):
             return Choice(tuple(map(_plain, parts)))
-        case Repeat(part, least, most):
-            return Repeat(_plain(part), least, most)
+        case Repeat(part, minimum, maximum):
+            return Repeat(_plain(part), minimum, maximum)
     return constraint
 
 

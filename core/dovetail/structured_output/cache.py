@@ -91,7 +91,9 @@ class ConstraintCache:
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="dovetail-vocabulary")
         if self.spec.tokenizer.name == NO_TOKENIZER:
             return
-        self._builder.submit(self._constructed, first_backend(self.spec)).add_done_callback(_told)
+        self._builder.submit(self._constructed, first_backend(self.spec)).add_done_callback(
+            _log_failure
+        )
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -191,7 +193,7 @@ class ConstraintCache:
             total -= dropped.num_bytes
 
 
-def _told(started: Future[StructuredOutputBackend]) -> None:
+def _log_failure(started: Future[StructuredOutputBackend]) -> None:
     """Log why a backend could not be constructed; the first request for it gets the error too."""
     if (error := started.exception()) is not None:
         logger.warning("structured output could not be prepared: %s", described(error))

@@ -140,8 +140,8 @@ class ConstraintCompiler:
             raise none_installed(where)
         preferred = backend or self.spec.backend
         check_backend(self.spec, preferred, where)
-        asked = first_backend(self.spec) if preferred == "auto" else preferred
-        constraints = [await self._read(one, asked, where) for one in constraints]
+        first_choice = first_backend(self.spec) if preferred == "auto" else preferred
+        constraints = [await self._read(one, first_choice, where) for one in constraints]
         written = [encode_constraint(constraint) for constraint in constraints]
         names = select_backends(self.spec, constraints, backend, where)
         while (name := await _next(names, sum(map(len, written)))) is not None:
@@ -260,8 +260,8 @@ class ConstraintCompiler:
         self._artifacts[key] = artifact
         self._num_bytes += len(key[1]) + len(artifact)
         while self._num_bytes > self.spec.cache_bytes and len(self._artifacts) > 1:
-            gone, old = self._artifacts.popitem(last=False)
-            self._num_bytes -= len(gone[1]) + len(old)
+            old_key, old = self._artifacts.popitem(last=False)
+            self._num_bytes -= len(old_key[1]) + len(old)
 
     async def _compiled(self, job: CompileJob, where: str) -> CompileResult:
         """Return the result. Raises: RequestError, also if it takes too long; Overloaded"""

@@ -49,8 +49,8 @@ class EarlyClose:
         bits[: len(plain)] = plain
         self._plain = np.packbits(bits, bitorder="little").view(np.uint32)
 
-    def path(self, matcher: Matcher, most: int) -> list[int] | None:
-        """Return at most `most` tokens after which the answer may end, or None.
+    def path(self, matcher: Matcher, max_tokens: int) -> list[int] | None:
+        """Return at most `max_tokens` tokens after which the answer may end, or None.
 
         The matcher's state is unchanged afterwards.
         """
@@ -62,7 +62,7 @@ class EarlyClose:
                     if not matcher.accept(token_id):
                         return None
                     taken.append(token_id)
-                if len(taken) > most:
+                if len(taken) > max_tokens:
                     return None
                 mask[:] = 0
                 matcher.fill(mask)
@@ -70,7 +70,7 @@ class EarlyClose:
                     return taken
                 order = self._order_for(mask)
                 allowed = _bits(mask, order)
-                if len(taken) >= most or not allowed.any():
+                if len(taken) >= max_tokens or not allowed.any():
                     return None
                 token_id = int(order[int(allowed.argmax())])
                 if not matcher.accept(token_id):

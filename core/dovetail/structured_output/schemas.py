@@ -15,8 +15,8 @@ def rewritten_constraint(constraint: Constraint) -> Constraint:
             return Concat(tuple(map(rewritten_constraint, parts)))
         case Choice(parts):
             return Choice(tuple(map(rewritten_constraint, parts)))
-        case Repeat(part, least, most):
-            return Repeat(rewritten_constraint(part), least, most)
+        case Repeat(part, minimum, maximum):
+            return Repeat(rewritten_constraint(part), minimum, maximum)
     return constraint
 
 

@@ -80,8 +80,8 @@ def select_backends(
         else:
             yield name
     if len(answers) == len(ranked):
-        least = min(ranked, key=lambda name: len(answers[name]))
-        raise _refused(least, answers[least], where)
+        nearest = min(ranked, key=lambda name: len(answers[name]))
+        raise _refused(nearest, answers[nearest], where)
 
 
 def ranked_backends(spec: StructuredOutputSpec, preferred: str) -> list[str]:

@@ -64,5 +64,5 @@ def load_vocabulary(
     tokenizer: Selection, path: str, eos_ids: tuple[int, ...], size: int
 ) -> Vocabulary:
     """Return the vocabulary of a tokenizer plugin and folder."""
-    made: Tokenizer = registry.make(tokenizer, path)
-    return vocabulary_of(made, eos_ids, size)
+    plugin: Tokenizer = registry.make(tokenizer, path)
+    return vocabulary_of(plugin, eos_ids, size)

@@ -42,22 +42,24 @@ def without_contains(node: Schema, context: Context) -> Any:
     if "contains" not in node:
         return node
     at = f"{origin(node)}/contains"
-    made = {k: v for k, v in node.items() if k not in ("contains", "minContains", "maxContains")}
-    least, most = node.get("minContains", 1), node.get("maxContains")
-    if least == 0 and most is None:
-        return made
-    if most is not None and most < least:
-        return with_parts(made, _no_list(at))
-    if most not in (None, 0, 1) or least > 1 or (most == 1 and least == 0):
+    remaining = {
+        k: v for k, v in node.items() if k not in ("contains", "minContains", "maxContains")
+    }
+    minimum, maximum = node.get("minContains", 1), node.get("maxContains")
+    if minimum == 0 and maximum is None:
+        return remaining
+    if maximum is not None and maximum < minimum:
+        return with_parts(remaining, _no_list(at))
+    if maximum not in (None, 0, 1) or minimum > 1 or (maximum == 1 and minimum == 0):
         what = "only one item, or one at least, can be asked for by contains"
         raise InvalidConstraint(what, at)
     wanted = node["contains"]
     try:
-        other = True if most is None else opposite(wanted, context, at)
+        other = True if maximum is None else opposite(wanted, context, at)
     except Undecided as error:
         raise InvalidConstraint(f'"maxContains" is not enforced here: {error}', at) from error
-    if most == 0:
-        return with_parts(made, {ORIGIN: at, "items": other})
+    if maximum == 0:
+        return with_parts(remaining, {ORIGIN: at, "items": other})
     places = min(MAX_PLACES, node.get("maxItems", MAX_PLACES))
     context.budget.spend(places * places, at)
     branches = [
@@ -71,7 +73,7 @@ def without_contains(node: Schema, context: Context) -> Any:
         for place in range(places)
         if not context.are_apart(item_at(node, place), wanted)
     ]
-    return with_parts(made, any_of([*branches, *_no_lists(node, at)], at))
+    return with_parts(remaining, any_of([*branches, *_no_lists(node, at)], at))
 
 
 def _no_list(at: str) -> Schema:
@@ -90,26 +92,26 @@ def without_unique(node: Schema, context: Context) -> Any:
     """
     if not node.get("uniqueItems"):
         return node
-    made = {k: v for k, v in node.items() if k != "uniqueItems"}
-    heads, most = node.get("prefixItems", []), node.get("maxItems", math.inf)
+    remaining = {k: v for k, v in node.items() if k != "uniqueItems"}
+    heads, maximum = node.get("prefixItems", []), node.get("maxItems", math.inf)
     items = node.get("items", True)
-    if most <= 1 or (not heads and items is False):
-        return made
-    if heads and (items is False or most <= len(heads)):
+    if maximum <= 1 or (not heads and items is False):
+        return remaining
+    if heads and (items is False or maximum <= len(heads)):
         pairs = itertools.combinations(heads, 2)
         if all(context.are_apart(one, other) for one, other in pairs):
-            return made
+            return remaining
     at = f"{origin(node)}/uniqueItems"
-    parts = [part for part in context.parts(made) if isinstance(part, Mapping)]
+    parts = [part for part in context.parts(remaining) if isinstance(part, Mapping)]
     if any("prefixItems" in part or "maxContains" in part for part in parts):
         raise InvalidConstraint('"uniqueItems" is not enforced beside items by position', at)
     items = all_of([part["items"] for part in parts if "items" in part], at)
     values = context.values(items)
     if values is not None:
         return _listed(node, _different(values), context)
-    least = max((part.get("minItems", 0) for part in parts), default=0)
-    if least > 1 and not has_values(items, least, context):
-        what = f"it is not known whether there are {least} different items"
+    minimum = max((part.get("minItems", 0) for part in parts), default=0)
+    if minimum > 1 and not has_values(items, minimum, context):
+        what = f"it is not known whether there are {minimum} different items"
         raise InvalidConstraint(f'"uniqueItems" is not enforced: {what}', at)
     return node
 
@@ -124,18 +126,18 @@ def _different(values: list[Any]) -> list[Any]:
 
 def _listed(node: Schema, values: list[Any], context: Context) -> Schema:
     at = f"{origin(node)}/uniqueItems"
-    least, most = node.get("minItems", 0), min(node.get("maxItems", math.inf), len(values))
-    sizes = range(least, int(most) + 1)
-    bounded = {**node, "items": {ORIGIN: at, "enum": values}, "maxItems": int(most)}
+    minimum, maximum = node.get("minItems", 0), min(node.get("maxItems", math.inf), len(values))
+    sizes = range(minimum, int(maximum) + 1)
+    bounded = {**node, "items": {ORIGIN: at, "enum": values}, "maxItems": int(maximum)}
     if kinds_of(node) != {"array"} or sum(math.perm(len(values), k) for k in sizes) > MAX_LISTS:
         return bounded
     lists = [list(one) for size in sizes for one in itertools.permutations(values, size)]
     try:
-        kept = [one for one in lists if context.meets(one, node)]
+        valid = [one for one in lists if context.meets(one, node)]
     except Undecided:
         return bounded
-    context.budget.spend(len(kept), at)
-    return {ORIGIN: origin(node), "enum": kept} if kept else bounded
+    context.budget.spend(len(valid), at)
+    return {ORIGIN: origin(node), "enum": valid} if valid else bounded
 
 
 def without_unevaluated_items(node: Schema, context: Context) -> Any:
@@ -143,16 +145,16 @@ def without_unevaluated_items(node: Schema, context: Context) -> Any:
     if "unevaluatedItems" not in node:
         return node
     at = f"{origin(node)}/unevaluatedItems"
-    made = {k: v for k, v in node.items() if k != "unevaluatedItems"}
+    remaining = {k: v for k, v in node.items() if k != "unevaluatedItems"}
     if is_any(node["unevaluatedItems"]):
-        return made
-    parts = [part for part in context.parts(made) if isinstance(part, Mapping)]
+        return remaining
+    parts = [part for part in context.parts(remaining) if isinstance(part, Mapping)]
     if any(keyword in part for part in parts for keyword in _BRANCHING):
         raise InvalidConstraint('"unevaluatedItems" is not enforced beside alternatives', at)
     if any("items" in part or "unevaluatedItems" in part for part in parts):
-        return made
+        return remaining
     size = max((len(part.get("prefixItems", ())) for part in parts), default=0)
     rest: Schema = {ORIGIN: at, "items": node["unevaluatedItems"]}
     if size:
         rest["prefixItems"] = [True] * size
-    return with_parts(made, all_of([rest], at))
+    return with_parts(remaining, all_of([rest], at))

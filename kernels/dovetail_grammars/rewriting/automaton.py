@@ -45,8 +45,8 @@ class Undecided(InvalidConstraint):
 class Effort:
     """The work budget of one schema."""
 
-    def __init__(self, most: int = MAX_WORK) -> None:
-        self._left = most
+    def __init__(self, max_work: int = MAX_WORK) -> None:
+        self._left = max_work
 
     def spend(self, count: int) -> None:
         """Use up some of the budget. Raises: Undecided when none is left"""
@@ -100,10 +100,10 @@ def _told_apart(node: Node) -> Node:
     """Return an equivalent expression that is deterministic, since libraries try all ways to match
     "a run of characters, then one of them, then anything"."""
     match node:
-        case Cat((Many(Chars(runs), least, most), Chars(end), rest)) if rest == ANYTHING:
+        case Cat((Many(Chars(runs), minimum, maximum), Chars(end), rest)) if rest == ANYTHING:
             others = outside(union([*outside(runs), *end]))
-            more = None if most is None else most - least
-            head = Many(Chars(runs), least, least)
+            more = None if maximum is None else maximum - minimum
+            head = Many(Chars(runs), minimum, minimum)
             return Cat((head, Many(Chars(others), 0, more), Chars(end), ANYTHING))
     return node
 
@@ -112,10 +112,10 @@ def _opposite(node: Node, effort: Effort) -> Node:
     """Return the texts that an expression does not match. "At least N characters" has no automaton
     of a useful size, so it is complemented directly. Raises: Undecided"""
     match node:
-        case Cat((Many(Chars(found), least, most), *rest)) if least and (
-            rest == [ANYTHING] or (not rest and most is None)
+        case Cat((Many(Chars(found), minimum, maximum), *rest)) if minimum and (
+            rest == [ANYTHING] or (not rest and maximum is None)
         ):
-            fewer, other = Many(Chars(found), 0, least - 1), outside(found)
+            fewer, other = Many(Chars(found), 0, minimum - 1), outside(found)
             ended = Cat((Many(Chars(found), 0, None), Chars(other), ANYTHING))
             early = Cat((fewer, Chars(other), ANYTHING)) if rest else ended
             return Or((fewer, early)) if other else fewer
@@ -146,9 +146,9 @@ def are_disjoint(one: Node, other: Node, effort: Effort) -> bool:
     return not _Automaton((one, other), all, effort).alive[0]
 
 
-def has_texts(node: Node, least: int, effort: Effort) -> bool:
-    """Return whether an expression matches at least `least` different texts. Raises: Undecided"""
-    return _Automaton((node,), all, effort).num_texts(least) >= least
+def has_texts(node: Node, minimum: int, effort: Effort) -> bool:
+    """Return whether an expression matches at least `minimum` different texts. Raises: Undecided"""
+    return _Automaton((node,), all, effort).num_texts(minimum) >= minimum
 
 
 def other_texts(node: Node, effort: Effort) -> Node | None:
@@ -157,40 +157,40 @@ def other_texts(node: Node, effort: Effort) -> Node | None:
 
 
 def _cat(parts: Sequence[Node]) -> Node:
-    made: list[Node] = []
+    joined: list[Node] = []
     for part in parts:
         if part == _NONE:
             return _NONE
         for one in part.parts if isinstance(part, Cat) else (part,):
-            if not _is_known(one, made):
-                made.append(one)
-    return made[0] if len(made) == 1 else Cat(tuple(made))
+            if not _is_known(one, joined):
+                joined.append(one)
+    return joined[0] if len(joined) == 1 else Cat(tuple(joined))
 
 
-def _is_known(node: Node, made: list[Node]) -> bool:
+def _is_known(node: Node, joined: list[Node]) -> bool:
     """Return whether the same lookahead is already at this position."""
     if isinstance(node, Look):
-        for other in reversed(made):
+        for other in reversed(joined):
             if other == node or not isinstance(other, Look):
                 return other == node
     return False
 
 
 def _or(parts: Sequence[Node]) -> Node:
-    made: dict[Node, None] = {}
+    choices: dict[Node, None] = {}
     found: Ranges = ()
     for part in parts:
         for one in part.parts if isinstance(part, Or) else (part,):
             if isinstance(one, Chars):
                 found = union([*found, *one.ranges])
             else:
-                made[one] = None
+                choices[one] = None
     if found:
-        made[Chars(found)] = None
-    if ANYTHING in made:
+        choices[Chars(found)] = None
+    if ANYTHING in choices:
         return ANYTHING
-    kept = sorted(made, key=_order)
-    return kept[0] if len(kept) == 1 else Or(tuple(kept))
+    ordered = sorted(choices, key=_order)
+    return ordered[0] if len(ordered) == 1 else Or(tuple(ordered))
 
 
 @lru_cache(maxsize=4096)
@@ -204,8 +204,8 @@ def _may_end(node: Node) -> bool:
             return all(map(_may_end, parts))
         case Or(parts):
             return any(map(_may_end, parts))
-        case Many(part, least):
-            return least == 0 or _may_end(part)
+        case Many(part, minimum):
+            return minimum == 0 or _may_end(part)
         case Look(part, is_wanted):
             return _may_end(part) == is_wanted
     return False
@@ -221,12 +221,12 @@ def _size(node: Node) -> int:
 
 
 def _behind(node: Node, code: int, effort: Effort) -> Node:
-    made = _derivative(node, code)
-    size = _size(made)
+    derivative = _derivative(node, code)
+    size = _size(derivative)
     effort.spend(size)
     if size > MAX_PARTS:
         raise Undecided("the expression grows too long")
-    return made
+    return derivative
 
 
 def _derivative(node: Node, code: int) -> Node:
@@ -239,16 +239,16 @@ def _derivative(node: Node, code: int) -> Node:
         case Or(parts):
             return _or([_derivative(part, code) for part in parts])
         case Cat(parts):
-            made = []
+            choices = []
             for number, part in enumerate(parts):
-                made.append(_cat([_derivative(part, code), *parts[number + 1 :]]))
+                choices.append(_cat([_derivative(part, code), *parts[number + 1 :]]))
                 if not _may_end(part):
                     break
-            return _or(made)
-        case Many(part, least, most):
-            if most == 0:
+            return _or(choices)
+        case Many(part, minimum, maximum):
+            if maximum == 0:
                 return _NONE
-            again = Many(part, max(0, least - 1), None if most is None else most - 1)
+            again = Many(part, max(0, minimum - 1), None if maximum is None else maximum - 1)
             rest = _EMPTY if again.most == 0 else again
             return _cat([_derivative(part, code), rest])
         case Edge() | Rule() | Look():
@@ -262,8 +262,8 @@ def _derivative_of_looking(node: Node, code: int) -> Node:
         seen = _seen(_derivative(first.part, code), is_wanted=first.is_wanted)
         return _cat([seen, _derivative(_cat(rest), code)])
     if not looks(first):
-        made = [_cat([_derivative(first, code), *rest])]
-        return _or([*made, _derivative(_cat(rest), code)] if _may_end(first) else made)
+        choices = [_cat([_derivative(first, code), *rest])]
+        return _or([*choices, _derivative(_cat(rest), code)] if _may_end(first) else choices)
     return _or([_derivative(_cat([way, *rest]), code) for way in _ways(first)])
 
 
@@ -280,11 +280,11 @@ def _ways(node: Node) -> tuple[Node, ...]:
             return parts
         case Many(_, _, 0):
             return (_EMPTY,)
-        case Many(part, least, most):
+        case Many(part, minimum, maximum):
             if _may_be_empty(part):
                 raise Undecided("what is repeated looks ahead, and may be empty")
-            again = Many(part, max(0, least - 1), None if most is None else most - 1)
-            return (_cat([part, again]),) if least else (_EMPTY, _cat([part, again]))
+            again = Many(part, max(0, minimum - 1), None if maximum is None else maximum - 1)
+            return (_cat([part, again]),) if minimum else (_EMPTY, _cat([part, again]))
     return (node,)
 
 
@@ -295,8 +295,8 @@ def _may_be_empty(node: Node) -> bool:
             return all(map(_may_be_empty, parts))
         case Or(parts):
             return any(map(_may_be_empty, parts))
-        case Many(part, least):
-            return least == 0 or _may_be_empty(part)
+        case Many(part, minimum):
+            return minimum == 0 or _may_be_empty(part)
     return isinstance(node, Look)
 
 
@@ -370,23 +370,23 @@ class _Automaton:
                     pending.append(source)
         return alive
 
-    def num_texts(self, most: int) -> int:
-        """Return the number of accepted texts, at most `most`."""
+    def num_texts(self, limit: int) -> int:
+        """Return the number of accepted texts, at most `limit`."""
         counts = [int(end) for end in self.is_end]  # texts of one length, by their start state
         found = 0
         for _ in self.steps:
             found += counts[0]
-            counts = self._one_longer(counts, most)
+            counts = self._one_longer(counts, limit)
         for _ in self.steps:  # a text with more characters than there are states has a loop
             if counts[0]:
-                return most
-            counts = self._one_longer(counts, most)
-        return min(found, most)
+                return limit
+            counts = self._one_longer(counts, limit)
+        return min(found, limit)
 
-    def _one_longer(self, counts: list[int], most: int) -> list[int]:
+    def _one_longer(self, counts: list[int], limit: int) -> list[int]:
         """Return the number of texts with one more character, by their start state."""
         return [
-            min(most, sum(_size_of(runs) * counts[target] for target, runs in targets.items()))
+            min(limit, sum(_size_of(runs) * counts[target] for target, runs in targets.items()))
             for targets in self.steps
         ]
 
@@ -400,12 +400,12 @@ class _Automaton:
         for state, targets in enumerate(self.steps):
             if not self.alive[state] or names[state] in ways:
                 continue
-            made: dict[int, list[Node]] = {}
+            edges: dict[int, list[Node]] = {}
             for target, found in targets.items():
                 runs = _characters(found)
                 if self.alive[target] and runs:
-                    made.setdefault(names[target], []).append(Chars(runs))
-            ways[names[state]] = {target: _or(parts) for target, parts in made.items()}
+                    edges.setdefault(names[target], []).append(Chars(runs))
+            ways[names[state]] = {target: _or(parts) for target, parts in edges.items()}
             if self.is_end[state]:
                 ways[names[state]][final] = _EMPTY
         return _eliminated(ways, self._effort).get(final)
@@ -444,18 +444,18 @@ def _eliminated(ways: dict[int, dict[int, Node]], effort: Effort) -> dict[int, N
     go first, which suits libraries best; if that grows too long, shortest first.
     """
     pending = set(ways) - {-2, -1}
-    made = {state: dict(targets) for state, targets in ways.items()}
+    graph = {state: dict(targets) for state, targets in ways.items()}
     try:
         for state in sorted(pending, key=lambda s: len(ways[s])):
-            _eliminate(made, state, effort)
-        return made[-2]
+            _eliminate(graph, state, effort)
+        return graph[-2]
     except Undecided:
-        made = ways
+        graph = ways
     while pending:
-        state = min(pending, key=lambda s: (_weight(made, s), s))
+        state = min(pending, key=lambda s: (_weight(graph, s), s))
         pending.remove(state)
-        _eliminate(made, state, effort)
-    return made[-2]
+        _eliminate(graph, state, effort)
+    return graph[-2]
 
 
 def _weight(ways: dict[int, dict[int, Node]], state: int) -> int:

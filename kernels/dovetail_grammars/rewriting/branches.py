@@ -167,10 +167,10 @@ def _conditions(
     common = {f"/{escaped(name)}": name for branch in branches for name in _names(branch, context)}
     known = [name for name, count in counts.most_common() if name in common and count > 1]
     needs = [_needed(branch, context) for branch in branches]
-    made: list[Any] = []
+    conditions: list[Any] = []
     for number, one in enumerate(found):
         if needs[number] is None:
-            made.append(True)
+            conditions.append(True)
             continue
         more: Schema = {ORIGIN: at}
         wanted = next((common[name] for name in known if name in one), None)
@@ -182,8 +182,8 @@ def _conditions(
         if absent:
             more["properties"] = dict.fromkeys(absent, False)
         context.budget.spend(1, at)
-        made.append(more)
-    return made
+        conditions.append(more)
+    return conditions
 
 
 def _needed(branch: Any, context: Context) -> set[str] | None:
@@ -302,9 +302,9 @@ def _constants(
         members = [one for node in nodes for one in node.get("properties", {}).items()]
         inner = [(escaped(n), schema) for n, schema in members if has_all or n in needed]
     elif kinds == {"array"}:
-        least = max(node.get("minItems", 0) for node in nodes)
+        min_items = max(node.get("minItems", 0) for node in nodes)
         heads = [(at, s) for node in nodes for at, s in enumerate(node.get("prefixItems", ()))]
-        inner = [(str(at), schema) for at, schema in heads if at < least]
+        inner = [(str(at), schema) for at, schema in heads if at < min_items]
     for name, schema in inner:
         below = _constants(schema, context, depth + 1)
         found |= {f"/{name}{at}": values for at, values in below.items()}

@@ -84,11 +84,11 @@ def without_conditions(node: Schema, context: Context) -> Any:
         (conditions if is_one else rest).append(part)
     if not conditions:
         return node
-    made = {k: v for k, v in node.items() if k not in _OF_A_CONDITION - {ORIGIN}}
+    remaining = {k: v for k, v in node.items() if k not in _OF_A_CONDITION - {ORIGIN}}
     if rest:
-        made["allOf"] = rest
+        remaining["allOf"] = rest
     else:
-        made.pop("allOf", None)
+        remaining.pop("allOf", None)
     tests: dict[str, list[_Test]] = {}
     others = []
     for condition in conditions:
@@ -98,26 +98,26 @@ def without_conditions(node: Schema, context: Context) -> Any:
         else:
             tests.setdefault(test.name, []).append(test)
     at = f"{origin(node)}/if"
-    parts = [_by_value(made, group, context, at) for group in tests.values()]
+    parts = [_by_value(remaining, group, context, at) for group in tests.values()]
     parts += [_alternatives(condition, context) for condition in others]
-    return False if any(part is False for part in parts) else with_parts(made, *parts)
+    return False if any(part is False for part in parts) else with_parts(remaining, *parts)
 
 
 def _test(condition: Mapping[str, Any], context: Context) -> _Test | None:
-    asked = condition["if"]
-    if not isinstance(asked, Mapping) or set(asked) - _OF_A_TEST or "properties" not in asked:
+    premise = condition["if"]
+    if not isinstance(premise, Mapping) or set(premise) - _OF_A_TEST or "properties" not in premise:
         return None
-    members = asked["properties"]
-    if len(members) != 1 or asked.get("type", "object") not in ("object", ["object"]):
+    members = premise["properties"]
+    if len(members) != 1 or premise.get("type", "object") not in ("object", ["object"]):
         return None
-    (name, schema), needed = next(iter(members.items())), asked.get("required", [])
+    (name, schema), needed = next(iter(members.items())), premise.get("required", [])
     if set(needed) - {name} or not isinstance(schema, Mapping) or set(schema) - {"enum", ORIGIN}:
         return None
     return _Test(
         name=name,
         values=schema["enum"],
         needs_member=bool(needed),
-        needs_object="type" in asked,
+        needs_object="type" in premise,
         then=condition.get("then", True),
         other=condition.get("else", True),
     )
@@ -132,16 +132,16 @@ def _by_value(node: Schema, tests: list[_Test], context: Context, at: str) -> An
         all_of([s for part in parts for s in context.members_at(part, name)], at)
     )
     is_needed = any(name in part.get("required", ()) for part in parts)
-    asked: list[Any] = []
+    tested: list[Any] = []
     for test in tests:
-        asked += [v for v in test.values if not any(same(v, w) for w in asked)]
-    others: Any = any_of(_opposite_values(asked, at), at)
+        tested += [v for v in test.values if not any(same(v, w) for w in tested)]
+    others: Any = any_of(_opposite_values(tested, at), at)
     if known is not None:
-        asked = [v for v in asked if any(same(v, k) for k in known)]
-        rest = [k for k in known if not any(same(k, v) for v in asked)]
+        tested = [v for v in tested if any(same(v, k) for k in known)]
+        rest = [k for k in known if not any(same(k, v) for v in tested)]
         others = {ORIGIN: at, "enum": rest} if rest else False
     branches: list[Any] = []
-    for values in _grouped(asked, tests):
+    for values in _grouped(tested, tests):
         outcomes = [test.outcome(values[0]) for test in tests]
         branches.append(_branch(name, {ORIGIN: at, "enum": values}, outcomes, at, is_needed=True))
     elses = [test.other for test in tests]
@@ -185,12 +185,12 @@ def _branch(name: str, schema: Any, outcomes: list[Any], at: str, *, is_needed: 
 
 def _alternatives(condition: Mapping[str, Any], context: Context) -> Any:
     at = f"{origin(condition)}/if"
-    asked, then = condition["if"], condition.get("then", True)
+    premise, then = condition["if"], condition.get("then", True)
     other = condition.get("else", True)
     context.budget.spend(4, at)
-    met = all_of([asked, then], at)
+    met = all_of([premise, then], at)
     try:
-        unmet = all_of([opposite(asked, context, at), other], at)
+        unmet = all_of([opposite(premise, context, at), other], at)
     except Undecided:
         unmet = all_of([then, other], at)
     return True if is_any(met) or is_any(unmet) else any_of([met, unmet], at)

@@ -20,8 +20,8 @@ def only_constants(node: Schema, context: Context) -> Any:
     values = [node["const"]] if given == "const" else node["enum"]
     others = {keyword: said for keyword, said in node.items() if keyword != given}
     try:
-        kept = [value for value in values if context.meets(value, others)]
+        valid = [value for value in values if context.meets(value, others)]
     except Undecided:
         return node
     root = {"$defs": node["$defs"]} if "$defs" in node else {}
-    return {ORIGIN: node.get(ORIGIN, ""), "enum": kept, **root} if kept else False
+    return {ORIGIN: node.get(ORIGIN, ""), "enum": valid, **root} if valid else False

@@ -174,10 +174,10 @@ class Context:
             return False
 
     def _heads_apart(self, one: list[Any], other: list[Any], depth: int) -> bool:
-        least = max((node.get("minItems", 0) for node in [*one, *other]), default=0)
+        min_items = max((node.get("minItems", 0) for node in [*one, *other]), default=0)
         return any(
             self.are_apart(item_at(a, at), item_at(b, at), depth + 1)
-            for at in range(min(least, 4))
+            for at in range(min(min_items, 4))
             for a in one
             for b in other
         )
@@ -239,5 +239,5 @@ _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def _counts_apart(nodes: list[Any], word: str) -> bool:
-    least = max((node.get(f"min{word}", 0) for node in nodes), default=0)
-    return any(node[f"max{word}"] < least for node in nodes if f"max{word}" in node)
+    minimum = max((node.get(f"min{word}", 0) for node in nodes), default=0)
+    return any(node[f"max{word}"] < minimum for node in nodes if f"max{word}" in node)

@@ -45,8 +45,8 @@ write the limits of their types as bounds."""
 
 def effective(schema: Any) -> Any:
     """Return a schema without keywords that have no effect."""
-    kept = _EVALUATING if _asks_what_is_evaluated(schema) else frozenset()
-    return _effective(schema, kept)
+    protected = _EVALUATING if _asks_what_is_evaluated(schema) else frozenset()
+    return _effective(schema, protected)
 
 
 def _asks_what_is_evaluated(schema: Any) -> bool:
@@ -60,15 +60,15 @@ def _asks_what_is_evaluated(schema: Any) -> bool:
     return False
 
 
-def _effective(schema: Any, kept: frozenset[str]) -> Any:
-    """Return a schema without keywords that have no effect; `kept` keywords always stay."""
+def _effective(schema: Any, protected: frozenset[str]) -> Any:
+    """Return a schema without keywords that have no effect; `protected` keywords always stay."""
     if not isinstance(schema, Mapping):
         return schema
-    node = mapped(dict(schema), lambda inner: _effective(inner, kept))
+    node = mapped(dict(schema), lambda inner: _effective(inner, protected))
     kinds = kinds_of(node)
     for keyword in list(node):
         is_of_others = KIND_OF.get(keyword, next(iter(kinds), "")) not in kinds
-        if is_of_others or (keyword not in kept and _is_idle(node, keyword)):
+        if is_of_others or (keyword not in protected and _is_idle(node, keyword)):
             del node[keyword]
     if "format" in node:
         node = _format(node, kinds)
@@ -116,9 +116,9 @@ def _format(node: Schema, kinds: frozenset[str]) -> Schema:
         return node
     rest = {k: v for k, v in node.items() if k != "format"}
     if node["format"] in BOUNDS and "number" in kinds:
-        least, most = BOUNDS[node["format"]]
+        minimum, maximum = BOUNDS[node["format"]]
         others = [kind for kind in KINDS if kind != "number"]
-        bounds = {"type": [*others, "integer"], "minimum": least, "maximum": most}
+        bounds = {"type": [*others, "integer"], "minimum": minimum, "maximum": maximum}
         part = {ORIGIN: origin(node), **bounds}
         return {**rest, "allOf": [*rest.get("allOf", ()), part]}
     if node["format"] not in FORMATS or "string" not in kinds:
@@ -153,13 +153,13 @@ def drawn_in(node: Schema) -> Schema:
     highest = min(node.get("maximum", REACH), node.get("exclusiveMaximum", REACH))
     if highest <= -REACH or lowest >= REACH:
         return node
-    made = dict(node)
+    narrowed = dict(node)
     for keyword, others, limit, sign in (
         ("minimum", "exclusiveMinimum", -REACH, -1),
         ("maximum", "exclusiveMaximum", REACH, 1),
     ):
-        if any(sign * made.get(word, 0) > REACH for word in (keyword, others)):
-            made.pop(keyword, None)
-            made.pop(others, None)
-            made[keyword] = limit
-    return made
+        if any(sign * narrowed.get(word, 0) > REACH for word in (keyword, others)):
+            narrowed.pop(keyword, None)
+            narrowed.pop(others, None)
+            narrowed[keyword] = limit
+    return narrowed

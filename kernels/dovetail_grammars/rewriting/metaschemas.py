@@ -114,8 +114,8 @@ def _of_draft(draft: int) -> dict[str, Any]:
         members |= _OF_DRAFT_4
     elif draft < 9:
         members["additionalItems"] = _SCHEMA
-    made: dict[str, Any] = {"type": "object" if draft == 4 else ["object", "boolean"]}
-    made |= {"definitions": _DEFINITIONS, "$defs": _DEFINITIONS, "properties": members}
+    schema: dict[str, Any] = {"type": "object" if draft == 4 else ["object", "boolean"]}
+    schema |= {"definitions": _DEFINITIONS, "$defs": _DEFINITIONS, "properties": members}
     if draft == 4:
-        made["dependencies"] = {f"exclusiveM{end}": [f"m{end}"] for end in ("inimum", "aximum")}
-    return copy.deepcopy(made)  # references within are resolved by the place of the very object
+        schema["dependencies"] = {f"exclusiveM{end}": [f"m{end}"] for end in ("inimum", "aximum")}
+    return copy.deepcopy(schema)  # references within are resolved by the place of the very object

@@ -94,7 +94,7 @@ class _Opposite:
     def _inner(self, schema: Any) -> Any:
         return opposite(schema, self._context, self._at, self._names, self._depth + 1)
 
-    def _made(self, **keywords: Any) -> Schema:
+    def _node(self, **keywords: Any) -> Schema:
         return {ORIGIN: self._at, **keywords}
 
     def _keyword(self, keyword: str, node: Mapping[str, Any]) -> list[Any]:
@@ -132,18 +132,18 @@ class _Opposite:
         return self._object(keyword, node)
 
     def _typed(self, keyword: str, **keywords: Any) -> Schema:
-        return self._made(type=KIND_OF[keyword], **keywords)
+        return self._node(type=KIND_OF[keyword], **keywords)
 
     def _type(self, said: Any) -> list[Any]:
         names = {said} if isinstance(said, str) else set(said)
         if "integer" in names:
             names.add("number")  # numbers with a fraction are left out
         others = [kind for kind in KINDS if kind not in names]
-        return [self._made(type=others)] if others else []
+        return [self._node(type=others)] if others else []
 
     def _pattern(self, said: str) -> list[Any]:
         found = other_texts(searched(said), self._context.effort)
-        return [] if found is None else [self._made(type="string", pattern=pattern_of(found))]
+        return [] if found is None else [self._node(type="string", pattern=pattern_of(found))]
 
     def _if(self, node: Mapping[str, Any]) -> list[Any]:
         then, other = node.get("then", True), node.get("else", True)
@@ -158,10 +158,10 @@ class _Opposite:
         said = node[keyword]
         match keyword:
             case "items" if "prefixItems" not in node:
-                return [self._made(type="array", contains=self._inner(said))]
+                return [self._node(type="array", contains=self._inner(said))]
             case "prefixItems":
                 return [
-                    self._made(
+                    self._node(
                         type="array",
                         minItems=at + 1,
                         prefixItems=[*([True] * at), self._inner(head)],
@@ -170,7 +170,7 @@ class _Opposite:
                     if not is_any(head)
                 ]
             case "contains" if node.get("minContains", 1) == 1 and "maxContains" not in node:
-                return [self._made(type="array", items=self._inner(said))]
+                return [self._node(type="array", items=self._inner(said))]
             case "minContains" | "maxContains":
                 return []
         raise Undecided(f'what breaks "{keyword}" cannot be described')
@@ -188,14 +188,14 @@ class _Opposite:
                 return self._others(node)
             case "dependentRequired":
                 return [
-                    self._made(type="object", required=[name], properties={other: False})
+                    self._node(type="object", required=[name], properties={other: False})
                     for name, others in said.items()
                     for other in others
                     if other != name
                 ]
             case "dependentSchemas":
                 return [
-                    all_of([self._made(type="object", required=[n]), self._inner(s)], self._at)
+                    all_of([self._node(type="object", required=[n]), self._inner(s)], self._at)
                     for n, s in said.items()
                 ]
         raise Undecided(f'what breaks "{keyword}" cannot be described')
@@ -222,7 +222,7 @@ class _Opposite:
         needed = {"required": [name]} if is_needed else {}
         if schema is False and is_needed:
             return False
-        return self._made(type="object", properties={name: schema}, **needed)
+        return self._node(type="object", properties={name: schema}, **needed)
 
     def _others(self, node: Mapping[str, Any]) -> list[Any]:
         """Return objects with a member of another name, among the known names."""
@@ -230,8 +230,8 @@ class _Opposite:
         if "patternProperties" in node or not names:
             raise Undecided('what breaks "additionalProperties" cannot be described')
         inner = self._inner(node["additionalProperties"])
-        made = [self._member(name, inner, is_needed=True) for name in names]
-        return [branch for branch in made if branch is not False]
+        members = [self._member(name, inner, is_needed=True) for name in names]
+        return [branch for branch in members if branch is not False]
 
 
 def other_values(values: list[Any], at: str) -> list[Any]:

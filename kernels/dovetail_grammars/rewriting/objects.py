@@ -118,27 +118,27 @@ def _texts(schema: Any, context: Context, depth: int) -> Node:
     return _shortened(texts, schema["maxLength"], context) if "maxLength" in schema else texts
 
 
-def _shortened(node: Node, most: int, context: Context) -> Node:
-    """Return the texts of at most `most` characters. If `most` is large and there are unlimited
-    repeats, the repeats share the remaining length equally. Raises: Undecided"""
-    repeats, room = _repeats(node), most - _least(node)
-    if most <= MAX_COUNTED or not repeats:
-        both = shared(node, Many(Chars(ANY), 0, most), context.effort)
+def _shortened(node: Node, max_chars: int, context: Context) -> Node:
+    """Return the texts of at most `max_chars` characters. If `max_chars` is large and there are
+    unlimited repeats, the repeats share the remaining length equally. Raises: Undecided"""
+    repeats, room = _repeats(node), max_chars - _min_length(node)
+    if max_chars <= MAX_COUNTED or not repeats:
+        both = shared(node, Many(Chars(ANY), 0, max_chars), context.effort)
         return _NOTHING if both is None else both
     if room < 0:
         raise Undecided("a text is longer than maxLength")
     return _repeated(node, room // repeats)
 
 
-def _least(node: Node) -> int:
+def _min_length(node: Node) -> int:
     """Return the length of the longest text with unlimited repeats at their minimum."""
     match node:
         case Cat(parts):
-            return sum(map(_least, parts))
+            return sum(map(_min_length, parts))
         case Or(parts):
-            return max(map(_least, parts), default=0)
-        case Many(part, least, most):
-            return _least(part) * (least if most is None else most)
+            return max(map(_min_length, parts), default=0)
+        case Many(part, minimum, maximum):
+            return _min_length(part) * (minimum if maximum is None else maximum)
     return 1
 
 
@@ -149,10 +149,10 @@ def _repeats(node: Node) -> int:
             return sum(map(_repeats, parts))
         case Or(parts):
             return max(map(_repeats, parts), default=0)
-        case Many(part, least, None):
-            return _least(part) + _repeats(part) * (least + 1)
-        case Many(part, _, most):
-            return _repeats(part) * (most or 0)
+        case Many(part, minimum, None):
+            return _min_length(part) + _repeats(part) * (minimum + 1)
+        case Many(part, _, maximum):
+            return _repeats(part) * (maximum or 0)
     return 0
 
 
@@ -163,12 +163,12 @@ def _repeated(node: Node, more: int) -> Node:
             return Cat(tuple(_repeated(part, more) for part in parts))
         case Or(parts):
             return Or(tuple(_repeated(part, more) for part in parts))
-        case Many(part, least, None):
+        case Many(part, minimum, None):
             if _repeats(part):
                 raise Undecided("repeats within repeats have no length")
-            return Many(part, least, least + more)
-        case Many(part, least, most):
-            return Many(_repeated(part, more), least, most)
+            return Many(part, minimum, minimum + more)
+        case Many(part, minimum, maximum):
+            return Many(_repeated(part, more), minimum, maximum)
     return node
 
 
@@ -229,50 +229,50 @@ def _cut(given: Mapping[str, Any], context: Context, at: str) -> Schema:
     for pattern, schema in given.items():
         rest: Node | None = searched(pattern)
         is_whole = True
-        made: list[tuple[Node, Any, str | None]] = []
+        pieces: list[tuple[Node, Any, str | None]] = []
         for node, known, written in found:
             both = None if rest is None else shared(node, rest, effort)
             if both is None or rest is None:
-                made.append((node, known, written))
+                pieces.append((node, known, written))
                 continue
             is_whole = False
-            made.append((both, all_of([known, schema], at), None))
+            pieces.append((both, all_of([known, schema], at), None))
             if (other := left(node, rest, effort)) is not None:
-                made.append((other, known, None))
+                pieces.append((other, known, None))
             rest = left(rest, node, effort)
         if rest is not None:
-            made.append((rest, schema, pattern if is_whole else None))
-        context.budget.spend(len(made), at)
-        found = made
+            pieces.append((rest, schema, pattern if is_whole else None))
+        context.budget.spend(len(pieces), at)
+        found = pieces
     return {text or pattern_of(node): schema for node, schema, text in found}
 
 
 def without_lookaround(node: Schema, context: Context) -> Any:
     """Return a node with patterns that have no lookahead. Raises: InvalidConstraint"""
-    made = node
+    result = node
     if "pattern" in node:
         at = f"{origin(node)}/pattern"
         patterns = _plain_patterns(node["pattern"], at)
         if patterns != [node["pattern"]]:
             rest = {keyword: said for keyword, said in node.items() if keyword != "pattern"}
-            made = with_parts(rest, *({ORIGIN: at, "pattern": one} for one in patterns))
+            result = with_parts(rest, *({ORIGIN: at, "pattern": one} for one in patterns))
     given = node.get("patternProperties", {})
     at = f"{origin(node)}/patternProperties"
     plain = {pattern: _plain_patterns(pattern, at) for pattern in given}
     if any(len(found) > 1 for found in plain.values()):
         raise InvalidConstraint("the lookahead of a pattern of names takes too much", at)
     if list(given) != [found[0] for found in plain.values()]:
-        made = {**made, "patternProperties": _renamed(given, plain, at)}
-    return made
+        result = {**result, "patternProperties": _renamed(given, plain, at)}
+    return result
 
 
 def _renamed(given: Schema, plain: dict[str, list[str]], at: str) -> Schema:
     """Return members by their new patterns; schemas of equal patterns are combined."""
-    made: Schema = {}
+    members: Schema = {}
     for pattern, schema in given.items():
         name = plain[pattern][0]
-        made[name] = all_of([made[name], schema], at) if name in made else schema
-    return made
+        members[name] = all_of([members[name], schema], at) if name in members else schema
+    return members
 
 
 def _plain_patterns(pattern: str, at: str) -> list[str]:
@@ -297,22 +297,24 @@ def without_counts(node: Schema, context: Context) -> Any:
     names that are present. A maximum excludes all other names."""
     names, needed = list(node.get("properties", ())), set(node.get("required", ()))
     free = [name for name in names if name not in needed and node["properties"][name] is not False]
-    least, most = node.get("minProperties", 0), node.get("maxProperties")
-    if not free or (least <= len(needed) and most is None):
+    minimum, maximum = node.get("minProperties", 0), node.get("maxProperties")
+    if not free or (minimum <= len(needed) and maximum is None):
         return node
-    at = f"{origin(node)}/{'minProperties' if most is None else 'maxProperties'}"
+    at = f"{origin(node)}/{'minProperties' if maximum is None else 'maxProperties'}"
     rest = {k: v for k, v in node.items() if k not in ("minProperties", "maxProperties")}
     branches: list[Any] = []
-    if most is not None:
+    if maximum is not None:
         rest |= {"additionalProperties": False}
         rest.pop("patternProperties", None)
-    sizes = _sizes(len(free), least - len(needed), None if most is None else most - len(needed))
+    sizes = _sizes(
+        len(free), minimum - len(needed), None if maximum is None else maximum - len(needed)
+    )
     if sum(comb(len(free), size) for size in sizes) > MAX_ALTERNATIVES:
         return node
     for size in sizes:
         for chosen in combinations(free, size):
             branch: Schema = {ORIGIN: at, "required": list(chosen)}
-            if most is not None:
+            if maximum is not None:
                 absent = [name for name in free if name not in chosen]
                 branch["properties"] = dict.fromkeys(absent, False)
             branches.append(branch)
@@ -320,12 +322,12 @@ def without_counts(node: Schema, context: Context) -> Any:
     return with_parts(rest, any_of([*branches, *_no_object(node, at)], at))
 
 
-def _sizes(count: int, least: int, most: int | None) -> list[int]:
+def _sizes(count: int, minimum: int, maximum: int | None) -> list[int]:
     """Return the possible numbers of optional names; without a maximum just the minimum."""
-    first = max(0, least)
-    if most is None:
+    first = max(0, minimum)
+    if maximum is None:
         return [first] if first <= count else []
-    return list(range(first, min(most, count) + 1))
+    return list(range(first, min(maximum, count) + 1))
 
 
 def _no_object(node: Schema, at: str) -> list[Any]:
@@ -422,16 +424,16 @@ def _ways_of_branches(
 def _ways_of_condition(
     schema: Mapping[str, Any], context: Context, at: str, depth: int
 ) -> list[_Evaluated]:
-    asked = schema["if"]
+    premise = schema["if"]
     met = [
-        _Evaluated((asked,)).joined(one).joined(other)
-        for one in _ways(asked, context, at, depth)
+        _Evaluated((premise,)).joined(one).joined(other)
+        for one in _ways(premise, context, at, depth)
         for other in _ways(schema.get("then", True), context, at, depth)
     ]
     if "else" not in schema:
         return [*met, _Evaluated()]
     try:
-        unmet = _Evaluated((opposite(asked, context, at),))
+        unmet = _Evaluated((opposite(premise, context, at),))
     except Undecided:
         return met
     return [*met, *(unmet.joined(way) for way in _ways(schema["else"], context, at, depth))]

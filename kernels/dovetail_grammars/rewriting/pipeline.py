@@ -102,8 +102,8 @@ def _applied(schema: Any, context: Context, depth: int) -> Any:
             raise InvalidConstraint(what, origin(schema)) from error
         if not isinstance(node, dict):
             return node
-    made = mapped(node, lambda inner: _applied(inner, context, depth + 1))
-    return _plain(drawn_in(made))
+    rewritten = mapped(node, lambda inner: _applied(inner, context, depth + 1))
+    return _plain(drawn_in(rewritten))
 
 
 def _plain(node: Schema) -> Any:

@@ -73,18 +73,18 @@ def _new_name(context: Context) -> str:
 
 def _merged(parts: list[Schema], context: Context, at: str) -> list[Schema]:
     """Return parts with recursive schemas of a member or of the items combined into one part."""
-    made = [dict(part) for part in parts]
-    for name in sorted({name for part in made for name in part.get("properties", ())}):
-        owners = [part for part in made if name in part.get("properties", ())]
+    merged = [dict(part) for part in parts]
+    for name in sorted({name for part in merged for name in part.get("properties", ())}):
+        owners = [part for part in merged if name in part.get("properties", ())]
         found = _said_once([part["properties"][name] for part in owners], context, at)
         for part, schema in zip(owners, found, strict=True):
             part["properties"] = {**part["properties"], name: schema}
-    lists = [part for part in made if "items" in part]
+    lists = [part for part in merged if "items" in part]
     if not any("prefixItems" in part for part in lists):
         found = _said_once([part["items"] for part in lists], context, at)
         for part, schema in zip(lists, found, strict=True):
             part["items"] = schema
-    return made
+    return merged
 
 
 def _said_once(schemas: list[Any], context: Context, at: str) -> list[Any]:
@@ -96,16 +96,16 @@ def _said_once(schemas: list[Any], context: Context, at: str) -> list[Any]:
 
 def _joined(parts: list[Schema]) -> list[Schema]:
     """Return fewer parts, merging those with keywords that do not affect each other."""
-    made: list[Schema] = []
+    joined: list[Schema] = []
     for part in parts:
         subjects = _subjects(part)
-        for other in made:
+        for other in joined:
             if not subjects & _subjects(other) and not set(_ASKING) & {*part, *other}:
                 other |= part | {ORIGIN: other[ORIGIN]}
                 break
         else:
-            made.append(dict(part))
-    return made
+            joined.append(dict(part))
+    return joined
 
 
 def _subjects(part: Schema) -> set[str]:

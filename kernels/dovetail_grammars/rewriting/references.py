@@ -104,12 +104,12 @@ class _Gatherer:
         self._targets: list[tuple[str, Any, str, str]] = []
 
     def run(self) -> Schema:
-        made: Schema = self._copied(self._document, "", self._index.bases[id(self._document)])
+        root: Schema = self._copied(self._document, "", self._index.bases[id(self._document)])
         defs: Schema = {}
         while self._targets:
             name, target, at, base = self._targets.pop()
             defs[name] = self._copied(target, at, base)
-        return {**made, "$defs": defs} if defs else made
+        return {**root, "$defs": defs} if defs else root
 
     def _copied(self, node: Any, at: str, base: str) -> Any:
         """Return a schema with its references simplified. `at`: its pointer in the document."""
@@ -151,8 +151,8 @@ class _Gatherer:
             return [self._copied(part, f"{at}/{n}", base) for n, part in enumerate(value)]
         return self._copied(value, at, base) if keyword in OF_ONE else value
 
-    def _refer(self, made: Schema, keyword: str, value: Any, at: str, base: str) -> None:
-        """Add a reference to a copied node. Mutates: made"""
+    def _refer(self, copied_node: Schema, keyword: str, value: Any, at: str, base: str) -> None:
+        """Add a reference to a copied node. Mutates: copied_node"""
         target = self._target(keyword, value, base)
         if not isinstance(target, bool | Mapping):
             raise InvalidConstraint("the reference leads to no schema within this one", at)
@@ -162,10 +162,10 @@ class _Gatherer:
             part = {ORIGIN: at, "$ref": "#"}
         else:
             part = {ORIGIN: at, "$ref": f"#/$defs/{escaped(self._name(target, value))}"}
-        if isinstance(part, Mapping) and "$ref" not in made:
-            made["$ref"] = part["$ref"]
+        if isinstance(part, Mapping) and "$ref" not in copied_node:
+            copied_node["$ref"] = part["$ref"]
         else:
-            made.setdefault("allOf", []).append(part)
+            copied_node.setdefault("allOf", []).append(part)
 
     def _name(self, target: Any, reference: str) -> str:
         """Return the name of a definition, created on its first reference."""

@@ -70,8 +70,8 @@ MAX_NODES = 20_000
 class Budget:
     """Counts the nodes that passes make, so that rewriting cannot explode."""
 
-    def __init__(self, most: int = MAX_NODES) -> None:
-        self._left = most
+    def __init__(self, max_nodes: int = MAX_NODES) -> None:
+        self._left = max_nodes
 
     def spend(self, count: int, at: str) -> None:
         """Use up this many nodes. Raises: InvalidConstraint when none are left"""
@@ -110,22 +110,22 @@ def with_parts(node: Schema, *parts: Any) -> Schema:
 
 def any_of(branches: list[Any], at: str) -> Any:
     """Return the schema of the values that meet at least one of these."""
-    kept = [branch for branch in branches if branch is not False]
-    if any(map(is_any, kept)):
+    possible = [branch for branch in branches if branch is not False]
+    if any(map(is_any, possible)):
         return True
-    if not kept:
+    if not possible:
         return False
-    return kept[0] if len(kept) == 1 else {ORIGIN: at, "anyOf": kept}
+    return possible[0] if len(possible) == 1 else {ORIGIN: at, "anyOf": possible}
 
 
 def all_of(parts: list[Any], at: str) -> Any:
     """Return the schema of the values that meet all of these."""
-    kept = [part for part in parts if not is_any(part)]
-    if any(part is False for part in kept):
+    restricting = [part for part in parts if not is_any(part)]
+    if any(part is False for part in restricting):
         return False
-    if not kept:
+    if not restricting:
         return True
-    return kept[0] if len(kept) == 1 else {ORIGIN: at, "allOf": kept}
+    return restricting[0] if len(restricting) == 1 else {ORIGIN: at, "allOf": restricting}
 
 
 def mapped(node: Schema, change: Callable[[Any], Any]) -> Schema:

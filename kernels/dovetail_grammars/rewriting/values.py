@@ -176,8 +176,8 @@ def _is_within(keyword: str, value: Fraction, bound: Fraction) -> bool:
 
 def _has_format(value: Any, name: str, effort: Effort) -> bool:
     if name in BOUNDS:
-        least, most = BOUNDS[name]
-        return kind_of(value) != "number" or least <= value <= most
+        minimum, maximum = BOUNDS[name]
+        return kind_of(value) != "number" or minimum <= value <= maximum
     if kind_of(value) != "string" or name not in FORMATS:
         return True
     if matches(parse(FORMATS[name]), value, effort):

@@ -130,8 +130,8 @@ def _value(place: JsonPlace, byte: int) -> JsonPlace:
     if byte == _OPEN_LIST:
         return _opened_list(_byte(place, byte, Mode.FIRST_ITEM))
     if byte == _OPEN_OBJECT:
-        made = _byte(place, byte, Mode.FIRST_NAME)
-        return made._replace(levels=(*place.levels, Level(False, place.shape)))
+        inner = _byte(place, byte, Mode.FIRST_NAME)
+        return inner._replace(levels=(*place.levels, Level(False, place.shape)))
     if byte == _CLOSE_LIST and place.mode is Mode.FIRST_ITEM:
         return _closed(place, byte)
     if byte in _SCALAR:

@@ -110,8 +110,8 @@ class _Document:
 
     def shape(self, found: Iterable[Any]) -> Shape:
         """Return the shape of a value with these possible subschemas."""
-        made = Shape(found, self)
-        return self._shapes.setdefault(made.key, made)
+        shape = Shape(found, self)
+        return self._shapes.setdefault(shape.key, shape)
 
 
 def shape_of(schema: Any) -> Shape:

@@ -56,7 +56,7 @@ def _odd_cases() -> list[Case]:
 def _case(
     tokens: int, dtype: torch.dtype, kv_dtype: torch.dtype, *, heads: int = 4, size: int = 64
 ) -> Case:
-    kept = size * kv_dtype.itemsize + SCALE_BYTES * (kv_dtype == torch.int8)
+    stored_bytes = size * kv_dtype.itemsize + SCALE_BYTES * (kv_dtype == torch.int8)
     return Case(
         name=f"T{tokens}_K{heads}_D{size}_{kv_dtype}".replace("torch.", ""),
         dtype=dtype,
@@ -64,7 +64,7 @@ def _case(
         mutates=("cache", "scales") if kv_dtype == torch.int8 else ("cache",),
         rtol=0.0,
         atol=0.0,
-        moved_bytes=2 * tokens * heads * (size * dtype.itemsize + kept),
+        moved_bytes=2 * tokens * heads * (size * dtype.itemsize + stored_bytes),
     )
 
 

@@ -42,8 +42,8 @@ def _float8(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
 
 def _int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whole numbers and their scales. Shapes: x [T, K, D] -> [T, K, D], [T, K]"""
-    most = x.abs().amax(-1)
-    scales = most / torch.full_like(most, INT8_STEPS)
+    largest = x.abs().amax(-1)
+    scales = largest / torch.full_like(largest, INT8_STEPS)
     divisors = torch.where(scales == 0, torch.ones_like(scales), scales)
     return (x / divisors.unsqueeze(-1)).round().to(torch.int8), scales
 

@@ -43,8 +43,8 @@ def _kernel(
     if IS_INT8:
         own = tl.math.div_rn(tl.max(tl.abs(x), axis=1), tl.full((HEADS_WIDE,), 127.0, tl.float32))
         heads = tl.arange(0, HEADS_WIDE)
-        kept = scales + half * half_scales + block * block_scales + place * token_scales + heads
-        tl.store(kept, own, mask=heads < HEADS)
+        scale_at = scales + half * half_scales + block * block_scales + place * token_scales + heads
+        tl.store(scale_at, own, mask=heads < HEADS)
         divisor = tl.where(own == 0.0, 1.0, own)[:, None]
         x = tl.math.div_rn(x, tl.broadcast_to(divisor, (HEADS_WIDE, SIZE_WIDE)))
         x = (x + 12582912.0) - 12582912.0
@@ -73,14 +73,14 @@ def run(
     Mutates: cache, scales
     """
     tokens, heads, size = k.shape
-    fraction, least = FLOAT8_STEPS.get(cache.dtype, (0, 0))
+    fraction, smallest = FLOAT8_STEPS.get(cache.dtype, (0, 0))
     rules: dict[str, Any] = {
         "BLOCK_TOKENS": cache.shape[2],
         "HEADS": heads,
         "SIZE": size,
         "LIMIT": float(torch.finfo(cache.dtype).max) if fraction else 0.0,
         "FRACTION": fraction,
-        "LEAST": least,
+        "LEAST": smallest,
         "IS_INT8": cache.dtype == torch.int8,
         "ROUNDS": cache.dtype == torch.bfloat16 and k.dtype != torch.bfloat16,
         "HEADS_WIDE": triton.next_power_of_2(heads),

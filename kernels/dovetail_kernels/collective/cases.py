@@ -49,10 +49,10 @@ class GroupCase:
 
     def _tensor(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         values = torch.randn(shape, generator=generator) * 30
-        made = values.to(self.dtype)
-        if self.has_gaps and made.dim():
-            return torch.stack([made, made + 1], dim=-1)[..., 0]
-        return made
+        converted = values.to(self.dtype)
+        if self.has_gaps and converted.dim():
+            return torch.stack([converted, converted + 1], dim=-1)[..., 0]
+        return converted
 
 
 def cases() -> list[GroupCase]:

@@ -342,9 +342,9 @@ def _shared_memory(place: RankPlace) -> tuple[mmap.mmap, list[int]]:
         os.close(descriptor)
 
 
-def _spin_us(asked: int | None, size: int) -> int:
-    if asked is not None:
-        return asked
+def _spin_us(requested: int | None, size: int) -> int:
+    if requested is not None:
+        return requested
     return DEFAULT_SPIN_US if size <= (os.cpu_count() or 1) else 0
 
 

@@ -147,27 +147,27 @@ class Chain:
         assert library is not None, "a chain was made without a library"
         self._run_all = library.chain_runner()
 
-    def run(self, first: Program, rows: int, width: int, least: float) -> None:
+    def run(self, first: Program, rows: int, width: int, min_chance: float) -> None:
         """Let the first `rows` rows sample the tokens that they want; `first` computes their first
         lines. Rows see the first `width` blocks and continue while the log probability of all their
-        tokens together is at least `least`. Mutates: self, and the programs' outputs
+        tokens together is at least `min_chance`. Mutates: self, and the programs' outputs
 
         Raises: MemoryError, or the error of a failed call
         """
         if native.call_span() is not None:
-            self._run_watched(first, rows, width, least)
+            self._run_watched(first, rows, width, min_chance)
             return
         links = self._links.get(rows)
         if links is None:
             links = self._links[rows] = self._linked(rows)
         args, begun = self._args, _link(first, rows)
         args.first, args.later = ctypes.pointer(begun), links
-        args.rows, args.width, args.least, args.depths = rows, width, least, len(self.later)
+        args.rows, args.width, args.least, args.depths = rows, width, min_chance, len(self.later)
         number = self._run_all(ctypes.byref(args))
         if number:
             raise self._failed_program(links, first).fault(number)
 
-    def _run_watched(self, first: Program, rows: int, width: int, least: float) -> None:
+    def _run_watched(self, first: Program, rows: int, width: int, min_chance: float) -> None:
         """Do the same with one call after the other. Mutates: self"""
         live, chances = list(range(rows)), np.zeros(rows)
         program, depth = first, 0
@@ -178,7 +178,7 @@ class Chain:
                 self.drafts[row, depth] = self._tokens[line]
                 self.made[row] = depth + 1
                 chances[row] += self._logprobs[line]
-                is_likely = bool(chances[row] >= least)
+                is_likely = bool(chances[row] >= min_chance)
                 self.likely[row] = depth + is_likely
                 if is_likely and depth + 1 < self.wants[row]:
                     self._go_on(row, line, len(going), depth, width, states)

@@ -114,9 +114,9 @@ class Library:
             raise OSError(f"{ISA_VARIABLE}={self.isa}: this machine can run {', '.join(isas)}")
 
     def _text(self, function: str) -> str:
-        asked = self._handle[function]
-        asked.restype = ctypes.c_char_p
-        return str(asked().decode())
+        symbol = self._handle[function]
+        symbol.restype = ctypes.c_char_p
+        return str(symbol().decode())
 
     def isas(self) -> list[str]:
         """Return the instruction sets that this machine can run, the best last."""
@@ -220,8 +220,8 @@ class _State:
 @functools.cache
 def _attempt() -> _State:
     state = _State()
-    asked = os.environ.get(ISA_VARIABLE) or None
-    if asked == NO_ISA:
+    isa = os.environ.get(ISA_VARIABLE) or None
+    if isa == NO_ISA:
         state.reason = f"the native library is not wanted: {ISA_VARIABLE}={NO_ISA}"
         return state
     try:
@@ -229,7 +229,7 @@ def _attempt() -> _State:
         if path is None:
             state.reason = "the native library is not there: no C++ compiler was found to build it"
         else:
-            state.library = Library(path, asked)
+            state.library = Library(path, isa)
             state.library.set_threads(_first_threads())
     except (OSError, recipe.BuildError) as error:
         state.reason = f"the native library cannot be used: {error}"
@@ -256,8 +256,8 @@ def usable_cores() -> list[int]:
 
 def _first_threads() -> int:
     """Return the threads to begin with: OMP_NUM_THREADS, or a thread per processor."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else len(usable_cores())
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdecimal() and int(setting) else len(usable_cores())
 
 
 def library() -> Library | None:

@@ -55,10 +55,10 @@ class ProgramStep(ctypes.Structure):
 class Program:
     """Recorded calls. `output` is the computation's result; running fills it anew."""
 
-    def __init__(self, calls: Sequence[native.Call], output: torch.Tensor, kept: object) -> None:
+    def __init__(self, calls: Sequence[native.Call], output: torch.Tensor, owner: object) -> None:
         self.output = output
         self._calls = calls
-        self._kept = kept
+        self._kept = owner
         self._steps = (ProgramStep * len(calls))()
         for step, call in zip(self._steps, calls, strict=True):
             step.kernel = ctypes.cast(call.function, ctypes.c_void_p)
@@ -176,8 +176,8 @@ class Recorder(TorchFunctionMode):
         """
         self._is_by_torch = True
         try:
-            made = function(*tensors)
-            outputs = tuple(self._pool.empty(tensor.shape, tensor.dtype) for tensor in made)
+            results = function(*tensors)
+            outputs = tuple(self._pool.empty(tensor.shape, tensor.dtype) for tensor in results)
             call = _ByTorch(function, tensors, outputs)
             call()
         finally:
@@ -220,8 +220,8 @@ class _ByTorch:
 
     def __call__(self) -> None:
         """Compute again. Mutates: the outputs"""
-        for output, made in zip(self._outputs, self._function(*self._inputs), strict=True):
-            output.copy_(made)
+        for output, result in zip(self._outputs, self._function(*self._inputs), strict=True):
+            output.copy_(result)
 
     def noted(self) -> native.Call:
         """Return this as a call that a program makes."""
@@ -280,8 +280,8 @@ def refuse_recording(reason: str) -> None:
         raise NotRecordable(reason)
 
 
-def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = None) -> Program:
-    """Run `function` once and return it as a program. `kept` owns the memory of its inputs.
+def record(function: Callable[[], torch.Tensor], pool: Pool, *, owner: object = None) -> Program:
+    """Run `function` once and return it as a program. `owner` owns the memory of its inputs.
 
     Raises: NotRecordable when it does anything but native calls and views.
     """
@@ -289,4 +289,4 @@ def record(function: Callable[[], torch.Tensor], pool: Pool, *, kept: object = N
         output = function()
     if not recorder.calls:
         raise NotRecordable("it makes no native call")
-    return Program(recorder.calls, output, (kept, pool))
+    return Program(recorder.calls, output, (owner, pool))

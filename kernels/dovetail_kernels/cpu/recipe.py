@@ -87,9 +87,9 @@ class Unit:
 
 def compiler() -> str | None:
     """Return the C++ compiler: $CXX, or the first of g++, clang++ and c++ there is."""
-    asked = os.environ.get("CXX")
-    if asked is not None:
-        return asked if asked and shutil.which(asked.split()[0]) else None
+    setting = os.environ.get("CXX")
+    if setting is not None:
+        return setting if setting and shutil.which(setting.split()[0]) else None
     return next(
         (found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), None
     )
@@ -174,10 +174,10 @@ def _library_name(objects: Iterable[str]) -> str:
 def _drop_old(folder: Path, known: dict[Unit, str], machine: str) -> None:
     """Delete objects and libraries of outdated sources, flags or compilers."""
     groups = (units(machine), units(machine, usable_sets()))
-    kept = {_library_name(known[unit] for unit in group) for group in groups}
-    kept.update(known.values())
+    current = {_library_name(known[unit] for unit in group) for group in groups}
+    current.update(known.values())
     for old in (*folder.glob("libdovetail_*.so"), *(folder / "objects").glob("*.o")):
-        if old.name not in kept:
+        if old.name not in current:
             old.unlink(missing_ok=True)
 
 
@@ -217,17 +217,17 @@ def _make(
     output.replace(library)
 
 
-def max_jobs(asked: str) -> int:
+def max_jobs(setting: str) -> int:
     """Return how many files are compiled at once: by default as many as there are processors."""
-    most = os.cpu_count() or 1
-    return min(int(asked), most) if asked.isdecimal() and int(asked) else most
+    cores = os.cpu_count() or 1
+    return min(int(setting), cores) if setting.isdecimal() and int(setting) else cores
 
 
 def _compile(unit: Unit, command: list[str], target: Path) -> None:
     flags = [*COMMON_FLAGS, *unit.flags, f"-DDT_ISA={unit.isa}", *(f"-I{p}" for p in INCLUDES)]
-    made = target.with_suffix(f".{os.getpid()}.tmp")
-    _run([*command, *flags, "-c", str(unit.source), "-o", str(made)])
-    made.replace(target)
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    _run([*command, *flags, "-c", str(unit.source), "-o", str(temporary)])
+    temporary.replace(target)
 
 
 def _run(command: list[str]) -> None:
@@ -245,8 +245,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _version(command: str) -> str:
-    asked = [*command.split(), "--version"]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout
+    call = [*command.split(), "--version"]
+    return subprocess.run(call, capture_output=True, text=True, timeout=60).stdout
 
 
 def _unit_digest(unit: Unit, base: str) -> str:

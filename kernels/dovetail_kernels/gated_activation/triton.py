@@ -17,23 +17,23 @@ PIECE = 1024
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    made = x
+    result = x
     if ACTIVATION == "silu":
-        made = x / (1.0 + tl.exp(-x))
+        result = x / (1.0 + tl.exp(-x))
     elif ACTIVATION == "quick_gelu":
-        made = x / (1.0 + tl.exp(-1.702 * x))
+        result = x / (1.0 + tl.exp(-1.702 * x))
     elif ACTIVATION == "gelu":
-        made = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh u) / 2 = 1 / (1 + e^(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3)
-        made = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == "relu":
-        made = tl.maximum(x, 0.0)
+        result = tl.maximum(x, 0.0)
     elif ACTIVATION == "relu2":
-        made = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+        result = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     else:
         tl.static_assert(ACTIVATION == "none")
-    return made
+    return result
 
 
 @triton.jit
@@ -44,8 +44,8 @@ def _kernel(x, x_stride, out, size, ACTIVATION: tl.constexpr, PIECE: tl.constexp
     at = x + row * x_stride + column
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + size, mask=inside, other=0.0).to(tl.float32)
-    made = activate(gate, ACTIVATION) * up
-    tl.store(out + row * size + column, made.to(out.dtype.element_ty), mask=inside)
+    result = activate(gate, ACTIVATION) * up
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:

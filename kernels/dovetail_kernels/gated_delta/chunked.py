@@ -61,8 +61,8 @@ def run(
         s = start_of(state, piece.source)
         for first in range(piece.first, piece.last, size):
             some = slice(first, min(first + size, piece.last))
-            made, s = _chunk(q[some], k[some], v[some].float(), logs[some], beta[some], s)
-            out[some] = made.transpose(0, 1)
+            output, s = _chunk(q[some], k[some], v[some].float(), logs[some], beta[some], s)
+            out[some] = output.transpose(0, 1)
         state[piece.target] = s.to(state.dtype)
     return out.to(v.dtype)
 
@@ -87,9 +87,9 @@ def _chunk(
     entered = torch.linalg.solve_triangular(
         known, beta * (v - (decays * k) @ s), upper=False, unitriangular=True
     )
-    made = (decays * q) @ s + _products(q, k, sums).tril() @ entered
+    output = (decays * q) @ s + _products(q, k, sums).tril() @ entered
     left = (sums[:, -1:] - sums).exp()
-    return made, decays[:, -1].unsqueeze(-1) * s + (left * k).mT @ entered
+    return output, decays[:, -1].unsqueeze(-1) * s + (left * k).mT @ entered
 
 
 def _products(a: torch.Tensor, k: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:

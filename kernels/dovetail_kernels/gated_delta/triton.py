@@ -78,16 +78,16 @@ def token_by_token(
             s = tl.exp(log_of(raw, rate, least_log, HAS_LEAST)) * s
         wrong = own_v.to(tl.float32) - tl.sum(own_k[:, None] * s, axis=0)
         s += own_k[:, None] * (beta_scale * wrong / (1.0 + tl.exp(-beta)))[None, :]
-        made = tl.sum(own_q[:, None] * s, axis=0)
+        result = tl.sum(own_q[:, None] * s, axis=0)
         at = out + (t * heads + head) * values + value
-        tl.store(at, made.to(out.dtype.element_ty), mask=inside)
+        tl.store(at, result.to(out.dtype.element_ty), mask=inside)
         if ROUNDS:
             s = nearest_bfloat16(s)
-        kept = s.to(state.dtype.element_ty)
-        s = kept.to(tl.float32)
+        stored = s.to(state.dtype.element_ty)
+        s = stored.to(tl.float32)
         if is_kept(start + i, start + count - 1, block_tokens):
             target = block_of(block_table, table_stride, row, start + i, block_tokens)
-            tl.store(state + target * state_stride + place, kept, mask=both)
+            tl.store(state + target * state_stride + place, stored, mask=both)
 
 
 def run(

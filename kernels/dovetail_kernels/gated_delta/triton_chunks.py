@@ -90,14 +90,14 @@ def _inverse(a, BT: tl.constexpr, PRECISION: tl.constexpr):
         known = tl.sum(line[:, :, None] * inverse, axis=1)
         inverse = tl.where(is_line, inverse - known[:, None, :], inverse)
     wide = tl.broadcast_to(inverse[:, :, None, :], (BLOCKS, SUB, BLOCKS, SUB))
-    made = tl.where(is_own, tl.reshape(wide, (BT, BT)), 0.0)
+    inverted = tl.where(is_own, tl.reshape(wide, (BT, BT)), 0.0)
     if BLOCKS > 1:
-        below = tl.dot(made, tl.where(is_own, 0.0, a), input_precision=PRECISION)
-        made -= tl.dot(below, made, input_precision=PRECISION)
+        below = tl.dot(inverted, tl.where(is_own, 0.0, a), input_precision=PRECISION)
+        inverted -= tl.dot(below, inverted, input_precision=PRECISION)
         if BLOCKS > 2:
             twice = tl.dot(below, below, input_precision=PRECISION)
-            made += tl.dot(twice, made, input_precision=PRECISION)
-    return made
+            inverted += tl.dot(twice, inverted, input_precision=PRECISION)
+    return inverted
 
 
 @triton.jit
@@ -335,18 +335,18 @@ def walk(
         inverse = tl.load(inverses + before * BT + of_pair, mask=there[:, None], other=0.0)
         entered = tl.dot(inverse, wrong, input_precision=PRECISION)
         weight = tl.load(weights + before * BT + of_pair, mask=there[:, None], other=0.0)
-        made = tl.dot(lines_q, known, input_precision=PRECISION) * reads_q[:, None]
-        made += tl.dot(weight, _narrow(entered, KIND), input_precision=PRECISION)
+        result = tl.dot(lines_q, known, input_precision=PRECISION) * reads_q[:, None]
+        result += tl.dot(weight, _narrow(entered, KIND), input_precision=PRECISION)
         at_out = out + before * values + token[:, None] * heads * values + of_value
-        tl.store(at_out, made.to(out.dtype.element_ty), mask=mine)
+        tl.store(at_out, result.to(out.dtype.element_ty), mask=mine)
         entered = _narrow(entered * enters[:, None], KIND)
         s = whole * s + tl.dot(tl.trans(left), entered, input_precision=PRECISION)
         if is_kept(end - 1, last_position, block_tokens):
             target = block_of(block_table, table_stride, row, end - 1, block_tokens)
-            kept = nearest_bfloat16(s) if ROUNDS else s
-            kept = kept.to(state.dtype.element_ty)
-            tl.store(state + target * state_stride + place, kept, mask=both)
-            s = kept.to(tl.float32)
+            stored = nearest_bfloat16(s) if ROUNDS else s
+            stored = stored.to(state.dtype.element_ty)
+            tl.store(state + target * state_stride + place, stored, mask=both)
+            s = stored.to(tl.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,11 +374,11 @@ class Chunks:
         if not is_narrow and not interprets():
             return None
         keys = max(16, triton.next_power_of_2(q.shape[2]))
-        most = MOST_TOKENS if is_narrow and not by_channel else MOST_TOKENS // 2
+        max_tokens = MOST_TOKENS if is_narrow and not by_channel else MOST_TOKENS // 2
         is_wide = keys > WIDE
-        most = SUB.value if is_wide else most
+        max_tokens = SUB.value if is_wide else max_tokens
         return cls(
-            tokens=min(most, triton.next_power_of_2(block_tokens)),
+            tokens=min(max_tokens, triton.next_power_of_2(block_tokens)),
             keys=keys,
             values=16 if is_wide else min(VALUES, max(16, triton.next_power_of_2(v.shape[2]))),
             dtype=q.dtype if is_narrow and not interprets() else torch.float32,
@@ -416,7 +416,7 @@ def run_chunks(
     pairs = tokens, heads, chunks.tokens
     inverses, weights = empty(2, *pairs, dtype=chunks.dtype)
     known, (of_k, of_q) = empty(*pairs), empty(2, tokens, heads)
-    most = most_chunks(
+    max_cuts = most_chunks(
         tokens, rows, block_tokens, chunks.tokens, least_tokens=LEAST_TOKENS.value,
         has_own_sizes=row_block_tokens is not None,
     )  # fmt: skip
@@ -429,24 +429,24 @@ def run_chunks(
     }
     if by_channel:
         sums = empty(tokens, heads, keys)
-        sum_channels[most, heads, triton.cdiv(keys, CHANNELS)](
+        sum_channels[max_cuts, heads, triton.cdiv(keys, CHANNELS)](
             decay_in, a_log, dt_bias, sums, *steps, decay_in.stride(0), heads, keys, least_log,
             HAS_LEAST=least_log != 0.0, BD=CHANNELS, **cut,
         )  # fmt: skip
-        prepare_channels[most, heads, chunks.tokens // SUB.value](
+        prepare_channels[max_cuts, heads, chunks.tokens // SUB.value](
             q, k, beta_in, sums, known, weights, of_k, of_q, *steps, q.stride(0), k.stride(0),
             beta_in.stride(0), heads, group, keys, scale, beta_scale, EPS, BD=chunks.keys,
             PRECISION=chunks.precision, **cut,
         )  # fmt: skip
     else:
         sums = empty(tokens, heads)
-        prepare[most, heads](
+        prepare[max_cuts, heads](
             q, k, decay_in, beta_in, a_log, dt_bias, known, weights, sums, of_k, of_q, *steps,
             q.stride(0), k.stride(0), decay_in.stride(0), beta_in.stride(0), heads, group, keys,
             scale, beta_scale, least_log, EPS, HAS_LEAST=least_log != 0.0, BD=chunks.keys,
             KIND=KINDS[chunks.dtype], PRECISION=chunks.precision, **cut,
         )  # fmt: skip
-    invert[most, heads](
+    invert[max_cuts, heads](
         beta_in, known, inverses, *steps, beta_in.stride(0), heads, beta_scale,
         PRECISION=chunks.precision, **cut,
     )  # fmt: skip

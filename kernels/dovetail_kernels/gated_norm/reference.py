@@ -20,5 +20,5 @@ def reference(
     values = x.float() * opened if gate_first else x.float()
     groups = values.unflatten(-1, (-1, group_size))
     normed = groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)
-    made = (normed * weight.float().view(-1, group_size)).flatten(-2)
-    return (made if gate_first else made * opened).to(x.dtype)
+    scaled = (normed * weight.float().view(-1, group_size)).flatten(-2)
+    return (scaled if gate_first else scaled * opened).to(x.dtype)

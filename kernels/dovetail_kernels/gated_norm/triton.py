@@ -25,12 +25,12 @@ def _kernel(
     opened = own / (1.0 + tl.exp(-own))
     if GATE_FIRST:
         values = values * opened
-    made = values * tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
+    result = values * tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
     scale = tl.load(weight + group * weight_stride + column, mask=inside, other=0.0)
-    made = made * scale.to(tl.float32)
+    result = result * scale.to(tl.float32)
     if not GATE_FIRST:
-        made = made * opened
-    tl.store(out + row * out_stride + at, made.to(out.dtype.element_ty), mask=inside)
+        result = result * opened
+    tl.store(out + row * out_stride + at, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(

@@ -246,8 +246,8 @@ def small_cases() -> list[Case]:
         for kind in POINTS
         if kind.books
     ]
-    made = plain + deep + ends + groups + scales + steps + exact + books
-    return made + _halves(ended=("float8",))
+    cases = plain + deep + ends + groups + scales + steps + exact + books
+    return cases + _halves(ended=("float8",))
 
 
 def make_weight(
@@ -272,16 +272,16 @@ def make_weight(
     if format == "int8":
         return quantize_int8(wide)
     if format in ("int8_float32", "int8_int8"):
-        made = _int8(wide, group or GROUPS[format], is_symmetric=is_symmetric)
-        return replace(made, format=format)
+        weight = _int8(wide, group or GROUPS[format], is_symmetric=is_symmetric)
+        return replace(weight, format=format)
     if format == "float8":
         return quantize_float8(wide, group)
     if format == "table4":
         return _table4(wide, group or GROUPS[format])
     if format in PLANES:
         return _planes(format, wide, group or GROUPS[format], is_symmetric=is_symmetric)
-    made = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
-    return replace(made, format=format)
+    weight = quantize_int4(wide, group or GROUPS[format], is_symmetric=is_symmetric)
+    return replace(weight, format=format)
 
 
 def _stepped(format: str, outputs: int, inputs: int, group: int, run: int) -> Weight:
@@ -324,10 +324,12 @@ def _planes(format: str, wide: torch.Tensor, group: int, *, is_symmetric: bool) 
 
 
 def _int8(wide: torch.Tensor, group: int, *, is_symmetric: bool) -> Weight:
-    made = quantize_int8_groups(wide, group)
-    if is_symmetric or made.scales is None:
-        return made
-    return replace(made, zeros=normal(made.scales.shape, torch.float32, wide.device, seed=4) * 9)
+    weight = quantize_int8_groups(wide, group)
+    if is_symmetric or weight.scales is None:
+        return weight
+    return replace(
+        weight, zeros=normal(weight.scales.shape, torch.float32, wide.device, seed=4) * 9
+    )
 
 
 def _table4(wide: torch.Tensor, group: int) -> Weight:
@@ -336,8 +338,8 @@ def _table4(wide: torch.Tensor, group: int) -> Weight:
     if group != 16:
         return quantize_table4(wide, group, TABLE, dtype=torch.bfloat16)
     outer = wide.abs().amax(dim=1) / (6 * 448)
-    made = quantize_table4(wide / outer.unsqueeze(1), group, TABLE, dtype=torch.float8_e4m3fn)
-    return replace(made, outer=outer)
+    weight = quantize_table4(wide / outer.unsqueeze(1), group, TABLE, dtype=torch.float8_e4m3fn)
+    return replace(weight, outer=outer)
 
 
 def _case(

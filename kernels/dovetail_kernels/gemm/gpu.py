@@ -127,8 +127,8 @@ class GpuPacked:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the stored tensors, by name."""
-        kept = {name: getattr(self, name) for name in KEPT}
-        return {name: t for name, t in kept.items() if t is not None}
+        tensors = {name: getattr(self, name) for name in KEPT}
+        return {name: t for name, t in tensors.items() if t is not None}
 
     def __call__(
         self,
@@ -192,19 +192,19 @@ class GpuPacked:
     def spelled(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the matrix that is meant, of packed codes. Shapes: -> [N, K], of a gated weight
         [2 F, K]"""
-        made = torch.empty((self.stored, self.in_size), dtype=dtype, device=self.values.device)
+        matrix = torch.empty((self.stored, self.in_size), dtype=dtype, device=self.values.device)
         low, high = PLANES.get(self.kind, (0, 0))
         grid = (-(-self.stored // SPELLED), self.num_panels)
         import_module("dovetail_kernels.gemm.spelled").spell[grid](
             self.values, self.highs, self.stored * self.panel, _bytes(self.scales), self.zeros,
             self.scales if self.is_paired else self.offsets, self.steps, self.offset_steps,
-            self.outer, self.table, made, self.in_size, self.stored, _height(self.scales),
+            self.outer, self.table, matrix, self.in_size, self.stored, _height(self.scales),
             KIND=self.kind, LOW=low, HIGH=high, CENTER=self.center,
             SCALING="inside" if self.scaling == "after" else self.scaling, PAIRED=self.is_paired,
             CODES=self.codes, GROUP=self.group, RUN=self.run, H=self.panel, BN=SPELLED,
             num_warps=4,
         )  # fmt: skip
-        return made
+        return matrix
 
     def halves(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T, of a gated weight both halves side by side. Shapes: x [M, K] -> [M, N]"""
@@ -369,15 +369,15 @@ class GpuPacked:
 def round_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows in 8 bits and their scales. Shapes: x [M, K] -> same, [M]"""
     rows, inputs = x.shape
-    made = torch.empty((rows, inputs), dtype=dtype, device=x.device)
+    rounded = torch.empty((rows, inputs), dtype=dtype, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = min(ROW_BLOCK, 1 << (inputs - 1).bit_length())
     _kernels().round_rows[(rows,)](
-        x, x.stride(0), made, scales, inputs,
+        x, x.stride(0), rounded, scales, inputs,
         LARGEST=127 if dtype == torch.int8 else 448, BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
-    return made, scales
+    return rounded, scales
 
 
 def is_packed(format: str) -> bool:

@@ -92,7 +92,7 @@ class Matrix:
         if self._packed is not None:
             return self._packed.tensors()
         assert self._weight is not None
-        kept = {
+        tensors = {
             "values": self._weight.values,
             "scales": self._weight.scales,
             "zeros": self._weight.zeros,
@@ -102,7 +102,7 @@ class Matrix:
             "table": self._weight.table,
             "outer": self._weight.outer,
         }
-        return {name: t for name, t in kept.items() if t is not None}
+        return {name: t for name, t in tensors.items() if t is not None}
 
     def multiply(
         self,
@@ -155,9 +155,9 @@ class Matrix:
         found = self._rows(index)
         if self._order is None:
             return found
-        meant = torch.empty_like(found)
-        meant[:, self._order] = found
-        return meant
+        ordered = torch.empty_like(found)
+        ordered[:, self._order] = found
+        return ordered
 
     def part_rows(self, index: torch.Tensor, first: int) -> torch.Tensor | None:
         """Return rows of a matrix whose first row has the number `first`, zeros for rows it lacks;

@@ -147,8 +147,8 @@ class Packed:
         self.format, self.is_gated = weight.format, is_gated
         self.in_size, self.out_size = inputs, outputs // 2 if is_gated else outputs
         self.points, vectors = weight.points, vector_args(weight)
-        told = None if vectors is None else ctypes.pointer(vectors)
-        self.data, rows = _pack(native, weight, is_gated, told)
+        vector_pointer = None if vectors is None else ctypes.pointer(vectors)
+        self.data, rows = _pack(native, weight, is_gated, vector_pointer)
         paired, halved = _paired_codes(weight), halved_codes(weight)
         codes = halved if paired is None else paired
         self._panels = rows.shape
@@ -172,7 +172,7 @@ class Packed:
             offset_steps=_address(self.offset_steps),
             table=_address(self.table),
             outer=_address(self.outer),
-            vectors=told,
+            vectors=vector_pointer,
             in_size=inputs,
             out_size=outputs,
             group=weight.group,
@@ -296,7 +296,7 @@ class Packed:
         """Return the stored tensors, by name. int8 points belong to the type: one table for all of
         its weights."""
         is_own = self.points is not None and self.points.is_floating_point()
-        kept = {
+        tensors = {
             "packed": self.data,
             "points": self.points if is_own else None,
             "scales": self.scales,
@@ -307,7 +307,7 @@ class Packed:
             "table": self.table,
             "outer": self.outer,
         }
-        return {name: t for name, t in kept.items() if t is not None}
+        return {name: t for name, t in tensors.items() if t is not None}
 
     @property
     def num_bytes(self) -> int:

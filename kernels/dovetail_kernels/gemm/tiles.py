@@ -114,19 +114,19 @@ def choices(device: str) -> Sequence[Choice]:
     from dovetail_kernels.gemm.cases import make_weight
     from dovetail_kernels.gemm.gpu import pack
 
-    made = []
+    tunable = []
     for format, group in TUNED_FORMATS.items():
         weight = pack(make_weight(format, 4096, 4096, group=group), device=device)
         for rows in TUNED_ROWS:
             x = torch.randn(rows, 4096, device=device, dtype=torch.bfloat16)
-            made.append(
+            tunable.append(
                 Choice(
                     key=key_of(rows, weight.work(x)),
                     run=_runner(weight, x),
                     candidates=_candidates(rows),
                 )
             )
-    return made
+    return tunable
 
 
 def _runner(weight: Callable[..., Any], x: torch.Tensor) -> Callable[[], Any]:

@@ -57,10 +57,10 @@ def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
     if ACTIVATION == "swiglu_oai":
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        made = gate * _sigmoid(1.702 * gate) * (up + 1.0)
+        result = gate * _sigmoid(1.702 * gate) * (up + 1.0)
     else:
-        made = activate(gate, ACTIVATION) * up
-    return made
+        result = activate(gate, ACTIVATION) * up
+    return result
 
 
 @triton.jit
@@ -86,8 +86,8 @@ def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pai
     """Apply what follows a product and store it. Shapes: found [BN, BM], row [BM], n [BN]"""
     if BIAS_ROWS:
         at = row[None, :] * STORED + stored[:, None]
-        kept = (n < STORED)[:, None] & m_inside[None, :]
-        found += tl.load(bias + at, mask=kept, other=0.0).to(tl.float32)
+        is_stored = (n < STORED)[:, None] & m_inside[None, :]
+        found += tl.load(bias + at, mask=is_stored, other=0.0).to(tl.float32)
     elif bias is not None:
         found += tl.load(bias + stored, mask=n < STORED, other=0.0).to(tl.float32)[:, None]
     if IS_GATED:
@@ -95,18 +95,18 @@ def _write(found, row, n, m_inside, stored, bias, residual, residual_stride, pai
         gate, up = tl.split(pairwise)
         found = _gated(gate, up, ACTIVATION, LIMIT)
         column = tl.min(n, axis=0) // 2 + tl.arange(0, BN // 2)
-        kept = (column < STORED // 2)[:, None] & m_inside[None, :]
+        is_stored = (column < STORED // 2)[:, None] & m_inside[None, :]
     else:
         found = activate(found, ACTIVATION)
         column = n
-        kept = (n < STORED)[:, None] & m_inside[None, :]
+        is_stored = (n < STORED)[:, None] & m_inside[None, :]
     if pair_weights is not None:
         found *= tl.load(pair_weights + row, mask=m_inside, other=0.0).to(tl.float32)[None, :]
     if residual is not None:
         at = row[None, :] * residual_stride + column[:, None]
-        found += tl.load(residual + at, mask=kept, other=0.0).to(tl.float32)
+        found += tl.load(residual + at, mask=is_stored, other=0.0).to(tl.float32)
     at = row[None, :] * out_stride + column[:, None]
-    tl.store(out + at, found.to(out.dtype.element_ty), mask=kept)
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit
@@ -301,12 +301,12 @@ def round_rows(x, x_stride, out, scales, inputs, LARGEST: tl.constexpr, BLOCK: t
     """Make a row 8-bit: its largest magnitude becomes LARGEST. Shapes: x [M, K], scales [M]"""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
-    most = tl.zeros((BLOCK,), dtype=tl.float32)
+    magnitudes = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, inputs, BLOCK):
         column = start + lane
         own = tl.load(x + row * x_stride + column, mask=column < inputs, other=0.0)
-        most = tl.maximum(most, tl.abs(own.to(tl.float32)))
-    largest = tl.max(most, axis=0)
+        magnitudes = tl.maximum(magnitudes, tl.abs(own.to(tl.float32)))
+    largest = tl.max(magnitudes, axis=0)
     tl.store(scales + row, tl.div_rn(largest, LARGEST * 1.0))
     inverse = tl.where(
         largest > 0, tl.div_rn(LARGEST * 1.0, tl.where(largest > 0, largest, 1.0)), 0.0
@@ -314,12 +314,14 @@ def round_rows(x, x_stride, out, scales, inputs, LARGEST: tl.constexpr, BLOCK: t
     for start in range(0, inputs, BLOCK):
         column = start + lane
         own = tl.load(x + row * x_stride + column, mask=column < inputs, other=0.0)
-        made = own.to(tl.float32) * inverse
+        rounded = own.to(tl.float32) * inverse
         if out.dtype.element_ty == tl.int8:
-            made = (made + ROUND) - ROUND
+            rounded = (rounded + ROUND) - ROUND
         else:
-            made = nearest_float8(made, 3, 121)
-        tl.store(out + row * inputs + column, made.to(out.dtype.element_ty), mask=column < inputs)
+            rounded = nearest_float8(rounded, 3, 121)
+        tl.store(
+            out + row * inputs + column, rounded.to(out.dtype.element_ty), mask=column < inputs
+        )
 
 
 def run(

@@ -51,7 +51,7 @@ def unpack(words, highs, shift, zeros, KIND: tl.constexpr, HIGH: tl.constexpr,
     Shapes: words and highs [BN, H], each of zeros [BN, 1] float32 -> [BN, H] four times
     """
     if KIND == "e2m1":
-        made = tl.inline_asm_elementwise(
+        numbers = tl.inline_asm_elementwise(
             TEXT, PLACES, [words],
             (dot_type.value, dot_type.value, dot_type.value, dot_type.value), True, 2,
         )  # fmt: skip
@@ -68,11 +68,11 @@ def unpack(words, highs, shift, zeros, KIND: tl.constexpr, HIGH: tl.constexpr,
             given = given + (highs, shift)  # type: ignore[assignment] # noqa: RUF005
         elif HIGH == 2:
             given = given + (highs,)  # type: ignore[assignment] # noqa: RUF005
-        made = tl.inline_asm_elementwise(
+        numbers = tl.inline_asm_elementwise(
             TEXT, PLACES, given + less,
             (dot_type.value, dot_type.value, dot_type.value, dot_type.value), True, 4,
         )  # fmt: skip
-    return made
+    return numbers
 
 
 @triton.jit

@@ -123,9 +123,9 @@ class Weight:
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix that is meant. Shapes: index [M] -> [M, K] float32"""
-        kept = {name: getattr(self, name) for name in _PER_OUTPUT}
+        per_output = {name: getattr(self, name) for name in _PER_OUTPUT}
         picked: dict[str, Any] = {
-            name: None if t is None else _picked(t, index) for name, t in kept.items()
+            name: None if t is None else _picked(t, index) for name, t in per_output.items()
         }
         return replace(self, **picked).dequantize()
 
@@ -134,9 +134,9 @@ class Weight:
         wide = self._in_order()
         if self.order is None:
             return wide
-        meant = torch.empty_like(wide)
-        meant[:, self.order] = wide
-        return meant
+        ordered = torch.empty_like(wide)
+        ordered[:, self.order] = wide
+        return ordered
 
     def _in_order(self) -> torch.Tensor:
         """Return the matrix with its columns as stored. Shapes: [N, K] float32"""

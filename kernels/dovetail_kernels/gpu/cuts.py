@@ -139,7 +139,7 @@ class RowCuts:
         if tokens < max(least_tokens, rows + 1) or block_tokens < SUB.value:
             return None
         some = min(chunk_tokens, triton.next_power_of_2(block_tokens))
-        most = most_chunks(
+        max_cuts = most_chunks(
             tokens, rows, block_tokens, some, least_tokens=least_tokens,
             has_own_sizes=has_own_sizes,
         )  # fmt: skip
@@ -149,4 +149,4 @@ class RowCuts:
             "LEAST": least_tokens,
             "BLOCK_TOKENS": block_tokens,
         }
-        return cls(most=most, constants=constants)
+        return cls(most=max_cuts, constants=constants)

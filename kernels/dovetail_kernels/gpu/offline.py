@@ -121,9 +121,9 @@ def absent_gpu(capability: int) -> Iterator[AbsentGpu]:
 
 def _use(binary: bytes) -> tuple[int, int]:
     """Return the registers and the bytes of stack that a thread of a kernel takes."""
-    told = _dumped(binary, "--dump-resource-usage")
-    usage = USE.search(told)
-    assert usage is not None, told
+    dump = _dumped(binary, "--dump-resource-usage")
+    usage = USE.search(dump)
+    assert usage is not None, dump
     return int(usage[1]), int(usage[2])
 
 
@@ -139,16 +139,16 @@ def _dumped(binary: bytes, what: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def triton_calls(op: Op, most: int) -> list[tuple[str, Callable[[], Any]]]:
-    """Return calls of an op's Triton implementation on CPU tensors, of up to `most` of its small
-    cases, spread evenly; none if it has no such implementation."""
+def triton_calls(op: Op, max_cases: int) -> list[tuple[str, Callable[[], Any]]]:
+    """Return calls of an op's Triton implementation on CPU tensors, of up to `max_cases` of its
+    small cases, spread evenly; none if it has no such implementation."""
     implementation = next((i for i in op.implementations if i.name == TRITON), None)
     if implementation is None:
         return []
     cases = [case for case in op.small_cases() if _takes(implementation, case)]
     return [
         (f"{case.name} {case.dtype}", partial(_call, implementation, case))
-        for case in cases[:: -(-len(cases) // most)]
+        for case in cases[:: -(-len(cases) // max_cases)]
     ]
 
 

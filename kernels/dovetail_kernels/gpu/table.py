@@ -57,6 +57,6 @@ def write_entries(
     device: str, op: str, entries: dict[str, dict[str, int]], path: Path = TABLE
 ) -> None:
     """Write an op's entries for a device into the table, in the place of older ones."""
-    kept: Table = json.loads(path.read_text(encoding="utf-8"))
-    kept[device] = kept.get(device, {}) | {op: entries}
-    path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    table: Table = json.loads(path.read_text(encoding="utf-8"))
+    table[device] = table.get(device, {}) | {op: entries}
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -63,10 +63,10 @@ def in_bytes(weight: torch.Tensor, groups: str) -> torch.Tensor | None:
     if weight.shape[axis] % SCALED or (axis == 2 and weight.shape[2] % PANEL):
         return None
     wide = weight.float().unflatten(axis, (-1, SCALED))
-    most = wide.abs().amax(axis + 1, keepdim=True)
-    scales = most / MOST
+    largest = wide.abs().amax(axis + 1, keepdim=True)
+    scales = largest / MOST
     codes = (wide / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
-    if bool(((codes * scales - wide).abs() > EXACT * most).any()):
+    if bool(((codes * scales - wide).abs() > EXACT * largest).any()):
         return None
     bytes_ = packed(codes.flatten(axis, axis + 1).to(torch.int8)).flatten(2)
     scales = scales.squeeze(axis + 1)

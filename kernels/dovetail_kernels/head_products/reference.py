@@ -12,5 +12,5 @@ def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     size = weight.shape[1]
     first, rest = x[..., :size], x[..., size:]
-    made = torch.bmm(first.transpose(0, 1), weight.to(x.dtype)).transpose(0, 1)
-    return torch.cat([made, rest], dim=-1)
+    rotated = torch.bmm(first.transpose(0, 1), weight.to(x.dtype)).transpose(0, 1)
+    return torch.cat([rotated, rest], dim=-1)

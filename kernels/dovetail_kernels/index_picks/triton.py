@@ -57,8 +57,8 @@ def _score(
         total += tl.sum(tl.maximum(products, 0.0) * by[None, :], axis=1)
     bits = (total + 0.0).to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, ~bits & 0x7FFFFFFF, bits.to(tl.int64) + 0x80000000)
-    made = order * 0x80000000 + (0x7FFFFFFF - key)
-    tl.store(to, tl.where(is_seen, made, -1), mask=key < max_tokens)
+    ranked = order * 0x80000000 + (0x7FFFFFFF - key)
+    tl.store(to, tl.where(is_seen, ranked, -1), mask=key < max_tokens)
 
 
 def index_picks(
@@ -76,10 +76,10 @@ def index_picks(
     tokens."""
     tokens, heads, size = q.shape
     picks = torch.empty(tokens, num_picked, dtype=torch.int32, device=q.device)
-    most = max(1, min(tokens, MAX_SCORES // max(1, max_tokens)))
-    memory = torch.empty(most, max_tokens, dtype=torch.int64, device=q.device)
-    for first in range(0, tokens, most):
-        part = slice(first, min(first + most, tokens))
+    max_queries = max(1, min(tokens, MAX_SCORES // max(1, max_tokens)))
+    memory = torch.empty(max_queries, max_tokens, dtype=torch.int64, device=q.device)
+    for first in range(0, tokens, max_queries):
+        part = slice(first, min(first + max_queries, tokens))
         orders = memory[: part.stop - first]
         _score[(part.stop - first, triton.cdiv(max_tokens, KEYS))](
             q, q.stride(0), weights, weights.stride(0), cache, cache.stride(0),
@@ -112,6 +112,6 @@ def run(
     num_picked: int,
 ) -> torch.Tensor:
     """Return the positions that each query picks (see the op)."""
-    most = block_table.shape[1] * cache.shape[1]
+    max_tokens = block_table.shape[1] * cache.shape[1]
     rows = (block_table, query_start, seq_lens)
-    return index_picks(q, weights, cache, *rows, num_picked, max_tokens=most)
+    return index_picks(q, weights, cache, *rows, num_picked, max_tokens=max_tokens)

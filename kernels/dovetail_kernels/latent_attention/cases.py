@@ -128,10 +128,10 @@ def perf_cases() -> list[Case]:
 
 
 def _case(name: str, setup: _Setup) -> Case:
-    most = setup.picked or max(total for _, total in setup.rows)
-    pairs = sum(min(total - i, most) for count, total in setup.rows for i in range(count))
+    max_seen = setup.picked or max(total for _, total in setup.rows)
+    pairs = sum(min(total - i, max_seen) for count, total in setup.rows for i in range(count))
     tokens = sum(count for count, _ in setup.rows)
-    seen = sum(min(total, count * most) for count, total in setup.rows if count)
+    seen = sum(min(total, count * max_seen) for count, total in setup.rows if count)
     width = setup.size + setup.turned
     kv = str(setup.kv_dtype).removeprefix("torch.")
     allowed = ROUNDED_TOLERANCE if setup.may_round else tolerance(setup.dtype)

@@ -80,7 +80,7 @@ def _walk(
     )
     acc = tl.zeros((HEADS, WIDE), dtype=tl.float32)
     total = tl.zeros((HEADS,), dtype=tl.float32)
-    most = tl.full((HEADS,), float("-inf"), dtype=tl.float32)
+    maximum = tl.full((HEADS,), float("-inf"), dtype=tl.float32)
     for base in range(start, stop, KEYS):
         key = base + step
         is_there = key < stop
@@ -99,22 +99,22 @@ def _walk(
         scores = tl.dot(own.to(DTYPE), tl.trans(latent), input_precision="ieee")
         scores = tl.dot(place.to(DTYPE), tl.trans(other), scores, input_precision="ieee")
         scores = tl.where(is_there[None, :], scores, float("-inf"))
-        new_most = tl.maximum(most, tl.max(scores, axis=1))
+        new_most = tl.maximum(maximum, tl.max(scores, axis=1))
         weights = tl.exp2((scores - new_most[:, None]) * scale)
-        fade = tl.exp2((most - new_most) * scale)
+        fade = tl.exp2((maximum - new_most) * scale)
         total = total * fade + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(DTYPE), latent, acc * fade[:, None], input_precision="ieee")
-        most = new_most
+        maximum = new_most
     inside = is_head & (at < SIZE)[None, :]
     if IS_SPLIT:
         to = sums + ((row.to(tl.int64) * SPLITS + split) * num_heads + head) * (SIZE + 2)
         tl.store(to[:, None] + at[None, :], acc, mask=inside)
-        tl.store(to + SIZE, most * scale, mask=head < num_heads)
+        tl.store(to + SIZE, maximum * scale, mask=head < num_heads)
         tl.store(to + SIZE + 1, total, mask=head < num_heads)
     else:
-        made = acc / tl.where(total > 0, total, 1.0)[:, None]  # a row of length 0 gets zeros
+        result = acc / tl.where(total > 0, total, 1.0)[:, None]  # a row of length 0 gets zeros
         to = out + (token * num_heads + head[:, None]) * SIZE + at[None, :]
-        tl.store(to, made.to(out.dtype.element_ty), mask=inside)
+        tl.store(to, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -134,15 +134,15 @@ def _join(
     count = tl.cdiv(seen, _split_tokens(seen, LEAST, SPLITS, KEYS))
     at = tl.arange(0, WIDE)
     acc = tl.zeros((WIDE,), dtype=tl.float32)
-    total, most = 0.0, float("-inf")
+    total, maximum = 0.0, float("-inf")
     for split in range(count):
         own = sums + ((row.to(tl.int64) * SPLITS + split) * num_heads + head) * (SIZE + 2)
         level = tl.load(own + SIZE)
-        peak = tl.maximum(most, level)
-        fade, fresh = tl.exp2(most - peak), tl.exp2(level - peak)
+        peak = tl.maximum(maximum, level)
+        fade, fresh = tl.exp2(maximum - peak), tl.exp2(level - peak)
         acc = acc * fade + tl.load(own + at, mask=at < SIZE, other=0.0) * fresh
         total = total * fade + tl.load(own + SIZE + 1) * fresh
-        most = peak
+        maximum = peak
     to = out + (begin.to(tl.int64) * num_heads + head) * SIZE + at
     tl.store(to, (acc / tl.where(total > 0, total, 1.0)).to(out.dtype.element_ty), mask=at < SIZE)
 

@@ -30,12 +30,12 @@ def _kernel(
         tl.store(x + row * x_stride + column, rounded, mask=inside)
         wide = rounded.to(tl.float32)
     centred = tl.where(inside, wide - tl.sum(wide, axis=0) / size, 0.0)
-    made = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / size + eps)
+    result = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / size + eps)
     if HAS_WEIGHT:
-        made = made * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
+        result = result * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
     if HAS_BIAS:
-        made = made + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * size + column, made.to(out.dtype.element_ty), mask=inside)
+        result = result + tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(

@@ -108,11 +108,13 @@ def expand(
             other=0.0,
         ).to(tl.float32)
         acc = tl.dot(thin.to(dot_type), wide.to(dot_type), acc, input_precision="ieee")
-    kept = is_own[:, None] & inside[None, :]
+    is_stored = is_own[:, None] & inside[None, :]
     if base is not None:
         at = block[:, None] * base_stride + n[None, :]
-        acc += tl.load(base + at, mask=kept, other=0.0).to(tl.float32)
-    tl.store(out + block[:, None] * outputs + n[None, :], acc.to(out.dtype.element_ty), mask=kept)
+        acc += tl.load(base + at, mask=is_stored, other=0.0).to(tl.float32)
+    tl.store(
+        out + block[:, None] * outputs + n[None, :], acc.to(out.dtype.element_ty), mask=is_stored
+    )
 
 
 def run(

@@ -20,8 +20,8 @@ def _kernel(x, x_stride, gate, gate_stride, out, size, WIDTH: tl.constexpr):
     inside = column < size
     values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
-    made = values / (1.0 + tl.exp(-own))
-    tl.store(out + row * size + column, made.to(out.dtype.element_ty), mask=inside)
+    result = values / (1.0 + tl.exp(-own))
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

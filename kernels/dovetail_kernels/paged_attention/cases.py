@@ -196,15 +196,17 @@ def _rounded_cases() -> list[Case]:
 
 def _varied() -> list[tuple[str, Rows, tuple[int, int], int, dict[str, Any]]]:
     """Return name, rows, heads, head size and rules: every rule, and tiles of all sizes."""
-    made: list[tuple[str, Rows, tuple[int, int], int, dict[str, Any]]] = [
+    settings: list[tuple[str, Rows, tuple[int, int], int, dict[str, Any]]] = [
         (f"{rows}_{rule}", ROWS[rows], (4, 2), 32, options)
         for rows in ROWS
         for rule, options in RULES.items()
     ]
-    made += [(f"long_{rule}", LONG, (4, 2), 32, options) for rule, options in LONG_RULES.items()]
-    made += [(f"D{size}", ROWS["mixed"], (4, 2), size, {}) for size in (16, 80, 256)]
-    made += [(f"G{g}", ROWS["mixed"], (g, 1), 32, {}) for g in (1, 3, 7, 16, 64)]
-    return made
+    settings += [
+        (f"long_{rule}", LONG, (4, 2), 32, options) for rule, options in LONG_RULES.items()
+    ]
+    settings += [(f"D{size}", ROWS["mixed"], (4, 2), size, {}) for size in (16, 80, 256)]
+    settings += [(f"G{g}", ROWS["mixed"], (g, 1), 32, {}) for g in (1, 3, 7, 16, 64)]
+    return settings
 
 
 def perf_cases() -> list[Case]:

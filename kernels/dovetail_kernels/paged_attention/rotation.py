@@ -34,7 +34,7 @@ def block_of(size: int) -> int:
 @cache
 def _matrix(block: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return the transform: ones and minus ones. Shapes: [B, B]"""
-    made = torch.ones(1, 1)
-    while len(made) < block:
-        made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)])
-    return made.to(device, dtype)
+    matrix = torch.ones(1, 1)
+    while len(matrix) < block:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix.to(device, dtype)

@@ -212,24 +212,24 @@ class _Launch:
         how = spans_of(programs, spans, 4 * tokens * heads * spans * self.size)
         if how == "next":
             tile = adding_tile(tile, wide, self.group)
-        kept = {"one": 0, "next": 1, "each": spans}[how]
-        sums = self.q.new_empty((tokens * heads * kept, self.size), dtype=torch.float32)
-        levels = self.q.new_empty((tokens * heads * kept, 2), dtype=torch.float32)
+        num_kept = {"one": 0, "next": 1, "each": spans}[how]
+        sums = self.q.new_empty((tokens * heads * num_kept, self.size), dtype=torch.float32)
+        levels = self.q.new_empty((tokens * heads * num_kept, 2), dtype=torch.float32)
         queries = tile.lines // self.group
         programs = (tokens // queries + rows) * self.kv_heads
         cut: dict[str, Any] = {"QUERIES": queries, "LANES": tile.lines, "SPAN": SPAN,
                                "IS_CAUSAL": self.rules.is_causal}  # fmt: skip
         for span in range(spans if how == "next" else 1):
-            kernels.prefill[(programs, max(1, kept))](
+            kernels.prefill[(programs, max(1, num_kept))](
                 self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
-                self.slopes, *self.rows, rows, kept, span, *self.strides, *self.numbers,
+                self.slopes, *self.rows, rows, num_kept, span, *self.strides, *self.numbers,
                 **self.shared, **cut, KEYS=tile.keys, SPANS=how,
                 num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
         if how == "each":
             columns = min(128, wide)
             kernels.add_spans[(programs, triton.cdiv(self.size, columns))](
-                self.out, self.lse, sums, levels, self.sinks, *self.rows[1:], rows, kept,
+                self.out, self.lse, sums, levels, self.sinks, *self.rows[1:], rows, num_kept,
                 self.out.stride(0),
                 *self.numbers[2:], **{name: self.shared[name] for name in ADDED}, **cut,
                 COLUMNS=columns, num_warps=max(4, tile.lines * columns // 2048),
@@ -241,21 +241,21 @@ class _Launch:
         rows, heads = self.rows[2].shape[0], self.q.shape[1]
         splits = most_splits(self.kv_heads)
         visible = min(max_seq_tokens, self.seen or max_seq_tokens)
-        kept = min(splits, max(1, triton.cdiv(visible, LEAST_SPLIT)))
+        num_splits = min(splits, max(1, triton.cdiv(visible, LEAST_SPLIT)))
         pairs = rows * self.kv_heads
-        spread = min(kept, max(1, DECODE_PROGRAMS // pairs))
-        kept_parts = rows * heads * kept if kept > 1 else 0
+        spread = min(num_splits, max(1, DECODE_PROGRAMS // pairs))
+        kept_parts = rows * heads * num_splits if num_splits > 1 else 0
         sums = self.q.new_empty((kept_parts, self.size), dtype=torch.float32)
         levels = self.q.new_empty((kept_parts, 2), dtype=torch.float32)
         cut: dict[str, Any] = {"KEYS": tile.keys, "LEAST": LEAST_SPLIT, "SPLITS": splits}
         kernels.decode[(pairs, spread)](
             self.q, self.out, self.lse, sums, levels, self.cache, self.scales, self.sinks,
-            self.slopes, *self.rows, kept, *self.strides, *self.numbers, **self.shared, **cut,
+            self.slopes, *self.rows, num_splits, *self.strides, *self.numbers, **self.shared, **cut,
             LANES=tile.lines, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
-        if kept > 1:
+        if num_splits > 1:
             kernels.join[(rows * heads,)](
-                self.out, self.lse, sums, levels, self.sinks, *self.rows[1:], kept,
+                self.out, self.lse, sums, levels, self.sinks, *self.rows[1:], num_splits,
                 self.out.stride(0),
                 *self.numbers[2:], **self.own, **cut, HEADS=heads,
                 num_warps=max(1, splits * self.own["WIDE"] // 1024),

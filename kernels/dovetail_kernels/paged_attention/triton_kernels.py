@@ -57,7 +57,7 @@ def _first_seen(position, window, REACH: tl.constexpr):
 
 @triton.jit
 def _walk(
-    q, acc, total, most, positions, start, stop, low, end,
+    q, acc, total, maximum, positions, start, stop, low, end,
     keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
     block_scales, token_scales, score_scale, soft_cap, slope, window,
     BLOCK_TOKENS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
@@ -67,7 +67,7 @@ def _walk(
     """Return the running sums after the keys start .. stop - 1. Only those from `low` to before
     `end` may be read; with IS_MASKED the others are masked.
 
-    `most` is the largest product so far, without score_scale, or, under a cap or slopes, the
+    `maximum` is the largest product so far, without score_scale, or, under a cap or slopes, the
     largest score. Scores are exponents of 2. `slope` is of each line, as score_scale makes scores.
     """
     at, step = tl.arange(0, WIDE), tl.arange(0, KEYS)
@@ -111,10 +111,10 @@ def _walk(
                 if not IS_CAUSAL:
                     seen = seen & (key[None, :] < positions[:, None] + window)
             scores = tl.where(seen, scores, float("-inf"))
-        new_most = tl.maximum(most, tl.max(scores, axis=1))
+        new_most = tl.maximum(maximum, tl.max(scores, axis=1))
         level = tl.where(new_most == float("-inf"), 0.0, new_most * factor)
         weights = tl.exp2(scores * factor - level[:, None])
-        fade = tl.exp2(most * factor - level)
+        fade = tl.exp2(maximum * factor - level)
         total = total * fade + tl.sum(weights, axis=1)
         acc = acc * fade[:, None]
         if HAS_SCALES:
@@ -124,8 +124,8 @@ def _walk(
         else:
             v = tl.load(values_at + where)
         acc = tl.dot(weights.to(DTYPE), v.to(DTYPE), acc, input_precision="ieee")
-        most, block = new_most, next_block
-    return acc, total, most
+        maximum, block = new_most, next_block
+    return acc, total, maximum
 
 
 @triton.jit
@@ -145,13 +145,13 @@ def _slope(
 
 @triton.jit
 def _sum_with_sinks(
-    total, most, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
+    total, maximum, sinks, head, inside, HAS_SINKS: tl.constexpr, LOG2_E: tl.constexpr
 ):
     """Return the divisor of sums of weighted values; 1 if no key was seen."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=inside, other=0.0).to(tl.float32) * LOG2_E
-        total = total + tl.exp2(sink - most)
-    return tl.where(most == float("-inf"), 1.0, total)
+        total = total + tl.exp2(sink - maximum)
+    return tl.where(maximum == float("-inf"), 1.0, total)
 
 
 @triton.jit
@@ -167,46 +167,46 @@ def _span(
     before `plain`."""
     acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
     total = tl.zeros((LANES,), dtype=tl.float32)
-    most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
+    maximum = tl.full((LANES,), float("-inf"), dtype=tl.float32)
     if REACH == "all":
         plain = tl.minimum(plain // KEYS * KEYS, there)
-        acc, total, most = _walk(
-            q, acc, total, most, positions, here, plain, 0, end,
+        acc, total, maximum = _walk(
+            q, acc, total, maximum, positions, here, plain, 0, end,
             keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
             block_scales, token_scales, score_scale, soft_cap, slope, window,
             BLOCK_TOKENS, KEYS, SIZE, WIDE, False, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
             HAS_SCALES, DTYPE,
         )  # fmt: skip
         here = tl.maximum(here, plain)
-    acc, total, most = _walk(
-        q, acc, total, most, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
+    acc, total, maximum = _walk(
+        q, acc, total, maximum, positions, tl.maximum(here, low // KEYS * KEYS), there, low, end,
         keys_at, values_at, key_scales, value_scales, table, block_stride, token_stride,
         block_scales, token_scales, score_scale, soft_cap, slope, window,
         BLOCK_TOKENS, KEYS, SIZE, WIDE, True, IS_CAUSAL, REACH, HAS_CAP, HAS_SLOPES,
         HAS_SCALES, DTYPE,
     )  # fmt: skip
     if not (HAS_CAP or HAS_SLOPES):
-        most = most * score_scale
-    return acc, total, most
+        maximum = maximum * score_scale
+    return acc, total, maximum
 
 
 @triton.jit
-def _added(whole, whole_total, whole_most, acc, total, most):
+def _added(whole, whole_total, whole_most, acc, total, maximum):
     """Return the sums of some spans and the next one's. Fused operations are explicit, so that no
     compiler chooses."""
-    top = tl.maximum(whole_most, most)
+    top = tl.maximum(whole_most, maximum)
     level = tl.where(top == float("-inf"), 0.0, top)
-    kept, share = tl.exp2(whole_most - level), tl.exp2(most - level)
+    fade, share = tl.exp2(whole_most - level), tl.exp2(maximum - level)
     acc *= share[:, None]
-    whole = tl.fma(whole, tl.broadcast_to(kept[:, None], whole.shape), acc)
-    return whole, tl.fma(whole_total, kept, total * share), top
+    whole = tl.fma(whole, tl.broadcast_to(fade[:, None], whole.shape), acc)
+    return whole, tl.fma(whole_total, fade, total * share), top
 
 
 @triton.jit
-def _keep(acc, total, most, sums, levels, part, is_line, inside, at, SIZE: tl.constexpr):
+def _keep(acc, total, maximum, sums, levels, part, is_line, inside, at, SIZE: tl.constexpr):
     """Store sums at their places. Shapes: part [LANES]. Mutates: sums, levels"""
     tl.store(sums + part[:, None] * SIZE + at[None, :], acc, mask=inside)
-    tl.store(levels + part * 2, most, mask=is_line)
+    tl.store(levels + part * 2, maximum, mask=is_line)
     tl.store(levels + part * 2 + 1, total, mask=is_line)
 
 
@@ -214,13 +214,13 @@ def _keep(acc, total, most, sums, levels, part, is_line, inside, at, SIZE: tl.co
 def _kept(sums, levels, part, is_line, inside, at, SIZE: tl.constexpr):
     """Return the sums of some places."""
     acc = tl.load(sums + part[:, None] * SIZE + at[None, :], mask=inside, other=0.0)
-    most = tl.load(levels + part * 2, mask=is_line, other=float("-inf"))
-    return acc, tl.load(levels + part * 2 + 1, mask=is_line, other=0.0), most
+    maximum = tl.load(levels + part * 2, mask=is_line, other=float("-inf"))
+    return acc, tl.load(levels + part * 2 + 1, mask=is_line, other=0.0), maximum
 
 
 @triton.jit
 def _finish(
-    acc, total, most, out, lse, sinks, target, place, head, is_query, inside, value_scale,
+    acc, total, maximum, out, lse, sinks, target, place, head, is_query, inside, value_scale,
     HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr, LOG2_E: tl.constexpr,
 ):  # fmt: skip
     """Store the attended values of a tile, and on request the log-sum-exps of its scores.
@@ -229,10 +229,10 @@ def _finish(
     """
     if HAS_LSE:
         seen = tl.where(is_query, total, 1.0)  # lines of no query may see no key
-        tl.store(lse + place, (most + tl.log2(seen)) / LOG2_E, mask=is_query)
-    total = _sum_with_sinks(total, most, sinks, head, is_query, HAS_SINKS, LOG2_E)
-    made = acc * (value_scale / total)[:, None]
-    tl.store(out + target, made.to(out.dtype.element_ty), mask=inside)
+        tl.store(lse + place, (maximum + tl.log2(seen)) / LOG2_E, mask=is_query)
+    total = _sum_with_sinks(total, maximum, sinks, head, is_query, HAS_SINKS, LOG2_E)
+    result = acc * (value_scale / total)[:, None]
+    tl.store(out + target, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -306,7 +306,7 @@ def prefill(
             value_scales = key_scales + half_scales
         row_table = table + row.to(tl.int64) * table_stride
         slope = _slope(slopes, head, is_query, soft_cap, HAS_CAP, HAS_SLOPES, LOG2_E)
-        acc, total, most = _span(
+        acc, total, maximum = _span(
             tile_q, start + query, here, there, plain, low, end,
             keys_at, values_at, key_scales, value_scales, row_table, block_stride, token_stride,
             block_scales, token_scales, score_scale, soft_cap, slope, window, BLOCK_TOKENS, KEYS,
@@ -317,12 +317,12 @@ def prefill(
             before, before_total, before_most = _kept(
                 sums, levels, part, is_query, inside, at, SIZE
             )
-            acc, total, most = _added(before, before_total, before_most, acc, total, most)
+            acc, total, maximum = _added(before, before_total, before_most, acc, total, maximum)
         if SPANS == "each" or (SPANS == "next" and number < num_spans - 1):
-            _keep(acc, total, most, sums, levels, part, is_query, inside, at, SIZE)
+            _keep(acc, total, maximum, sums, levels, part, is_query, inside, at, SIZE)
         else:
             target = token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-            _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head,
+            _finish(acc, total, maximum, out, lse, sinks, target, token * KV_HEADS * GROUP + head,
                     head, is_query, inside, value_scale, HAS_SINKS, HAS_LSE, LOG2_E)  # fmt: skip
 
 
@@ -345,13 +345,13 @@ def add_spans(
         inside = is_query[:, None] & (at < SIZE)[None, :]
         token = (first + query).to(tl.int64)
         part = (token * KV_HEADS * GROUP + head) * kept_spans
-        acc, total, most = _kept(sums, levels, part, is_query, inside, at, SIZE)
+        acc, total, maximum = _kept(sums, levels, part, is_query, inside, at, SIZE)
         for _span in range(1, tl.cdiv(end, SPAN) - low // SPAN):
             part += 1
             own, own_total, own_most = _kept(sums, levels, part, is_query, inside, at, SIZE)
-            acc, total, most = _added(acc, total, most, own, own_total, own_most)
+            acc, total, maximum = _added(acc, total, maximum, own, own_total, own_most)
         target = token[:, None] * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-        _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head, head,
+        _finish(acc, total, maximum, out, lse, sinks, target, token * KV_HEADS * GROUP + head, head,
                 is_query, inside, value_scale, HAS_SINKS, HAS_LSE, LOG2_E)  # fmt: skip
 
 
@@ -399,25 +399,25 @@ def decode(
         for split in range(tl.program_id(1), num_splits, tl.num_programs(1)):
             acc = tl.zeros((LANES, WIDE), dtype=tl.float32)
             total = tl.zeros((LANES,), dtype=tl.float32)
-            most = tl.full((LANES,), float("-inf"), dtype=tl.float32)
+            maximum = tl.full((LANES,), float("-inf"), dtype=tl.float32)
             start = low + split * size
             end = tl.minimum(start + size, length)
-            acc, total, most = _walk(
-                tile_q, acc, total, most, line * 0 + length - 1, start, end, start, end,
+            acc, total, maximum = _walk(
+                tile_q, acc, total, maximum, line * 0 + length - 1, start, end, start, end,
                 keys_at, values_at, key_scales, value_scales, row_table, block_stride,
                 token_stride, block_scales, token_scales, score_scale, soft_cap, slope, window,
                 BLOCK_TOKENS, KEYS, SIZE, WIDE, True, False, "all", HAS_CAP, HAS_SLOPES,
                 HAS_SCALES, DTYPE,
             )  # fmt: skip
-            most = most if HAS_CAP or HAS_SLOPES else most * score_scale
+            maximum = maximum if HAS_CAP or HAS_SLOPES else maximum * score_scale
             if num_splits == 1:
                 target = token * out_token_stride + (head * SIZE)[:, None] + at[None, :]
-                _finish(acc, total, most, out, lse, sinks, target, token * KV_HEADS * GROUP + head,
-                        head, is_head, inside, value_scale, HAS_SINKS, HAS_LSE,
-                        LOG2_E)  # fmt: skip
+                _finish(acc, total, maximum, out, lse, sinks, target,
+                        token * KV_HEADS * GROUP + head, head, is_head, inside, value_scale,
+                        HAS_SINKS, HAS_LSE, LOG2_E)  # fmt: skip
             else:
                 part = (row.to(tl.int64) * KV_HEADS * GROUP + head) * kept_splits + split
-                _keep(acc, total, most, sums, levels, part, is_head, inside, at, SIZE)
+                _keep(acc, total, maximum, sums, levels, part, is_head, inside, at, SIZE)
 
 
 @triton.jit(do_not_specialize=["kept_splits", "window"])
@@ -440,10 +440,10 @@ def join(
         split, at = tl.arange(0, SPLITS), tl.arange(0, WIDE)
         is_part = split < num_splits
         part = (row.to(tl.int64) * HEADS + head) * kept_splits + split
-        most = tl.load(levels + part * 2, mask=is_part, other=float("-inf"))
+        maxima = tl.load(levels + part * 2, mask=is_part, other=float("-inf"))
         total = tl.load(levels + part * 2 + 1, mask=is_part, other=0.0)
-        top = tl.max(most, axis=0)
-        share = tl.exp2(most - top)
+        top = tl.max(maxima, axis=0)
+        share = tl.exp2(maxima - top)
         inside = is_part[:, None] & (at < SIZE)[None, :]
         acc = tl.load(sums + part[:, None] * SIZE + at[None, :], mask=inside, other=0.0)
         whole = tl.sum(total * share, axis=0)
@@ -451,6 +451,6 @@ def join(
             tl.store(lse + token * HEADS + head, (top + tl.log2(whole)) / LOG2_E)
         if HAS_SINKS:
             whole += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2_E - top)
-        made = tl.sum(acc * share[:, None], axis=0) * (value_scale / whole)
+        result = tl.sum(acc * share[:, None], axis=0) * (value_scale / whole)
         target = out + token * out_token_stride + head * SIZE + at
-        tl.store(target, made.to(out.dtype.element_ty), mask=at < SIZE)
+        tl.store(target, result.to(out.dtype.element_ty), mask=at < SIZE)

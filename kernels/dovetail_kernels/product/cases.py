@@ -63,11 +63,11 @@ def _builder(
     def build(device: torch.device) -> Arguments:
         # Rows of both are strided, as parts of a wider matrix are.
         wide = normal((tokens, 2 * size + 16), dtype, device, seed=1)
-        made: Arguments = {"x": wide[:, 16 : 16 + size], "activation": activation}
+        arguments: Arguments = {"x": wide[:, 16 : 16 + size], "activation": activation}
         if GATED in by:
-            made["gate"] = wide[:, 16 + size :]
+            arguments["gate"] = wide[:, 16 + size :]
         if SCALED in by:
-            made["factors"] = normal((size,), torch.float32, device, seed=2)
-        return made
+            arguments["factors"] = normal((size,), torch.float32, device, seed=2)
+        return arguments
 
     return build

@@ -14,9 +14,9 @@ def reference(
     activation: str = "none",
 ) -> torch.Tensor:
     """Return x * act(gate) * factors. Shapes: x, gate [T, C], factors [C] -> [T, C]"""
-    made = x.float()
+    result = x.float()
     if gate is not None:
-        made = made * ACTIVATIONS[activation](gate.float())
+        result = result * ACTIVATIONS[activation](gate.float())
     if factors is not None:
-        made = made * factors.float()
-    return made.to(x.dtype)
+        result = result * factors.float()
+    return result.to(x.dtype)

@@ -25,13 +25,13 @@ def _kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     inside = column < size
-    made = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    result = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_GATE:
         at = gate + row * gate_stride + column
-        made *= activate(tl.load(at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+        result *= activate(tl.load(at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     if HAS_FACTORS:
-        made *= tl.load(factors + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * size + column, made.to(out.dtype.element_ty), mask=inside)
+        result *= tl.load(factors + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(

@@ -73,8 +73,8 @@ def _kernel(
             rest = _scaled(
                 rest, q_weight, k_weight, rate, is_q, column, is_rest, offset, HAS_Q, HAS_K
             )
-            made = rest.to(qkv.dtype.element_ty)
-            tl.store(start + column[None, :], made, mask=rest_inside)
+            copied = rest.to(qkv.dtype.element_ty)
+            tl.store(start + column[None, :], copied, mask=rest_inside)
     row = tl.load(positions + token) * half
     c = tl.load(cos + row + pair, mask=is_pair, other=0.0)[None, :]
     s = tl.load(sin + row + pair, mask=is_pair, other=0.0)[None, :]

@@ -28,13 +28,13 @@ def _kernel(
         rounded = (wide + own.to(tl.float32)).to(x.dtype.element_ty)
         tl.store(x + row * x_stride + column, rounded, mask=inside)
         wide = rounded.to(tl.float32)
-    made = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    result = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     if HAS_WEIGHT:
-        made = made * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
+        result = result * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
     if HAS_RESIDUAL:
-        rounded = made.to(out.dtype.element_ty).to(tl.float32)
-        made = rounded + tl.load(residual + row * size + column, mask=inside).to(tl.float32)
-    tl.store(out + row * size + column, made.to(out.dtype.element_ty), mask=inside)
+        rounded = result.to(out.dtype.element_ty).to(tl.float32)
+        result = rounded + tl.load(residual + row * size + column, mask=inside).to(tl.float32)
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run(

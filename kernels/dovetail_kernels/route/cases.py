@@ -40,17 +40,17 @@ def perf_cases() -> list[Case]:
 
 def _special(tokens: tuple[int, ...]) -> list[Case]:
     """Return groups, biases, equal scores and other dtypes."""
-    made = []
+    cases = []
     for t in tokens:
-        made += [
+        cases += [
             _case("sigmoid", t, 64, 6, groups=groups, has_bias=bias)
             for groups in ("best", "two_best")
             for bias in (False, True)
         ]
-        made += [_case(rule, t, 32, 5, levels=3) for rule in ("softmax", "sigmoid")]
-        made += [_case("softmax", t, 32, 5, groups="best", levels=3)]
-        made += [_case("sigmoid", t, 40, 4, has_bias=True, dtype=torch.bfloat16)]
-    return made
+        cases += [_case(rule, t, 32, 5, levels=3) for rule in ("softmax", "sigmoid")]
+        cases += [_case("softmax", t, 32, 5, groups="best", levels=3)]
+        cases += [_case("sigmoid", t, 40, 4, has_bias=True, dtype=torch.bfloat16)]
+    return cases
 
 
 def _case(

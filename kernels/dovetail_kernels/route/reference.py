@@ -28,8 +28,8 @@ def reference(
     if num_kept_groups < num_groups:
         groups = chosen_by.unflatten(-1, (num_groups, -1))
         best = _largest(groups, 2 if group_score == "two_best" else 1).values.sum(dim=-1)
-        kept = _largest(best, num_kept_groups).indices
-        is_kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, kept, True)
+        best_groups = _largest(best, num_kept_groups).indices
+        is_kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best_groups, True)
         chosen_by = groups.masked_fill(~is_kept.unsqueeze(-1), -torch.inf).flatten(-2)
     experts.copy_(_largest(chosen_by, experts.shape[1]).indices)
     picked = likely.gather(-1, experts)

@@ -17,7 +17,7 @@ def _first_of_largest(values, expert, WIDTH: tl.constexpr):
 
 @triton.jit
 def _keep_groups(
-    values, expert, groups, kept, size, ADDS_TWO: tl.constexpr, GROUPS: tl.constexpr,
+    values, expert, groups, num_kept, size, ADDS_TWO: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Set the values of dropped groups to -inf."""
@@ -31,7 +31,7 @@ def _keep_groups(
             score += tl.max(others, axis=0)
         scores = tl.where(group == g, score, scores)
     is_kept = tl.zeros((WIDTH,), tl.int1)
-    for _ in range(kept):
+    for _ in range(num_kept):
         best = _first_of_largest(scores, group, GROUPS)
         is_kept = is_kept | (expert // size == best)
         scores = tl.where(group == best, float("-inf"), scores)
@@ -40,7 +40,7 @@ def _keep_groups(
 
 @triton.jit
 def _kernel(
-    scores, stride, bias, weights, experts, num_experts, groups, kept, least_sum, factor,
+    scores, stride, bias, weights, experts, num_experts, groups, num_kept, least_sum, factor,
     IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, RENORMALIZES: tl.constexpr,
     ADDS_TWO: tl.constexpr, IS_GROUPED: tl.constexpr, PICKED: tl.constexpr, PLACES: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr,
@@ -60,7 +60,7 @@ def _kernel(
     values = tl.where(inside, values, float("-inf"))
     if IS_GROUPED:
         size = num_experts // groups
-        values = _keep_groups(values, expert, groups, kept, size, ADDS_TWO, GROUPS, WIDTH)
+        values = _keep_groups(values, expert, groups, num_kept, size, ADDS_TWO, GROUPS, WIDTH)
     total = 0.0
     at = token * PICKED
     place = tl.arange(0, PLACES)

@@ -70,17 +70,17 @@ def perf_cases() -> list[Case]:
 
 def logits_of(kind: str, rows: int, vocab: int) -> torch.Tensor:
     """Return logits: normal, with many ties, all but one banned, or like a language model's."""
-    made = normal((rows, vocab), torch.float32, torch.device("cpu"), seed=vocab)
+    logits = normal((rows, vocab), torch.float32, torch.device("cpu"), seed=vocab)
     if kind == "ties":
-        return made.mul_(2).round_()
+        return logits.mul_(2).round_()
     if kind == "one":
-        made.fill_(-torch.inf)
-        made[torch.arange(rows), torch.arange(rows) * 37 % vocab] = -3.0
+        logits.fill_(-torch.inf)
+        logits[torch.arange(rows), torch.arange(rows) * 37 % vocab] = -3.0
     if kind == "model":
-        made.mul_(2.5)
+        logits.mul_(2.5)
         places = (torch.arange(40) * 7919 + 11) % vocab
-        made[:, places] = BEST - torch.arange(40) * 0.3
-    return made
+        logits[:, places] = BEST - torch.arange(40) * 0.3
+    return logits
 
 
 def _case(name: str, rows: int, vocab: int, kind: str) -> Case:

@@ -120,20 +120,20 @@ def warm_up(logits: torch.Tensor) -> None:
 
 def prepare(arguments: Arguments) -> Arguments:
     """Return the op's arguments as the kernels take them: all but the logits packed once."""
-    asked = {name: arguments[name].cpu() for name in arguments if name != "logits"}
-    seeds, count = asked["seed"].numpy().view(np.uint64), len(asked["seed"])
+    on_host = {name: arguments[name].cpu() for name in arguments if name != "logits"}
+    seeds, count = on_host["seed"].numpy().view(np.uint64), len(on_host["seed"])
     columns = {
-        **{name: asked[name].numpy() for name in ("inverse_temperature", "top_k", "top_p")},
-        "least": asked["min_p"].log().float().numpy(),
-        "uniform": definition.uniforms(seeds, asked["position"].numpy()),
+        **{name: on_host[name].numpy() for name in ("inverse_temperature", "top_k", "top_p")},
+        "least": on_host["min_p"].log().float().numpy(),
+        "uniform": definition.uniforms(seeds, on_host["position"].numpy()),
         **dict.fromkeys(("repetition", "frequency", "presence"), np.ones(count)),
         "slot": np.full(count, -1.0),
     }
     wanted = SamplingSettings(
         params=torch.from_numpy(pack(columns)).to(arguments["logits"].device),
-        is_random=bool((asked["inverse_temperature"] != 0).any()),
-        has_bounds=bool(((asked["top_k"] > 0) | (asked["top_p"] < 1)).any()),
-        has_top_p=bool((asked["top_p"] < 1).any()),
+        is_random=bool((on_host["inverse_temperature"] != 0).any()),
+        has_bounds=bool(((on_host["top_k"] > 0) | (on_host["top_p"] < 1)).any()),
+        has_top_p=bool((on_host["top_p"] < 1).any()),
     )
     return {"logits": arguments["logits"], "wanted": wanted}
 

@@ -21,7 +21,7 @@ PROBE_TOKENS = 256
 
 
 def filter_top(
-    logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, least: np.ndarray
+    logits: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, log_min_p: np.ndarray
 ) -> None:
     """Set to -inf all tokens but min-p's, then all but the top-k, then all but the top-p nucleus.
 
@@ -31,8 +31,8 @@ def filter_top(
     Mutates: logits
     """
     vocab = logits.shape[1]
-    if np.isfinite(least).any():
-        bound = logits.amax(dim=1) + torch.from_numpy(least).to(logits.device)
+    if np.isfinite(log_min_p).any():
+        bound = logits.amax(dim=1) + torch.from_numpy(log_min_p).to(logits.device)
         logits.masked_fill_(logits < bound.unsqueeze(1), -torch.inf)
     limit = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
     if (limit == vocab).all() and (top_p >= 1.0).all():

@@ -176,8 +176,8 @@ class NativeSampler:
 
     def _give_room(self, max_rows: int, num_top: int) -> None:
         """Make room for logprobs. Mutates: self"""
-        self._logprobs = made = _room_for_logprobs(max_rows, num_top)
-        _point_to(self._args, made)
+        self._logprobs = logprobs = _room_for_logprobs(max_rows, num_top)
+        _point_to(self._args, logprobs)
 
 
 def logprobs_of(
@@ -190,7 +190,7 @@ def logprobs_of(
     """
     native = source or needed_library()
     assert logits.shape[0] == len(tokens) == len(num_top), "one row of logits for each token"
-    made = _room_for_logprobs(len(tokens), int(num_top.max(initial=0)))
+    logprobs = _room_for_logprobs(len(tokens), int(num_top.max(initial=0)))
     args = LogprobArgs(
         logits=logits.data_ptr(),
         tokens=tokens.ctypes.data,
@@ -198,10 +198,10 @@ def logprobs_of(
         count=len(tokens),
         vocab=logits.shape[1],
     )
-    _point_to(args, made)
+    _point_to(args, logprobs)
     if native.kernel("sample_logprobs", LogprobArgs)(ctypes.byref(args)):
         raise MemoryError(f"no memory for logprobs of {logits.shape[1]} tokens")
-    return made
+    return logprobs
 
 
 def can_sample(logits: torch.Tensor) -> bool:
@@ -223,11 +223,14 @@ def _room_for_logprobs(count: int, num_top: int) -> Logprobs:
     )
 
 
-def _point_to(args: SampleArgs | LogprobArgs, made: Logprobs) -> None:
-    """Let the results be written into `made`. Mutates: args"""
-    args.logprob, args.rank = made.logprob.ctypes.data, made.rank.ctypes.data
-    args.top_ids, args.top_logprobs = made.top_ids.ctypes.data, made.top_logprobs.ctypes.data
-    args.top_stride = made.top_ids.shape[1]
+def _point_to(args: SampleArgs | LogprobArgs, logprobs: Logprobs) -> None:
+    """Let the results be written into `logprobs`. Mutates: args"""
+    args.logprob, args.rank = logprobs.logprob.ctypes.data, logprobs.rank.ctypes.data
+    args.top_ids, args.top_logprobs = (
+        logprobs.top_ids.ctypes.data,
+        logprobs.top_logprobs.ctypes.data,
+    )
+    args.top_stride = logprobs.top_ids.shape[1]
 
 
 def _prepare(arguments: Arguments) -> Arguments:

@@ -184,13 +184,13 @@ def _goal(total, top_p):
 
 
 @triton.jit
-def _farthest(total, goal, vocab, least):
+def _farthest(total, goal, vocab, bound):
     """Return a key up to which tokens certainly weigh the goal: a token below an even share of what
     may be left out cannot be top-p's bound."""
     share = (total - goal).to(tl.float64) / vocab - 1.0
     x = tl.log(tl.maximum(share, 2.0).to(tl.float32)) + LOG_UNIT - 0.02
     key = tl.where(share < 2.0, WEIGHTLESS, key_of(tl.minimum(x, 0.0)))
-    return tl.minimum(tl.minimum(key, WEIGHTLESS), least)
+    return tl.minimum(tl.minimum(key, WEIGHTLESS), bound)
 
 
 @triton.jit
@@ -206,7 +206,7 @@ def _search(
     is_k = (top_k > 0) & (top_k < vocab)
     if is_sampled(best, factor) & (is_k | (top_p < 1.0)):
         found = room + row * FOUND
-        least = key_of(field_of(wishes, row, LEAST).to(tl.float32))
+        min_key = key_of(field_of(wishes, row, LEAST).to(tl.float32))
         at = tl.arange(0, BLOCKS)
         own = tl.load(maxima + row * num_blocks + at, mask=at < num_blocks, other=float("-inf"))
         block_key = key_of((own - best) * factor)
@@ -214,7 +214,7 @@ def _search(
         probe = tl.where(is_k, top_k, PROBE)
         minus_one = tl.full([], -1, tl.int32)
         start = _select(block_key, is_block, probe, minus_one, tl.full([], INFINITE, tl.int32))
-        start = tl.minimum(start, tl.minimum(least, tl.where(is_k, LARGEST, WEIGHTLESS)))
+        start = tl.minimum(start, tl.minimum(min_key, tl.where(is_k, LARGEST, WEIGHTLESS)))
         count = _gather(
             logits, stride, row, vocab, wishes, seen, best, factor, minus_one, start, found,
             HAS_PENALTIES, TILE, FOUND,
@@ -222,7 +222,7 @@ def _search(
         is_held = count <= FOUND
         key = _held(found, tl.where(is_held, count, 0), FOUND)
         none = tl.zeros([], tl.int64)
-        bound = least
+        bound = min_key
         is_cut = is_k & (count >= top_k)
         if is_cut:
             if is_held:
@@ -249,14 +249,14 @@ def _search(
                 tied = tl.sum(weight(x_of(bound + tl.zeros([1], tl.int32))), axis=0)
                 total += (top_k - above) * tied
             goal = _goal(total, top_p)
-            held = tl.sum(share, axis=0)
-            if is_held & (is_cut | (held >= goal)):
+            weight_so_far = tl.sum(share, axis=0)
+            if is_held & (is_cut | (weight_so_far >= goal)):
                 bound = _select(key, share, goal, minus_one, start)
             else:
                 low = tl.where(is_held, start, minus_one)
                 low_count = tl.where(is_held, count, 0).to(tl.int64)
-                low_sum = tl.where(is_held, held, 0)
-                high = tl.where(is_cut, bound, _farthest(total, goal, vocab, least))
+                low_sum = tl.where(is_held, weight_so_far, 0)
+                high = tl.where(is_cut, bound, _farthest(total, goal, vocab, min_key))
                 bound = _wide(
                     logits, stride, row, vocab, wishes, seen, best, factor, goal, low,
                     low_count, low_sum, high, found, HAS_PENALTIES, True, TILE, FOUND, COUNTS,

@@ -85,8 +85,8 @@ def weight(x):
     p = p * f + C1
     p = p * f + 1.0
     power = ((n.to(tl.int32) + BIAS) << 23).to(tl.float32, bitcast=True)
-    made = p * power
-    return tl.where(made < WHOLE, (made + WHOLE) - WHOLE, made).to(tl.int64)
+    scaled = p * power
+    return tl.where(scaled < WHOLE, (scaled + WHOLE) - WHOLE, scaled).to(tl.int64)
 
 
 @triton.jit

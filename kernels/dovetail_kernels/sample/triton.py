@@ -73,8 +73,8 @@ def _weigh(
     if is_sampled(best, factor):
         total = tl.zeros([], tl.int64)
         bound = tl.load(bounds + row)
-        least = tl.load(bests + row * num_pieces + piece)
-        if (least - best) * factor >= bound:
+        piece_best = tl.load(bests + row * num_pieces + piece)
+        if (piece_best - best) * factor >= bound:
             token = piece * PIECE + tl.arange(0, PIECE)
             value = values(logits, stride, row, token, vocab, wishes, seen, HAS_PENALTIES)
             x = (value - best) * factor
@@ -84,7 +84,7 @@ def _weigh(
 
 @triton.jit
 def _draw(
-    logits, stride, vocab, wishes, seen, bests, raw_bests, bounds, sums, tokens, told, num_pieces,
+    logits, stride, vocab, wishes, seen, bests, raw_bests, bounds, sums, tokens, picks, num_pieces,
     HAS_PENALTIES: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -103,8 +103,8 @@ def _draw(
         token = piece * PIECE + tl.arange(0, PIECE)
         value = values(logits, stride, row, token, vocab, wishes, seen, HAS_PENALTIES)
         x = (value - best) * factor
-        kept = tl.where(x >= tl.load(bounds + row), weight(x), 0)
-        before = tl.sum((tl.cumsum(kept, axis=0) <= target).to(tl.int32), axis=0)
+        weights = tl.where(x >= tl.load(bounds + row), weight(x), 0)
+        before = tl.sum((tl.cumsum(weights, axis=0) <= target).to(tl.int32), axis=0)
         drawn = (piece * PIECE + before).to(tl.int64)
     elif is_drawn:
         own = tl.load(bests + row * num_pieces + at, mask=at < num_pieces, other=float("-inf"))
@@ -114,9 +114,9 @@ def _draw(
         drawn = tl.min(tl.where(value == best, token, vocab), axis=0).to(tl.int64)
     tl.store(tokens + row, drawn)
     raw_best = row_best(raw_bests, row, num_pieces, PIECES)
-    tl.store(told + 3 * row, drawn)
-    tl.store(told + 3 * row + 1, best.to(tl.int32, bitcast=True).to(tl.int64))
-    tl.store(told + 3 * row + 2, raw_best.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(picks + 3 * row, drawn)
+    tl.store(picks + 3 * row + 1, best.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(picks + 3 * row + 2, raw_best.to(tl.int32, bitcast=True).to(tl.int64))
     if HAS_PENALTIES:
         slot = field_of(wishes, row, SLOT).to(tl.int64)
         if (slot >= 0) & is_drawn:
@@ -185,13 +185,13 @@ class _Step:
     def draw(self) -> SampledTokens:
         """Draw, and count what was drawn."""
         tokens = torch.empty(self._rows, dtype=torch.int64, device=self._bests.device)
-        told = torch.empty((self._rows, 3), dtype=torch.int64, device=self._bests.device)
+        picks = torch.empty((self._rows, 3), dtype=torch.int64, device=self._bests.device)
         _draw[(self._rows,)](
-            *self._row, self._bests, self._raw_bests, self._bounds, self._sums, tokens, told,
+            *self._row, self._bests, self._raw_bests, self._bounds, self._sums, tokens, picks,
             self._num_pieces, **self._sizes, PIECE=self._piece, num_warps=8,
             enable_fp_fusion=False,
         )  # fmt: skip
-        return SampledTokens(tokens=tokens, told=told)
+        return SampledTokens(tokens=tokens, told=picks)
 
 
 def block_of(vocab: int) -> int:

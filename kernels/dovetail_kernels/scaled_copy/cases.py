@@ -75,14 +75,14 @@ def _builder(
     def build(device: torch.device) -> Arguments:
         wide = normal((count, rows, 2 * columns), source, device, seed=rows)
         sources = wide[:, :, ::2] if layout == "any" else wide[:, :, :columns]
-        made = torch.zeros(count, rows, 2 * columns, dtype=target, device=device)
-        targets = made[:, :, columns:]
+        storage = torch.zeros(count, rows, 2 * columns, dtype=target, device=device)
+        targets = storage[:, :, columns:]
         if layout == "joined":
             sources = sources.contiguous()
         if layout in ("turned", "joined"):
-            targets = made.view(count, 2 * columns, rows)[:, columns:].mT
+            targets = storage.view(count, 2 * columns, rows)[:, columns:].mT
         elif layout == "any":
-            targets = made[:, :, ::2]
+            targets = storage[:, :, ::2]
         scales = [2.5 - number for number in range(count)]
         return {"sources": sources, "targets": targets, "scales": scales}
 

@@ -49,7 +49,7 @@ class ScaledCopies:
     ) -> None:
         """Store the addresses of matrices, not the matrices. Shapes: C sources [A, B]"""
         native = needed_library()
-        told = [
+        entries = [
             (
                 one.data_ptr(),
                 to,
@@ -62,9 +62,9 @@ class ScaledCopies:
             )
             for one, (to, row, column, its) in zip(sources, targets, strict=True)
         ]
-        self.places = np.empty((len(told), FIELDS), dtype=np.int64)
+        self.places = np.empty((len(entries), FIELDS), dtype=np.int64)
         """Addresses of sources and targets in the first two columns. Shapes: [C, FIELDS]"""
-        self.places[:, :-1] = np.array(told, dtype=np.int64).reshape(-1, FIELDS - 1)
+        self.places[:, :-1] = np.array(entries, dtype=np.int64).reshape(-1, FIELDS - 1)
         self.places[:, -1] = np.array(scales, dtype=np.float64).view(np.int64)
         self._kernel = native.kernel("scaled_copy", ScaledCopyArgs)
 

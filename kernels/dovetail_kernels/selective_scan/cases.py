@@ -130,8 +130,8 @@ def _builder(shape: ScanShape) -> Callable[[torch.device], Arguments]:
         def weights(*sizes: int, seed: int) -> torch.Tensor:
             return normal(sizes, torch.float32, device, seed=seed)
 
-        kept = (num_blocks, channels + shape.apart, size)
-        state = normal(kept, shape.state, device, seed=4)
+        shape_of_state = (num_blocks, channels + shape.apart, size)
+        state = normal(shape_of_state, shape.state, device, seed=4)
         hide_unread(state, step)
         return {
             "x": rows(channels, 1),

@@ -32,12 +32,12 @@ def reference(
     delta = F.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias)
     decay = (delta.unsqueeze(-1) * a).exp()
     driven = (delta * x.float()).unsqueeze(-1) * b.float().unsqueeze(1)
-    made = x.float() * d
+    output = x.float() * d
     for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
-        kept = torch.zeros_like(state[0]) if piece.source is None else state[piece.source].clone()
+        past = torch.zeros_like(state[0]) if piece.source is None else state[piece.source].clone()
         for t in range(piece.first, piece.last):
-            h = decay[t] * kept.float() + driven[t]
-            made[t] += h @ c[t].float()
-            kept = h.to(state.dtype)
-        state[piece.target] = kept
-    return (made if z is None else made * F.silu(z.float())).to(x.dtype)
+            h = decay[t] * past.float() + driven[t]
+            output[t] += h @ c[t].float()
+            past = h.to(state.dtype)
+        state[piece.target] = past
+    return (output if z is None else output * F.silu(z.float())).to(x.dtype)

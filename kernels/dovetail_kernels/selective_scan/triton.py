@@ -71,18 +71,18 @@ def token_by_token(
         reading = tl.load(c + t * c_stride + number, mask=known, other=0.0).to(tl.float32)
         delta = softplus(raw)
         h = tl.exp2(delta[:, None] * rates) * h + (delta * values)[:, None] * driving[None, :]
-        made = tl.sum(h * reading[None, :], axis=1) + skip * values
+        result = tl.sum(h * reading[None, :], axis=1) + skip * values
         if HAS_GATE:
             gate = tl.load(z + t * z_stride + channel, mask=inside, other=0.0).to(tl.float32)
-            made = made * (gate / (1.0 + tl.exp(-gate)))
-        tl.store(out + t * channels + channel, made.to(out.dtype.element_ty), mask=inside)
+            result = result * (gate / (1.0 + tl.exp(-gate)))
+        tl.store(out + t * channels + channel, result.to(out.dtype.element_ty), mask=inside)
         if ROUNDS:
             h = nearest_bfloat16(h)
-        kept = h.to(state.dtype.element_ty)
-        h = kept.to(tl.float32)
+        stored = h.to(state.dtype.element_ty)
+        h = stored.to(tl.float32)
         if is_kept(start + i, start + count - 1, block_tokens):
             target = block_of(block_table, table_stride, row, start + i, block_tokens)
-            tl.store(state + target * state_stride + place, kept, mask=both)
+            tl.store(state + target * state_stride + place, stored, mask=both)
 
 
 def run(

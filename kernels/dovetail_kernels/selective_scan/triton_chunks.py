@@ -170,11 +170,11 @@ def scan(
         reading = tl.load(c + t * c_stride + number, mask=known, other=0.0).to(tl.float32)
         delta = softplus(raw + bias)
         h = tl.exp2(delta[None, :] * rates) * h + driving[:, None] * (delta * values)[None, :]
-        made = tl.sum(h * reading[:, None], axis=0) + skip * values
+        result = tl.sum(h * reading[:, None], axis=0) + skip * values
         if HAS_GATE:
             gate = tl.load(z + t * z_stride + channel, mask=inside, other=0.0).to(tl.float32)
-            made = made * (gate / (1.0 + tl.exp(-gate)))
-        tl.store(out + t * channels + channel, made.to(out.dtype.element_ty), mask=inside)
+            result = result * (gate / (1.0 + tl.exp(-gate)))
+        tl.store(out + t * channels + channel, result.to(out.dtype.element_ty), mask=inside)
 
 
 def run_chunks(
@@ -200,8 +200,8 @@ def run_chunks(
     sums = torch.empty(cut.most, channels, dtype=torch.float32, device=x.device)
     numbers = triton.next_power_of_2(size)
     some, few = (
-        min(max(1, most // numbers), CHANNELS, triton.next_power_of_2(channels))
-        for most in (NUMBERS, WALKED)
+        min(max(1, limit // numbers), CHANNELS, triton.next_power_of_2(channels))
+        for limit in (NUMBERS, WALKED)
     )
     tile = cut.constants | {"BD": some, "BS": numbers, "num_warps": 1}
     programs, has_bias = triton.cdiv(channels, some), dt_bias is not None

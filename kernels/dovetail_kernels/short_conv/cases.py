@@ -80,9 +80,9 @@ def perf_cases() -> list[Case]:
 
 
 def _case(shape: ConvShape) -> Case:
-    tokens, kept = shape.num_tokens, shape.state or shape.dtype
+    tokens, state_dtype = shape.num_tokens, shape.state or shape.dtype
     states = shape.num_moved_states * (shape.width - 1)
-    size = states * kept.itemsize + 2 * tokens * shape.dtype.itemsize
+    size = states * state_dtype.itemsize + 2 * tokens * shape.dtype.itemsize
     return Case(
         name=shape.label,
         dtype=shape.dtype,
@@ -101,8 +101,8 @@ def _builder(shape: ConvShape) -> Callable[[torch.device], Arguments]:
         step, num_blocks = shape.step(device)
         tokens, past = int(step["query_start"][-1]), shape.width - 1
         wide = normal((tokens, shape.channels + shape.apart), shape.dtype, device, seed=1)
-        kept = (num_blocks, shape.channels + bool(shape.apart), past)
-        state = normal(kept, shape.state or shape.dtype, device, seed=4)
+        state_shape = (num_blocks, shape.channels + bool(shape.apart), past)
+        state = normal(state_shape, shape.state or shape.dtype, device, seed=4)
         hide_unread(state, step)
         bias = normal((shape.channels,), torch.float32, device, seed=3)
         return {

@@ -28,13 +28,13 @@ def reference(
     width, weights = weight.shape[1], weight.float()
     for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         here = x[piece.first : piece.last]
-        kept = torch.zeros_like(state[0]) if piece.source is None else state[piece.source]
-        inputs = torch.cat([kept.T, here.to(state.dtype)]).float()
-        made = here.float() * weights[:, -1]
+        past = torch.zeros_like(state[0]) if piece.source is None else state[piece.source]
+        inputs = torch.cat([past.T, here.to(state.dtype)]).float()
+        output = here.float() * weights[:, -1]
         for i in range(width - 1):
-            made = made + inputs[i : i + len(here)] * weights[:, i]
+            output = output + inputs[i : i + len(here)] * weights[:, i]
         if bias is not None:
-            made = made + bias.float()
-        out[piece.first : piece.last] = ACTIVATIONS[activation](made).to(x.dtype)
+            output = output + bias.float()
+        out[piece.first : piece.last] = ACTIVATIONS[activation](output).to(x.dtype)
         state[piece.target] = inputs[-(width - 1) :].T.to(state.dtype)
     return out

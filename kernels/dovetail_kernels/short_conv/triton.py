@@ -38,13 +38,13 @@ def convolve(
     first, count, start = row_tokens(query_start, seq_lens, row)
     block_tokens = tokens_of(row_block_tokens, row, BLOCK_TOKENS)
     source = block_of(block_table, table_stride, row, start - 1, block_tokens)
-    kept = state + source * state_stride + channel[None, :] * PAST
+    past = state + source * state_stride + channel[None, :] * PAST
     for begin in range(split * BT, count, SPLITS * BT):
         t = begin + tl.arange(0, BT)
         there = (t < count)[:, None] & inside[None, :]
-        made = tl.zeros((BT, BC), dtype=tl.float32)
+        result = tl.zeros((BT, BC), dtype=tl.float32)
         if HAS_BIAS:
-            made += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
+            result += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
         for i in tl.static_range(PAST + 1):
             at = t - PAST + i
             is_new = (at >= 0)[:, None]
@@ -56,17 +56,17 @@ def convolve(
             tap = new.to(tl.float32)
             if i < PAST:
                 old = tl.load(
-                    kept + (PAST + at)[:, None], mask=there & (~is_new) & (start > 0), other=0.0
+                    past + (PAST + at)[:, None], mask=there & (~is_new) & (start > 0), other=0.0
                 )
                 if ROUNDS:
                     tap = nearest_bfloat16(tap)
                 tap = tap.to(state.dtype.element_ty).to(tl.float32) + old.to(tl.float32)
             factor = tl.load(weight + channel * (PAST + 1) + i, mask=inside, other=0.0)
-            made += tap * factor.to(tl.float32)[None, :]
+            result += tap * factor.to(tl.float32)[None, :]
         if IS_SILU:
-            made = made / (1.0 + tl.exp(-made))
+            result = result / (1.0 + tl.exp(-result))
         at_out = out + (first + t)[:, None] * channels + channel[None, :]
-        tl.store(at_out, made.to(out.dtype.element_ty), mask=there)
+        tl.store(at_out, result.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -99,13 +99,13 @@ def keep(
                 mask=inside & (at < 0)[None, :] & (start > 0),
                 other=0.0,
             )
-            made = new.to(tl.float32) + old.to(tl.float32)
+            result = new.to(tl.float32) + old.to(tl.float32)
             if ROUNDS:
-                made = nearest_bfloat16(made)
+                result = nearest_bfloat16(result)
             target = block_of(block_table, table_stride, row, start + end - 1, block_tokens)
             tl.store(
                 state + target * state_stride + place + number[None, :],
-                made.to(state.dtype.element_ty),
+                result.to(state.dtype.element_ty),
                 mask=inside,
             )
 

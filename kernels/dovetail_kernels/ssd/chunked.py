@@ -49,8 +49,8 @@ def run(
         h = start_of(state, piece.source)
         for first in range(piece.first, piece.last, CHUNK_TOKENS):
             some = slice(first, min(first + CHUNK_TOKENS, piece.last))
-            made, h = _chunk(driven[some], logs[some], b[some], c[some], h)
-            out[some] = made.transpose(0, 1)
+            output, h = _chunk(driven[some], logs[some], b[some], c[some], h)
+            out[some] = output.transpose(0, 1)
         state[piece.target] = h.to(state.dtype)
     if d is not None:
         out += d.unsqueeze(-1) * x.float()
@@ -67,9 +67,9 @@ def _chunk(
     driven, b, c = (one.transpose(0, 1) for one in (driven, b, c))
     sums = logs.cumsum(0).T  # [H, n]
     between = (sums.unsqueeze(2) - sums.unsqueeze(1)).tril().exp().tril()
-    made = (c @ b.mT * between) @ driven + sums.exp().unsqueeze(2) * (c @ h.mT)
+    output = (c @ b.mT * between) @ driven + sums.exp().unsqueeze(2) * (c @ h.mT)
     left = (sums[:, -1:] - sums).exp().unsqueeze(2)
-    return made, sums[:, -1].exp()[:, None, None] * h + (left * driven).mT @ b
+    return output, sums[:, -1].exp()[:, None, None] * h + (left * driven).mT @ b
 
 
 CHUNKED = Implementation(

@@ -71,16 +71,16 @@ def token_by_token(
         driving = tl.load(b + t * b_stride + of_group, mask=known, other=0.0).to(tl.float32)
         reading = tl.load(c + t * c_stride + of_group, mask=known, other=0.0).to(tl.float32)
         h = tl.exp(delta * rate) * h + (delta * values)[:, None] * driving[None, :]
-        made = tl.sum(h * reading[None, :], axis=1) + skip * values
+        result = tl.sum(h * reading[None, :], axis=1) + skip * values
         at = out + (t * heads + head) * lines + line
-        tl.store(at, made.to(out.dtype.element_ty), mask=inside)
+        tl.store(at, result.to(out.dtype.element_ty), mask=inside)
         if ROUNDS:
             h = nearest_bfloat16(h)
-        kept = h.to(state.dtype.element_ty)
-        h = kept.to(tl.float32)
+        stored = h.to(state.dtype.element_ty)
+        h = stored.to(tl.float32)
         if is_kept(start + i, start + count - 1, block_tokens):
             target = block_of(block_table, table_stride, row, start + i, block_tokens)
-            tl.store(state + target * state_stride + place, kept, mask=both)
+            tl.store(state + target * state_stride + place, stored, mask=both)
 
 
 @triton.jit
@@ -133,19 +133,19 @@ def by_chunks(
         between = tl.exp(tl.where(is_before, sums[:, None] - sums[None, :], -float("inf")))
         weights = tl.dot(reading, tl.trans(driving), input_precision=PRECISION)
         weights = weights * between * delta[None, :]
-        made = tl.dot(weights, values, input_precision=PRECISION)
-        made += tl.exp(sums)[:, None] * tl.dot(reading, h, input_precision=PRECISION)
-        made += skip * values
+        result = tl.dot(weights, values, input_precision=PRECISION)
+        result += tl.exp(sums)[:, None] * tl.dot(reading, h, input_precision=PRECISION)
+        result += skip * values
         at = out + (t * heads + head)[:, None] * lines + line[None, :]
-        tl.store(at, made.to(out.dtype.element_ty), mask=here)
+        tl.store(at, result.to(out.dtype.element_ty), mask=here)
         left = (tl.exp(last - sums) * delta)[:, None] * values
         h = tl.exp(last) * h + tl.dot(tl.trans(driving), left, input_precision=PRECISION)
         done += some
         if is_kept(start + done - 1, start + count - 1, block_tokens):
             target = block_of(block_table, table_stride, row, start + done - 1, block_tokens)
-            kept = nearest_bfloat16(h) if ROUNDS else h
+            stored = nearest_bfloat16(h) if ROUNDS else h
             tl.store(
-                state + target * state_stride + place, kept.to(state.dtype.element_ty), mask=both
+                state + target * state_stride + place, stored.to(state.dtype.element_ty), mask=both
             )
 
 
@@ -175,9 +175,9 @@ def run(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     goes_singly = tokens <= len(seq_lens) or x.dtype == torch.float32
     numbers = max(1 if goes_singly else 16, triton.next_power_of_2(size))
-    most = max(1, NUMBERS // numbers) if goes_singly else LINES
+    max_lines = max(1, NUMBERS // numbers) if goes_singly else LINES
     longest = triton.next_power_of_2(block_tokens)
-    some = min(most, max(1 if goes_singly else 16, triton.next_power_of_2(lines)))
+    some = min(max_lines, max(1 if goes_singly else 16, triton.next_power_of_2(lines)))
     chunks = {
         "BT": max(16, min(CHUNK_TOKENS, CHUNK_NUMBERS // numbers, longest)),
         "PRECISION": "ieee" if interprets() else "tf32",

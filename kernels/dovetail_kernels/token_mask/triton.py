@@ -23,8 +23,8 @@ def _kernel(logits, stride, masks, words, indices, size, STRETCH: tl.constexpr):
     is_forbidden = inside & (((word >> (token % 32)) & 1) == 0)
     at = logits + tl.load(indices + which) * stride + token
     value = tl.load(at, mask=is_forbidden, other=0.0).to(tl.float32)
-    made = tl.where(value != value, value, float("-inf"))
-    tl.store(at, made.to(logits.dtype.element_ty), mask=is_forbidden)
+    replaced = tl.where(value != value, value, float("-inf"))
+    tl.store(at, replaced.to(logits.dtype.element_ty), mask=is_forbidden)
 
 
 def run(logits: torch.Tensor, masks: torch.Tensor, indices: torch.Tensor) -> None:

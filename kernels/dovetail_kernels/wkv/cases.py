@@ -124,8 +124,8 @@ def _builder(shape: WkvShape) -> Callable[[torch.device], Arguments]:
             size = (tokens, channels + 3 * shape.apart)
             return normal(size, shape.dtype, device, seed=seed)[:, :channels]
 
-        kept = (num_blocks, 3 + shape.apart, channels)
-        state = normal(kept, torch.float32, device, seed=4)
+        state_shape = (num_blocks, 3 + shape.apart, channels)
+        state = normal(state_shape, torch.float32, device, seed=4)
         state[:, 1] = state[:, 1].abs() + 0.5
         state[:, 2] *= shape.keys
         state = state.to(shape.state)

@@ -31,27 +31,27 @@ def reference(
     out = torch.empty_like(keys)
     for piece in pieces(query_start, seq_lens, block_table, block_tokens, row_block_tokens):
         if piece.source is None:
-            kept = torch.zeros(state.shape[1:], device=state.device)
-            kept[2] = NONE
+            past = torch.zeros(state.shape[1:], device=state.device)
+            past[2] = NONE
         else:
-            kept = state[piece.source].float().clone()
+            past = state[piece.source].float().clone()
         for t in range(piece.first, piece.last):
-            (above, below), _, own = _under(kept, keys[t] + first)
+            (above, below), _, own = _under(past, keys[t] + first)
             out[t] = gate[t] * (above + own * values[t]) / (below + own)
-            kept[2] += decay
-            (above, below), top, own = _under(kept, keys[t])
-            kept = torch.stack([above + own * values[t], below + own, top])
-            kept = kept.to(state.dtype).float()
-        state[piece.target] = kept.to(state.dtype)
+            past[2] += decay
+            (above, below), top, own = _under(past, keys[t])
+            past = torch.stack([above + own * values[t], below + own, top])
+            past = past.to(state.dtype).float()
+        state[piece.target] = past.to(state.dtype)
     return out.to(k.dtype)
 
 
 def _under(
-    kept: torch.Tensor, key: torch.Tensor
+    past: torch.Tensor, key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a and b divided by e^top, top (the larger of both logarithms), and e^(key - top).
 
     Shapes: kept [3, C], key [C] -> [2, C], [C], [C]
     """
-    top = torch.maximum(kept[2], key)
-    return (kept[2] - top).exp() * kept[:2], top, (key - top).exp()
+    top = torch.maximum(past[2], key)
+    return (past[2] - top).exp() * past[:2], top, (key - top).exp()

@@ -41,8 +41,8 @@ def _rounded(x, like, ROUNDS: tl.constexpr):
     """Return x in the state's dtype, and that as float32."""
     if ROUNDS:
         x = nearest_bfloat16(x)
-    kept = x.to(like.dtype.element_ty)
-    return kept, kept.to(tl.float32)
+    stored = x.to(like.dtype.element_ty)
+    return stored, stored.to(tl.float32)
 
 
 @triton.jit
@@ -69,8 +69,8 @@ def token_by_token(
         key = tl.load(k + t * k_stride + channel, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(v + t * v_stride + channel, mask=inside, other=0.0).to(tl.float32)
         gate = tl.load(r + t * r_stride + channel, mask=inside, other=0.0).to(tl.float32)
-        made = averaged(above, below, top, value, key + raised, gate)
-        tl.store(out + t * channels + channel, made.to(out.dtype.element_ty), mask=inside)
+        result = averaged(above, below, top, value, key + raised, gate)
+        tl.store(out + t * channels + channel, result.to(out.dtype.element_ty), mask=inside)
         above, below, top = joined(above, below, top + falls, value, 1.0, key)
         kept_above, above = _rounded(above, state, ROUNDS)
         kept_below, below = _rounded(below, state, ROUNDS)

@@ -62,9 +62,9 @@ def past_of(at, channel, channels, is_known):
 @triton.jit
 def joined(above, below, top, more_above, more_below, more_top):
     """Return the joined triple of two, each with its logarithm after both."""
-    most = tl.maximum(top, more_top)
-    old, fresh = tl.exp2((top - most) * LOG2_E), tl.exp2((more_top - most) * LOG2_E)
-    return old * above + fresh * more_above, old * below + fresh * more_below, most
+    peak = tl.maximum(top, more_top)
+    old, fresh = tl.exp2((top - peak) * LOG2_E), tl.exp2((more_top - peak) * LOG2_E)
+    return old * above + fresh * more_above, old * below + fresh * more_below, peak
 
 
 @triton.jit
@@ -172,8 +172,8 @@ def average(
         key = tl.load(k + t * k_stride + channel, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(v + t * v_stride + channel, mask=inside, other=0.0).to(tl.float32)
         gate = tl.load(r + t * r_stride + channel, mask=inside, other=0.0).to(tl.float32)
-        made = averaged(above, below, top, value, key + raised, gate)
-        tl.store(out + t * channels + channel, made.to(out.dtype.element_ty), mask=inside)
+        result = averaged(above, below, top, value, key + raised, gate)
+        tl.store(out + t * channels + channel, result.to(out.dtype.element_ty), mask=inside)
         above, below, top = joined(above, below, top + falls, value, 1.0, key)
 
 

@@ -63,8 +63,8 @@ class TypicalAcceptanceSampler(Acceptance):
         own = p.gather(1, drafts.unsqueeze(1)).squeeze(1)
         narrow = p.float()
         certainty = (narrow * narrow.clamp(min=LEAST_P).log()).sum(dim=1).exp().to(p.dtype)
-        least = (certainty * self.options.alpha).clamp_(max=self.options.posterior_threshold)
-        return (own > least).to(p.dtype)
+        threshold = (certainty * self.options.alpha).clamp_(max=self.options.posterior_threshold)
+        return (own > threshold).to(p.dtype)
 
     def residual(self, p: torch.Tensor, drafts: torch.Tensor, q: torch.Tensor | None) -> None:
         """Return None: an unlikely draft leaves no trace."""

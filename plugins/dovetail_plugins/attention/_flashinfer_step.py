@@ -53,8 +53,8 @@ class Wrappers:
         Mutates: self
         """
         number = next(n for n in count() if n not in self._living)
-        made = self._living[number] = FlashInferStep(layout, number)
-        return made
+        step = self._living[number] = FlashInferStep(layout, number)
+        return step
 
     def of(self, kind: AttentionSpec, number: int, device: torch.device) -> Planned:
         """Return the object of a kind of layer. Mutates: self, when it is the first call"""

@@ -20,11 +20,11 @@ def forward_latent(call: LatentCall) -> torch.Tensor:
     prepared: PreparedGroup = call.prepared
     write_latents(call.latent, cache, prepared.layout.slots)
     out = q.new_empty(*q.shape[:2], spec.latent_size)
-    most = max(1, GATHER_BYTES // (spec.size * cache.element_size()))
+    max_tokens = max(1, GATHER_BYTES // (spec.size * cache.element_size()))
     plain = AttentionSpec(
         num_heads=spec.num_heads, num_kv_heads=1, head_size=spec.size, scale=spec.scale
     )
-    for chunk in prepared.decode_chunks(plain, most) if prepared.decode_rows else ():
+    for chunk in prepared.decode_chunks(plain, max_tokens) if prepared.decode_rows else ():
         tokens = slice(None) if chunk.tokens is None else chunk.tokens
         seen = _read(cache, chunk.slots, q.dtype).unflatten(0, (-1, chunk.num_keys))
         mask = None if chunk.mask is None else chunk.mask.squeeze(1)

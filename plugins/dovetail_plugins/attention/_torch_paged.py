@@ -135,18 +135,18 @@ def _forward(call: AttentionCall, lse: torch.Tensor | None, *, is_cross: bool) -
         return decode(spec, q, cache, chunks[0], sinks, lse)
     out = torch.empty_like(q)
     for chunk in chunks:
-        told = None if lse is None else lse[chunk.tokens]
-        out[chunk.tokens] = decode(spec, q[chunk.tokens], cache, chunk, sinks, told)
-        if lse is not None and told is not None:
-            lse[chunk.tokens] = told
+        own_lse = None if lse is None else lse[chunk.tokens]
+        out[chunk.tokens] = decode(spec, q[chunk.tokens], cache, chunk, sinks, own_lse)
+        if lse is not None and own_lse is not None:
+            lse[chunk.tokens] = own_lse
     for row in prepared.prefills if bias is None else prepared.rows:
         last = row.first_token + row.end - row.start
         part = slice(row.first_token, last)
         keys = None
         if lse is None and not is_cross and k is not None and v is not None:
             keys = k[part], v[part]
-        told = None if lse is None else lse[part]
-        out[part] = prefill(spec, q[part], keys, cache, prepared, row, sinks, told, bias)
+        own_lse = None if lse is None else lse[part]
+        out[part] = prefill(spec, q[part], keys, cache, prepared, row, sinks, own_lse, bias)
     return out
 
 
@@ -272,8 +272,8 @@ def _prefill_masked(
     out = torch.empty_like(q)
     rules = (spec.soft_cap, spec.alibi_slopes, sinks, lse, bias)
     is_open = any(x is not None for x in rules)
-    most = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
-    step = min(max(most, 1), QUERY_CHUNK_TOKENS)
+    max_queries = MAX_SCORES // (spec.num_heads * k.shape[2]) if is_open else QUERY_CHUNK_TOKENS
+    step = min(max(max_queries, 1), QUERY_CHUNK_TOKENS)
     for start in range(row.start, row.end, step):
         end = min(start + step, row.end)
         low, high = _visible(spec, start, end, row.end)
@@ -281,10 +281,10 @@ def _prefill_masked(
         keys = slice(low - first, high - first)
         mask = _mask(spec, start, end, low, high, q.device)
         part = slice(start - row.start, end - row.start)
-        told = None if lse is None else lse[:, :, part]
+        own_lse = None if lse is None else lse[:, :, part]
         seen = k[:, :, keys], v[:, :, keys]
         added = _added(spec, bias, start, end, low, high, q.device)
-        out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, told, added)
+        out[:, :, part] = attend(spec, q[:, :, part], *seen, mask, sinks, own_lse, added)
     return out
 
 

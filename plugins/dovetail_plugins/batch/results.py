@@ -124,12 +124,12 @@ class ResultFile:
         if not raw.strip():
             return
         try:
-            kept = json_struct(raw, _Kept)
+            line = json_struct(raw, _Kept)
         except InvalidJson as error:
             raise _foreign(self.path, number) from error
-        name = kept.id if kept.custom_id is None else name_of(kept.custom_id)
+        name = line.id if line.custom_id is None else name_of(line.custom_id)
         self.answered.add(name)
-        if kept.response is None or kept.response.status_code >= 400:
+        if line.response is None or line.response.status_code >= 400:
             self.failed.add(name)
 
 

@@ -91,8 +91,8 @@ def answer_flags() -> list[Flag]:
 
 def answer_config(config: Config) -> FrontendConfig:
     """Return the frontend settings, with those that need a socket at their defaults."""
-    kept = {flag.name: config.value(flag.name) for flag in answer_flags()}
-    return dataclasses.replace(FrontendConfig(), **kept)
+    values = {flag.name: config.value(flag.name) for flag in answer_flags()}
+    return dataclasses.replace(FrontendConfig(), **values)
 
 
 def idle_settings(config: Config) -> list[str]:

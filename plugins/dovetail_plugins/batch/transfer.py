@@ -59,8 +59,8 @@ def send(path: Path, address: str) -> None:
     def once() -> None:
         with path.open("rb") as file:
             headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(path.stat().st_size)}
-            asked = urllib.request.Request(address, data=file, headers=headers, method="PUT")
-            with urllib.request.urlopen(asked, timeout=TIMEOUT_S):
+            request = urllib.request.Request(address, data=file, headers=headers, method="PUT")
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 return
 
     _tried("send the results to", address, once)

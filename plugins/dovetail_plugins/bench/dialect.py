@@ -47,8 +47,8 @@ class Dialect:
         if self.usage:
             fields["stream_options"] = dict(self.usage)
         fields |= self.extra
-        kept = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps(kept).encode()
+        payload = {name: value for name, value in fields.items() if value is not None}
+        return json.dumps(payload).encode()
 
 
 ENDS = {

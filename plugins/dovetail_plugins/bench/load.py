@@ -45,5 +45,5 @@ def allow_connections(count: int) -> None:
     wanted = count + 256
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

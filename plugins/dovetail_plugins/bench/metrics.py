@@ -89,7 +89,7 @@ def figures(
     pairs = [(a, p) for a, p in zip(answers, prompts, strict=True) if a.error is None]
     num_prompt_tokens = sum(_prompt_tokens(answer, prompt) for answer, prompt in pairs)
     num_output_tokens = sum(answer.output_tokens for answer in good)
-    kept = sum(is_good(answer, limits_ms) for answer in good)
+    num_good = sum(is_good(answer, limits_ms) for answer in good)
     return {
         "requests": len(answers),
         "completed": len(good),
@@ -105,7 +105,7 @@ def figures(
         "requests_per_s": len(good) / duration_s,
         "output_tokens_per_s": num_output_tokens / duration_s,
         "total_tokens_per_s": (num_prompt_tokens + num_output_tokens) / duration_s,
-        "goodput_requests_per_s": kept / duration_s if limits_ms else None,
+        "goodput_requests_per_s": num_good / duration_s if limits_ms else None,
         "peak_concurrency": peak_overlap((a.start_s, a.end_s) for a in answers),
         "mean_concurrency": sum(a.e2e_s for a in answers) / duration_s,
         **{f"{name}_ms": summary(v, percentiles) for name, v in times_ms(good).items()},

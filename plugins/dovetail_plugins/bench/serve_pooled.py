@@ -159,7 +159,7 @@ def figures(
     counted = [answer.prompt_tokens for answer in good]
     num_tokens = sum(count for count in counted if count is not None)
     tells_tokens = bool(good) and None not in counted
-    kept = sum(metrics.is_good(answer, options.limits_ms) for answer in good)
+    num_good = sum(metrics.is_good(answer, options.limits_ms) for answer in good)
     return {
         "requests": len(answers),
         "completed": len(good),
@@ -171,7 +171,7 @@ def figures(
         "requests_per_s": len(good) / duration_s,
         "texts_per_s": len(good) * batch_size / duration_s,
         "prompt_tokens_per_s": num_tokens / duration_s if tells_tokens else None,
-        "goodput_requests_per_s": kept / duration_s if options.limits_ms else None,
+        "goodput_requests_per_s": num_good / duration_s if options.limits_ms else None,
         "peak_concurrency": peak_overlap((a.start_s, a.end_s) for a in answers),
         "mean_concurrency": sum(a.e2e_s for a in answers) / duration_s,
         "e2el_ms": summary([1e3 * answer.e2e_s for answer in good], options.percentiles),

@@ -43,11 +43,11 @@ def summary(values: Iterable[float], percentiles: Sequence[float]) -> dict[str, 
 def peak_overlap(spans: Iterable[tuple[float, float]]) -> int:
     """Return the maximum number of (start, end) spans that overlap; touching is not an overlap."""
     edges = sorted(edge for start, end in spans for edge in ((end, -1), (start, 1)))
-    running = most = 0
+    running = peak = 0
     for _, change in edges:
         running += change
-        most = max(most, running)
-    return most
+        peak = max(peak, running)
+    return peak
 
 
 def parsed_percentiles(words: Sequence[str], where: str) -> list[float]:

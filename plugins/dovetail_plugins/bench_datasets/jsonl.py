@@ -49,11 +49,11 @@ def _prompt(line: str, query: DatasetQuery, where: str) -> BenchPrompt:
         prompt = tuple(prompt)
     elif not isinstance(prompt, str) or not prompt:
         raise ConfigError('has no "prompt" of text or token ids.', where=where)
-    asked = entry.get("output_tokens", OUTPUT_TOKENS)
-    if not isinstance(asked, int) or asked < 1:
-        raise ConfigError(f"output_tokens must be a whole number, not {asked!r}.", where=where)
+    num_tokens = entry.get("output_tokens", OUTPUT_TOKENS)
+    if not isinstance(num_tokens, int) or num_tokens < 1:
+        raise ConfigError(f"output_tokens must be a whole number, not {num_tokens!r}.", where=where)
     return BenchPrompt(
         prompt=prompt,
-        output_tokens=query.output_tokens or asked,
+        output_tokens=query.output_tokens or num_tokens,
         prompt_tokens=_files.count(prompt, query) if isinstance(prompt, str) else len(prompt),
     )

@@ -89,9 +89,11 @@ def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
         raise ConfigError(str(error), where=where) from error
     for item in conversations if isinstance(conversations, list) else ():
         turns = item.get("conversations") if isinstance(item, dict) else ()
-        told = [turn for turn in turns or () if isinstance(turn, dict) and turn.get("value")]
-        if len(told) >= 2 and told[0].get("from") in QUESTIONERS:
-            yield str(told[0]["value"]), str(told[1]["value"])
+        filled_turns = [
+            turn for turn in turns or () if isinstance(turn, dict) and turn.get("value")
+        ]
+        if len(filled_turns) >= 2 and filled_turns[0].get("from") in QUESTIONERS:
+            yield str(filled_turns[0]["value"]), str(filled_turns[1]["value"])
 
 
 def _prompt(question: str, answer: str, query: DatasetQuery) -> BenchPrompt | None:

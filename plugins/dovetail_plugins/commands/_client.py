@@ -76,7 +76,7 @@ class Client:
             response = send_request(self._parts, method, self._path + path, data, headers)
         except BROKEN as error:
             raise ServerError(
-                f"no answer: {_told(error)}.", where=self._url, fix=_fix_of(error)
+                f"no answer: {_error_text(error)}.", where=self._url, fix=_fix_of(error)
             ) from error
         if response.status >= 400:
             raise self._refused(response)
@@ -166,7 +166,7 @@ def _parts(url: str) -> SplitResult:
     raise ConfigError(f"{url!r} is not an address.", where="--url", fix=f"e.g. {DEFAULT_URL}")
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error's text without the location in OpenSSL's source."""
     return str(error).partition(" (_ssl.c")[0]
 

@@ -57,8 +57,8 @@ class CacheRmCommand(Command):
         before_s = time.time() - (args.unused_days or 0.0) * DAY_S
         chosen = _chosen(stores, before_s)
         num_bytes = sum(num for _, num in chosen)
-        asked = f"Remove {len(chosen)} files ({size(num_bytes)}) of {args.folder}?"
-        if not args.yes and not _is_wanted(asked):
+        question = f"Remove {len(chosen)} files ({size(num_bytes)}) of {args.folder}?"
+        if not args.yes and not _is_wanted(question):
             print("Nothing was removed.")
             return 1
         for path, _ in chosen:

@@ -168,12 +168,12 @@ def _gpus() -> dict[str, Any]:
 
     wanted = "name,memory.total,memory.used,driver_version,compute_cap"
     try:
-        told = _output(["nvidia-smi", f"--query-gpu={wanted}", "--format=csv,noheader"], LIMIT_S)
+        output = _output(["nvidia-smi", f"--query-gpu={wanted}", "--format=csv,noheader"], LIMIT_S)
     except FileNotFoundError:
         return {"nvidia-smi": "none", "usable": no_cuda_reason() or "yes"}
     except (OSError, subprocess.SubprocessError) as error:
         return {"nvidia-smi": f"failed: {error}", "usable": no_cuda_reason() or "yes"}
-    facts: dict[str, Any] = {f"gpu {i}": line for i, line in enumerate(told.splitlines()) if line}
+    facts: dict[str, Any] = {f"gpu {i}": line for i, line in enumerate(output.splitlines()) if line}
     return {"nvidia-smi": f"{len(facts)} GPUs", **facts, "usable": no_cuda_reason() or "yes"}
 
 
@@ -219,21 +219,21 @@ def _version(name: str) -> str | None:
 
 
 def _torch() -> dict[str, Any]:
-    facts = _asked(_TORCH, TORCH_LIMIT_S)
+    facts = _json_of(_TORCH, TORCH_LIMIT_S)
     build = " ".join(facts.pop("build", ()))
     return facts | dict(_BUILD.findall(build))
 
 
 def _native() -> dict[str, Any]:
-    return _asked(_NATIVE, TORCH_LIMIT_S)
+    return _json_of(_NATIVE, TORCH_LIMIT_S)
 
 
-def _asked(code: str, limit_s: float) -> dict[str, Any]:
+def _json_of(code: str, limit_s: float) -> dict[str, Any]:
     """Return the JSON that a new interpreter prints, or how it failed."""
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
-        told = _output([sys.executable, "-c", code], limit_s, PYTHONPATH=paths)
-        answer: dict[str, Any] = json_value(told.strip().splitlines()[-1])
+        output = _output([sys.executable, "-c", code], limit_s, PYTHONPATH=paths)
+        answer: dict[str, Any] = json_value(output.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         return {"fault": str(error)}
     return answer
@@ -281,15 +281,15 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _told_by_plugins() -> dict[str, Any]:
+def _plugin_facts() -> dict[str, Any]:
     from dovetail import registry
     from dovetail.config.report.secrets import masked
     from dovetail.registry import hooks
 
     if not registry.admin.hook_entries():
         return {}
-    told = hooks.tell(hooks.environment_facts, {})
-    facts: dict[str, Any] = masked({k: v for answer in told for k, v in dict(answer).items()})
+    answers = hooks.tell(hooks.environment_facts, {})
+    facts: dict[str, Any] = masked({k: v for answer in answers for k, v in dict(answer).items()})
     return facts
 
 
@@ -309,7 +309,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "torch": _torch,
     "native kernels": _native,
     "plugins of other packages": _plugins,
-    "reported by plugins": _told_by_plugins,
+    "reported by plugins": _plugin_facts,
     "environment": _environment,
 }
 """Heading -> the function that collects its facts."""

@@ -83,11 +83,11 @@ def _files(folder: Path, name: str, quant: str) -> list[Path]:
         return [file for one in snapshots for file in one.rglob("*") if file.is_file()]
     files = []
     for snapshot in snapshots:
-        meant = named(models_below(snapshot), quant)
-        if len(meant) > 1:
+        matches = named(models_below(snapshot), quant)
+        if len(matches) > 1:
             fix = "give a file's name after the colon."
             raise ConfigError(f"{name} may be several files.", where=WHERE, fix=fix)
-        files += [snapshot / file for model in meant for file in model.files]
+        files += [snapshot / file for model in matches for file in model.files]
     return files
 
 

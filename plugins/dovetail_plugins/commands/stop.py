@@ -45,20 +45,20 @@ class StopCommand(Command):
 
 
 def chosen(
-    records: list[ServerRecord], asked: str | None, *, is_all: bool = False
+    records: list[ServerRecord], name: str | None, *, is_all: bool = False
 ) -> list[ServerRecord]:
     """Return the selected servers. Raises: ConfigError if there is none, or several without
     --all"""
-    meant = [r for r in records if asked is None or asked in (str(r.pid), *r.names)]
+    matches = [r for r in records if name is None or name in (str(r.pid), *r.names)]
     if not records:
         raise ConfigError("no server runs here.", where=WHERE)
     shown = "; ".join(f"{r.pid} ({', '.join(r.names)}, {r.url})" for r in records)
-    if not meant:
-        raise ConfigError(f"no server {asked} runs here.", where=WHERE, fix=f"those are {shown}.")
-    if len(meant) > 1 and not is_all:
+    if not matches:
+        raise ConfigError(f"no server {name} runs here.", where=WHERE, fix=f"those are {shown}.")
+    if len(matches) > 1 and not is_all:
         fix = f"name one by its process id, or use --all: {shown}."
-        raise ConfigError(f"{len(meant)} servers could be meant.", where=WHERE, fix=fix)
-    return meant
+        raise ConfigError(f"{len(matches)} servers could be meant.", where=WHERE, fix=fix)
+    return matches
 
 
 def _stop(record: ServerRecord, timeout_s: float) -> None:

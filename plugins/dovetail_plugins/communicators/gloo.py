@@ -61,11 +61,11 @@ class GlooCommunicator(ProcessGroupCommunicator):
             self._aside = ThreadPoolExecutor(1, f"dovetail-gloo-{self.rank}")
         mode = torch.is_inference_mode_enabled()
 
-        def made() -> T:
+        def call_in_mode() -> T:
             with torch.inference_mode(mode):
                 return call()
 
-        return self._aside.submit(made).result
+        return self._aside.submit(call_in_mode).result
 
     def close(self) -> None:
         """Leave the group. May be called twice."""

@@ -73,15 +73,15 @@ class NcclCommunicator(ProcessGroupCommunicator):
         aside = self._aside
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
-            made = call()
+            result = call()
             is_made = aside.record_event()
 
         def finish() -> T:
             current = torch.cuda.current_stream(device)
             current.wait_event(is_made)
-            if isinstance(made, torch.Tensor):
-                made.record_stream(current)
-            return made
+            if isinstance(result, torch.Tensor):
+                result.record_stream(current)
+            return result
 
         return finish
 

@@ -66,9 +66,9 @@ class ScaledNorm(nn.Module):
     def __init__(self, context: BuildContext, size: int, *, has_weights: bool = True) -> None:
         super().__init__()
         dtype = dtype_of(context.model.dtype)
-        made = [torch.empty(size, dtype=dtype, device=context.device) for _ in range(2)]
-        self.weight = nn.Parameter(made[0], requires_grad=False) if has_weights else None
-        self.bias = nn.Parameter(made[1], requires_grad=False) if has_weights else None
+        parameters = [torch.empty(size, dtype=dtype, device=context.device) for _ in range(2)]
+        self.weight = nn.Parameter(parameters[0], requires_grad=False) if has_weights else None
+        self.bias = nn.Parameter(parameters[1], requires_grad=False) if has_weights else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, I] -> [T, I]"""

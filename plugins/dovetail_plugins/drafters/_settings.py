@@ -57,11 +57,11 @@ def count(raw: Mapping[str, Any], names: tuple[str, ...], what: str) -> int:
     return value
 
 
-def check_length(max_draft_tokens: int, most: int) -> None:
+def check_length(max_draft_tokens: int, num_heads: int) -> None:
     """Raise ConfigError for drafts longer than a checkpoint has heads for."""
-    if max_draft_tokens > most:
+    if max_draft_tokens > num_heads:
         raise ConfigError(
-            f"the checkpoint has heads for {most} tokens ahead, not for {max_draft_tokens}.",
+            f"the checkpoint has heads for {num_heads} tokens ahead, not for {max_draft_tokens}.",
             where="--speculative-config.num_speculative_tokens",
-            fix=f"use at most {most}.",
+            fix=f"use at most {num_heads}.",
         )

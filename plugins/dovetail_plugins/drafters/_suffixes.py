@@ -69,10 +69,10 @@ class SuffixIndex:
             del self._before[:num_dead]
             self._base = place
 
-    def matches(self, text: Sequence[int], most: int) -> list[tuple[int, int]]:
+    def matches(self, text: Sequence[int], max_length: int) -> list[tuple[int, int]]:
         """Return (length, position) of earlier matches of the last tokens of `text`, latest first.
 
-        A length counts the tokens that agree, LEAST_MATCH to `most`.
+        A length counts the tokens that agree, LEAST_MATCH to `max_length`.
         """
         end = len(text)
         if end < LEAST_MATCH:
@@ -80,16 +80,16 @@ class SuffixIndex:
         tokens, before, base = self._tokens, self._before, self._base
         other, one = text[end - 1], text[end - 2]
         place = self._heads.get((one * _MIX + other) & _HEAD_MASK, -1)
-        whole = array("i", text[end - most :]) if end >= most else array("i")
+        whole = array("i", text[end - max_length :]) if end >= max_length else array("i")
         found = []
         for _ in range(MAX_PLACES):
             if place < self._oldest + LEAST_MATCH:
                 break
             at = place - base
             if tokens[at - 1] == other and tokens[at - 2] == one:
-                length, limit = LEAST_MATCH, min(most, end, place - self._oldest)
-                if limit == most and tokens[at - most : at] == whole:
-                    length = most  # as everywhere in a loop, and faster so
+                length, limit = LEAST_MATCH, min(max_length, end, place - self._oldest)
+                if limit == max_length and tokens[at - max_length : at] == whole:
+                    length = max_length  # as everywhere in a loop, and faster so
                 while length < limit and tokens[at - length - 1] == text[end - length - 1]:
                     length += 1
                 found.append((length, place))
@@ -97,28 +97,29 @@ class SuffixIndex:
         return found
 
     def draft(
-        self, found: Sequence[tuple[int, int]], most: int, factor: float, least: float
+        self, found: Sequence[tuple[int, int]], max_tokens: int, factor: float, min_share: float
     ) -> tuple[list[int], float]:
         """Return the most frequent continuation of the matches, and the expected number of accepted
         tokens.
 
         For each length of a match its places vote, token by token, as long as the share of votes of
-        all tokens together is at least `least`; the draft has `most` tokens, and is `factor` times
-        as long as the match, at most. The length with the largest expectation wins.
+        all tokens together is at least `min_share`; the draft has `max_tokens` tokens, and
+        is `factor` times as long as the match, at most. The length with the largest expectation
+        wins.
         """
         best: list[int] = []
         best_score = 0.0
         for length in sorted({length for length, _ in found}, reverse=True):
-            limit = min(most, int(factor * length))
+            limit = min(max_tokens, int(factor * length))
             if limit <= best_score:
                 break  # not even certain tokens would be more
             places = [place - self._base for own, place in found if own >= length]
-            tokens, score = self._vote(places, limit, least)
+            tokens, score = self._vote(places, limit, min_share)
             if score > best_score:
                 best, best_score = tokens, score
         return best, best_score
 
-    def _vote(self, places: list[int], limit: int, least: float) -> tuple[list[int], float]:
+    def _vote(self, places: list[int], limit: int, min_share: float) -> tuple[list[int], float]:
         """Return the tokens that most of the places agree on, and the sum of their shares.
 
         At the end of the sequence the draft itself is read on: the text repeats itself.
@@ -134,7 +135,7 @@ class SuffixIndex:
                 token_id = max(dict.fromkeys(votes), key=votes.count)
                 num_votes = votes.count(token_id)
             share *= num_votes / len(votes)
-            if share < least or token_id == GAP:
+            if share < min_share or token_id == GAP:
                 break
             draft.append(token_id)
             score += share

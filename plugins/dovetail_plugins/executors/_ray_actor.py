@@ -35,9 +35,9 @@ class RankActor:
 
     def serve(self, boot: bytes) -> int:
         """Be a rank; return its exit status."""
-        told = msgspec.msgpack.decode(boot, type=ActorBoot)
-        if told.gpus:
-            os.environ[VISIBLE] = ",".join(told.gpus)
-        if told.log is not None:
-            told.log.apply()
-        return serve_remote(told.task, join_rank(told.listener, told.task.run.rank.rank))
+        decoded = msgspec.msgpack.decode(boot, type=ActorBoot)
+        if decoded.gpus:
+            os.environ[VISIBLE] = ",".join(decoded.gpus)
+        if decoded.log is not None:
+            decoded.log.apply()
+        return serve_remote(decoded.task, join_rank(decoded.listener, decoded.task.run.rank.rank))

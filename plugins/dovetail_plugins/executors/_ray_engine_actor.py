@@ -40,20 +40,20 @@ class EngineActor:
 
     def serve(self, boot: bytes) -> bytes:
         """Run the engine; return its Outcome, encoded."""
-        told = msgspec.msgpack.decode(boot, type=EngineBoot)
-        if told.gpus:
-            os.environ[VISIBLE] = ",".join(told.gpus)
+        decoded = msgspec.msgpack.decode(boot, type=EngineBoot)
+        if decoded.gpus:
+            os.environ[VISIBLE] = ",".join(decoded.gpus)
         with contextlib.suppress(OSError):  # another machine need not have the folder
-            os.chdir(told.folder)
+            os.chdir(decoded.folder)
         try:
-            outcome = Outcome(status=_run(told))
+            outcome = Outcome(status=_run(decoded))
         except DovetailError as error:
             outcome = Outcome(fault=fault_of(error))
         return msgspec.msgpack.encode(outcome)
 
 
-def _run(told: EngineBoot) -> int:
+def _run(boot: EngineBoot) -> int:
     from dovetail.config.config import Config  # after the environment: torch looks for devices
     from dovetail_plugins.joining.headless import run_one
 
-    return run_one(Config.from_fields(told.fields, origin="server"), told.place)
+    return run_one(Config.from_fields(boot.fields, origin="server"), boot.place)

@@ -90,13 +90,13 @@ class Places:
         )
 
     def actors(
-        self, made: type[object], wanted: Mapping[str, float], environment: Mapping[str, Any]
+        self, actor_class: type[object], wanted: Mapping[str, float], environment: Mapping[str, Any]
     ) -> list[Any]:
         """Return an actor of a class in each bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return [
-            self._ray.remote(made)
+            self._ray.remote(actor_class)
             .options(
                 num_cpus=wanted["CPU"],
                 num_gpus=wanted.get("GPU", 0),
@@ -128,14 +128,14 @@ def in_order(
     Raises: ConfigError when one cannot be started, or has another version
     """
     try:
-        told = ray.get([actor.place.remote() for actor in actors])
+        answers = ray.get([actor.place.remote() for actor in actors])
     except ray.exceptions.RayError as error:
         raise ConfigError(
             f"Ray could not start {what}: {reason_of(error)}",
             where=flag,
             fix="install the same dovetail on every machine of the cluster.",
         ) from error
-    places = [msgspec.msgpack.decode(one, type=ActorPlace) for one in told]
+    places = [msgspec.msgpack.decode(one, type=ActorPlace) for one in answers]
     for place in places:
         if place.version != __version__:
             raise ConfigError(

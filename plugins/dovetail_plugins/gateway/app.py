@@ -107,11 +107,11 @@ async def ready(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """Return each model's state; 503 only if no model can do any work."""
     models = _state(request).fleet.models
-    told = await asyncio.gather(*map(_health_of, models))
-    faults = [one for one in told if one["state"] in ("failed", "unhealthy")]
-    status = "ok" if not faults else "degraded" if len(faults) < len(told) else "failed"
+    states = await asyncio.gather(*map(_health_of, models))
+    faults = [one for one in states if one["state"] in ("failed", "unhealthy")]
+    status = "ok" if not faults else "degraded" if len(faults) < len(states) else "failed"
     code = 503 if status == "failed" else 200
-    return JSONResponse({"status": status, "models": told}, status_code=code)
+    return JSONResponse({"status": status, "models": states}, status_code=code)
 
 
 async def _health_of(model: GatewayModel) -> dict[str, Any]:

@@ -57,16 +57,16 @@ class DisaggregatedRouter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         body = await Request(scope, receive).body()
-        gone = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
         work = asyncio.ensure_future(self._answer(scope, body, send))
         try:
-            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((disconnected, work), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 await work
         finally:
-            gone.cancel()
+            disconnected.cancel()
             work.cancel()
-            await asyncio.gather(gone, work, return_exceptions=True)
+            await asyncio.gather(disconnected, work, return_exceptions=True)
 
     @property
     def is_busy(self) -> bool:
@@ -76,15 +76,15 @@ class DisaggregatedRouter:
     async def health(self, request: Request | None = None) -> JSONResponse:
         """Return each server's state; 503 if no decode server is healthy."""
         del request
-        told: dict[str, list[dict[str, Any]]] = {}
+        report: dict[str, list[dict[str, Any]]] = {}
         for name, servers in (("prefill", self._prefill), ("decode", self._decode)):
             states = await asyncio.gather(*(one.is_healthy() for one in servers))
-            told[name] = [
+            report[name] = [
                 {"url": one.url, "healthy": ok, "open": one.num_open, "failures": one.num_failures}
                 for one, ok in zip(servers, states, strict=True)
             ]
-        is_up = any(one["healthy"] for one in told["decode"])
-        return JSONResponse(told, status_code=200 if is_up else 503)
+        is_up = any(one["healthy"] for one in report["decode"])
+        return JSONResponse(report, status_code=200 if is_up else 503)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = _headers_on(scope)
@@ -104,11 +104,13 @@ class DisaggregatedRouter:
     ) -> tuple[Any, tuple[int, list[Header], bytes] | None, Upstream | None]:
         """Compute the prompt; return (params to continue with or None, the refusal of an invalid
         request, the server that computed it)."""
-        asked = {name: value for name, value in fields.items() if name not in OF_THE_ANSWER}
-        asked |= {"max_tokens": 1, "stream": False, FIELD: ASKED}
-        if "max_completion_tokens" in asked:
-            asked["max_completion_tokens"] = 1
-        body, tried = json.dumps(asked).encode(), list[Upstream]()
+        prefill_fields = {
+            name: value for name, value in fields.items() if name not in OF_THE_ANSWER
+        }
+        prefill_fields |= {"max_tokens": 1, "stream": False, FIELD: ASKED}
+        if "max_completion_tokens" in prefill_fields:
+            prefill_fields["max_completion_tokens"] = 1
+        body, tried = json.dumps(prefill_fields).encode(), list[Upstream]()
         prompt_ids = await self._choice.tokens_of(fields, headers)
         salt = str(fields.get("cache_salt") or "")
         while (server := self._choice.pick(prompt_ids, salt, tried)) is not None:
@@ -155,8 +157,10 @@ class DisaggregatedRouter:
                 logger.warning("%s: the decode server cannot be reached: %s", server.url, error)
                 if has_begun:
                     raise
-        told = problem(503, "no decode server can be reached.", kind="unavailable").response(scope)
-        await _send_whole(send, 503, told.raw_headers, bytes(told.body))
+        refusal = problem(503, "no decode server can be reached.", kind="unavailable").response(
+            scope
+        )
+        await _send_whole(send, 503, refusal.raw_headers, bytes(refusal.body))
 
 
 def _params_of(whole: bytes) -> Any:
@@ -197,7 +201,7 @@ def _headers_on(scope: Scope) -> list[Header]:
     return [*headers, (REQUEST_ID.encode(), scope["state"]["request_id"].encode())]
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
@@ -205,9 +209,9 @@ async def _gone(receive: Receive) -> None:
 
 async def _send_whole(send: Send, status: int, headers: Sequence[Header], body: bytes) -> None:
     dropped = RETURNED_ANEW | {b"content-length"}
-    kept = [(name, value) for name, value in headers if name not in dropped]
-    kept.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": kept})
+    sent_headers = [(name, value) for name, value in headers if name not in dropped]
+    sent_headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": sent_headers})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -224,8 +228,8 @@ async def _pass_back(answer: StreamedResponse, send: Send, first: Upstream | Non
         if not dict(headers).get(b"content-type", b"").startswith(EVENT_STREAM):
             raise
         logger.error("a decode server ended within an answer: %s", error)
-        told = problem(502, "the decode server ended within the answer.").body()
-        last = b"\n\ndata: " + told + b"\n\ndata: [DONE]\n\n"
+        message = problem(502, "the decode server ended within the answer.").body()
+        last = b"\n\ndata: " + message + b"\n\ndata: [DONE]\n\n"
         await send({"type": "http.response.body", "body": last, "more_body": False})
         return
     await send({"type": "http.response.body", "body": b"", "more_body": False})

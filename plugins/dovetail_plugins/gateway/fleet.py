@@ -270,11 +270,11 @@ class Fleet:
             room = await self._room_beside(model, others)
             if room is None or model.need.num_bytes <= room:
                 return
-            most = room + sum(one.need.num_bytes for one in others)
-            if model.need.num_bytes > most:
+            max_bytes = room + sum(one.need.num_bytes for one in others)
+            if model.need.num_bytes > max_bytes:
                 raise Overloaded(
                     f'the model "{model.name}" needs {_gib(model.need.num_bytes)}, and '
-                    f"{_gib(most)} are free without the others.",
+                    f"{_gib(max_bytes)} are free without the others.",
                     retry_after_s=RETRY_AFTER_S,
                 )
             await self._let_one_go(others)

@@ -76,18 +76,18 @@ class Forward:
             has_started = True
             await send(message)
 
-        gone = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
         work = asyncio.ensure_future(self._answer(scope, body, name, note))
         try:
-            await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((disconnected, work), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 await work
             elif not has_started:
                 raise ClientDisconnected
         finally:
-            gone.cancel()
+            disconnected.cancel()
             work.cancel()
-            await asyncio.gather(gone, work, return_exceptions=True)
+            await asyncio.gather(disconnected, work, return_exceptions=True)
 
     async def _answer(self, scope: Scope, body: bytes, name: str | None, send: Send) -> None:
         models = [self._fleet.find(name)]
@@ -110,7 +110,7 @@ class Forward:
         return True
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
@@ -121,10 +121,10 @@ async def _answer_of(server: Server, scope: Scope, body: bytes) -> AsyncIterator
     """Yield the server's answer once its headers have arrived; leaving early aborts the request."""
     path, query = scope.get("raw_path") or scope["path"].encode(), scope["query_string"]
     target = path + b"?" + query if query else path
-    asked = server.connections.stream(scope["method"], target, _headers_on(scope), body)
+    stream = server.connections.stream(scope["method"], target, _headers_on(scope), body)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            answer = await stack.enter_async_context(asked)
+            answer = await stack.enter_async_context(stream)
         except ConnectionError as error:
             raise EngineDead(
                 f"the model's server ended before it answered ({error}).",
@@ -167,5 +167,5 @@ def _last_event(scope: Scope) -> bytes:
     own = bodies.body_of(scope["path"].removeprefix(scope.get("root_path", "")))
     if own is None:
         return b"\n\ndata: " + found.body() + b"\n\ndata: [DONE]\n\n"
-    told = own(found.status, found.info, scope["state"]["request_id"])
-    return b"\n\nevent: error\ndata: " + told + b"\n\n"
+    error = own(found.status, found.info, scope["state"]["request_id"])
+    return b"\n\nevent: error\ndata: " + error + b"\n\n"

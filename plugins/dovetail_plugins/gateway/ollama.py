@@ -22,8 +22,8 @@ async def list_models(request: Request) -> Response:
     known = await asyncio.gather(*(_listed_models(model, "/api/tags") for model in models))
     rows = [
         row
-        for model, told in zip(models, known, strict=True)
-        for row in told or [_unloaded(name, created) for name in model.entry.every_name]
+        for model, model_rows in zip(models, known, strict=True)
+        for row in model_rows or [_unloaded(name, created) for name in model.entry.every_name]
     ]
     return JSONResponse({"models": rows})
 
@@ -32,7 +32,7 @@ async def list_loaded(request: Request) -> Response:
     """Return the names of the models that are loaded."""
     models: Sequence[GatewayModel] = request.app.state.server.fleet.models
     known = await asyncio.gather(*(_listed_models(model, "/api/ps") for model in models))
-    return JSONResponse({"models": [row for told in known for row in told]})
+    return JSONResponse({"models": [row for rows in known for row in rows]})
 
 
 async def _listed_models(model: GatewayModel, path: str) -> list[Any]:

@@ -63,11 +63,11 @@ class PrefillChoice:
         if server is None:
             return ()
         names = (*OF_THE_PROMPT, *OF_THE_TEMPLATE)
-        asked = json.dumps({name: fields[name] for name in names if name in fields}).encode()
+        body = json.dumps({name: fields[name] for name in names if name in fields}).encode()
         try:
             async with (
                 asyncio.timeout(ASK_LIMIT_S),
-                server.stream("POST", b"/tokenize", headers, asked) as answer,
+                server.stream("POST", b"/tokenize", headers, body) as answer,
             ):
                 whole = await answer.read()
             tokens = json_value(whole)["tokens"] if answer.status == 200 else ()

@@ -27,9 +27,9 @@ def named_model(scope: Scope, body: bytes) -> str | None:
 
     An invalid body counts as having none: the first model's server then reports the fault.
     """
-    asked = parse_qs(scope["query_string"].decode("latin-1")).get(FIELD)
-    if asked:
-        return asked[-1]
+    values = parse_qs(scope["query_string"].decode("latin-1")).get(FIELD)
+    if values:
+        return values[-1]
     kind = Headers(scope=scope).get("content-type", "")
     if kind.startswith(FORM):
         return _of_form(kind, body)

@@ -59,26 +59,26 @@ def _check_blocks(settings: Settings) -> None:
 def _check(settings: Settings, config: Mapping[str, Any]) -> None:
     """Raises: ConfigError if a size differs from the tensors': otherwise the model would be built
     before a tensor fails to fit."""
-    told = {"token_embd.weight": config["hidden_size"]}
+    stated = {"token_embd.weight": config["hidden_size"]}
     table = settings.tensor("token_embd.weight")
     found = {"token_embd.weight": table.shape[1] if table else 0}
     experts = _num_experts(config)
     alone = num_alone(settings.model.extents)
     if experts is not None and alone:
-        told["ffn_up.N.weight"], found["ffn_up.N.weight"] = experts, alone
+        stated["ffn_up.N.weight"], found["ffn_up.N.weight"] = experts, alone
     for name, size in _rows(config).items():
         extent = settings.first(name)
         if extent is not None and size is not None:
-            told[extent.name], found[extent.name] = size, extent.shape[0]
-    _compare(settings, told, found)
+            stated[extent.name], found[extent.name] = size, extent.shape[0]
+    _compare(settings, stated, found)
 
 
-def _compare(settings: Settings, told: Mapping[str, int], found: Mapping[str, int]) -> None:
+def _compare(settings: Settings, stated: Mapping[str, int], found: Mapping[str, int]) -> None:
     """Raises: ConfigError that names the first size that the file has otherwise."""
-    wrong = [name for name in told if told[name] != found[name]]
+    wrong = [name for name in stated if stated[name] != found[name]]
     if wrong:
         raise ConfigError(
-            f"{wrong[0]}: the file holds {found[wrong[0]]}, its settings say {told[wrong[0]]}.",
+            f"{wrong[0]}: the file holds {found[wrong[0]]}, its settings say {stated[wrong[0]]}.",
             where=str(settings.model.path),
             fix="download the file again.",
         )

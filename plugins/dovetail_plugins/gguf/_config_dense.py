@@ -114,11 +114,11 @@ def _gemma3(settings: Settings) -> dict[str, Any]:
 
 def _gemma3n(settings: Settings) -> dict[str, Any]:
     scales = settings.find(".activation_sparsity_scale", list)
-    told = settings.find(".attention.sliding_window_pattern", list)
+    pattern = settings.find(".attention.sliding_window_pattern", list)
     inner = settings.find(".feed_forward_length", (int, list))
     cap = settings.find(".final_logit_softcapping", float)
     optional = {
-        "layer_types": told and kinds(settings, every=5)["layer_types"],
+        "layer_types": pattern and kinds(settings, every=5)["layer_types"],
         "final_logit_softcapping": cap,
         "activation_sparsity_pattern": scales and [NormalDist().cdf(scale) for scale in scales],
     }
@@ -144,10 +144,10 @@ def _gemma3n(settings: Settings) -> dict[str, Any]:
 
 def _pattern(settings: Settings) -> dict[str, Any]:
     """Return which layers slide: every sixth does not, unless the file says otherwise."""
-    told = settings.find(".attention.sliding_window_pattern", (int, list))
-    if isinstance(told, list):
+    pattern = settings.find(".attention.sliding_window_pattern", (int, list))
+    if isinstance(pattern, list):
         return kinds(settings, every=6)
-    return {"sliding_window_pattern": told or 6}
+    return {"sliding_window_pattern": pattern or 6}
 
 
 def _gpt2(settings: Settings) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _bloom(settings: Settings) -> dict[str, Any]:
 
 def _mpt(settings: Settings) -> dict[str, Any]:
     counts = common(settings)
-    most = settings.find(".attention.max_alibi_bias", float) or 0.0
+    max_bias = settings.find(".attention.max_alibi_bias", float) or 0.0
     return {
         "model_type": "mpt",
         "architectures": ["MptForCausalLM"],
@@ -235,8 +235,8 @@ def _mpt(settings: Settings) -> dict[str, Any]:
         "layer_norm_epsilon": layer_norm_eps(settings),
         "no_bias": not settings.has("attn_qkv.bias"),
         "attn_config": {
-            "alibi": most > 0,
-            "alibi_bias_max": most,
+            "alibi": max_bias > 0,
+            "alibi_bias_max": max_bias,
             "clip_qkv": settings.find(".attention.clamp_kqv", float),
         },
     }

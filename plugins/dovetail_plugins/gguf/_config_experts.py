@@ -95,7 +95,7 @@ def _deepseek(settings: Settings, model_type: str, name: str) -> dict[str, Any]:
     rank = settings.number(".attention.kv_lora_rank")
     turned = settings.number(".rope.dimension_count")
     # With separate halves the plain lengths are those of the latent that queries meet.
-    told = "_mla" if settings.find(".attention.key_length_mla", int) else ""
+    suffix = "_mla" if settings.find(".attention.key_length_mla", int) else ""
     more = {
         **drafting(settings),
         "num_key_value_heads": settings.number(".attention.head_count"),
@@ -105,8 +105,8 @@ def _deepseek(settings: Settings, model_type: str, name: str) -> dict[str, Any]:
         if settings.has("attn_q_a.weight")
         else None,
         "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": settings.number(f".attention.key_length{told}") - turned,
-        "v_head_dim": settings.number(f".attention.value_length{told}"),
+        "qk_nope_head_dim": settings.number(f".attention.key_length{suffix}") - turned,
+        "v_head_dim": settings.number(f".attention.value_length{suffix}"),
         "attention_bias": settings.has("attn_kv_a_mqa.bias"),
         "partial_rotary_factor": 1.0,
         **_picked(settings),

@@ -35,14 +35,14 @@ def sizes(settings: Settings) -> dict[str, Any]:
 
 def common(settings: Settings) -> dict[str, Any]:
     """Return the settings that all families with attention have."""
-    heads = settings.most(".attention.head_count")
+    heads = settings.largest(".attention.head_count")
     hidden = settings.number(".embedding_length")
     given = settings.find(".attention.head_count_kv", (int, list))
     return {
         **sizes(settings),
         "num_attention_heads": heads,
         "num_key_value_heads": heads if given is None
-        else settings.most(".attention.head_count_kv"),
+        else settings.largest(".attention.head_count_kv"),
         "head_dim": settings.find(".attention.key_length", int) or hidden // heads,
     }  # fmt: skip
 
@@ -152,9 +152,13 @@ def gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[s
 
 def kinds(settings: Settings, every: int) -> dict[str, Any]:
     """Return each layer's kind: all slide except every N-th, unless the file says otherwise."""
-    told = settings.find(".attention.sliding_window_pattern", (int, list))
+    pattern = settings.find(".attention.sliding_window_pattern", (int, list))
     count = settings.number(".block_count")
-    slides = told if isinstance(told, list) else [(i + 1) % (told or every) for i in range(count)]
+    slides = (
+        pattern
+        if isinstance(pattern, list)
+        else [(i + 1) % (pattern or every) for i in range(count)]
+    )
     return {"layer_types": [_KINDS[bool(one)] for one in slides]}
 
 

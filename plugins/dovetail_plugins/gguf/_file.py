@@ -102,9 +102,11 @@ def read_model(path: str | Path) -> GgufModel:
             raise _malformed(extent.path, f'tensor "{extent.name}" is also in {other}')
     first = heads[0]
     _check_whole(first, len(heads))
-    told = first.settings.get("split.tensors.count")
-    if isinstance(told, int) and len(heads) > 1 and told != len(extents):
-        raise _malformed(first.path, f"it says {told} tensors, its files have {len(extents)}")
+    stated_count = first.settings.get("split.tensors.count")
+    if isinstance(stated_count, int) and len(heads) > 1 and stated_count != len(extents):
+        raise _malformed(
+            first.path, f"it says {stated_count} tensors, its files have {len(extents)}"
+        )
     return GgufModel(path=first.path, settings=first.settings, extents=extents)
 
 

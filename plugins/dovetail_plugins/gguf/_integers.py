@@ -62,9 +62,11 @@ def dequantize(type_name: str, rows: torch.Tensor) -> torch.Tensor:
     return integers(type_name, blocks).floats().view(*rows.shape[:-1], -1)
 
 
-def _spelled(made: Vectors) -> Integers:
+def _spelled(vectors: Vectors) -> Integers:
     """Return vectors value by value."""
-    return Integers(group=made.group, values=made.values(), codes=made.codes, steps=made.steps)
+    return Integers(
+        group=vectors.group, values=vectors.values(), codes=vectors.codes, steps=vectors.steps
+    )
 
 
 def _scales(steps: torch.Tensor, codes: torch.Tensor | None, groups: int) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Settings:
             )
         return values
 
-    def most(self, name: str) -> int:
+    def largest(self, name: str) -> int:
         """Return the largest of the blocks' counts, some of which may be 0. Raises: ConfigError"""
         return max(self.per_block(name))
 

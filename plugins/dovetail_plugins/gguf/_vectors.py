@@ -60,7 +60,7 @@ def points(type_name: str) -> torch.Tensor:
     return grid(type_name)
 
 
-def _made(
+def _vectors_of(
     type_name: str,
     group: int,
     index: torch.Tensor,
@@ -93,30 +93,30 @@ def _iq2_xxs(raw: torch.Tensor) -> Vectors:
     pairs = raw[:, 2:].reshape(len(raw), -1, 8)
     signs, codes = _seven_bits(pairs[..., 4:].reshape(len(raw), -1))
     index = pairs[..., :4].reshape(len(raw), -1)
-    return _made("IQ2_XXS", 32, index, codes, halves(raw[:, :2]) / 8, signs)
+    return _vectors_of("IQ2_XXS", 32, index, codes, halves(raw[:, :2]) / 8, signs)
 
 
 def _iq2_xs(raw: torch.Tensor) -> Vectors:
     both = words(raw[:, 2:66])
     signs, codes = sign_bytes()[(both >> 9).long()], fields(raw[:, 66:], 4, 1)
-    return _made("IQ2_XS", 16, both & 511, codes, halves(raw[:, :2]) / 8, signs)
+    return _vectors_of("IQ2_XS", 16, both & 511, codes, halves(raw[:, :2]) / 8, signs)
 
 
 def _iq2_s(raw: torch.Tensor) -> Vectors:
     index = raw[:, 2:34].int() | fields(raw[:, 66:74], 2, 1).int() << 8
     codes = fields(raw[:, 74:], 4, 1)
-    return _made("IQ2_S", 16, index, codes, halves(raw[:, :2]) / 8, raw[:, 34:66])
+    return _vectors_of("IQ2_S", 16, index, codes, halves(raw[:, :2]) / 8, raw[:, 34:66])
 
 
 def _iq3_xxs(raw: torch.Tensor) -> Vectors:
     signs, codes = _seven_bits(raw[:, 66:])
-    return _made("IQ3_XXS", 32, raw[:, 2:66], codes, halves(raw[:, :2]) / 4, signs)
+    return _vectors_of("IQ3_XXS", 32, raw[:, 2:66], codes, halves(raw[:, :2]) / 4, signs)
 
 
 def _iq3_s(raw: torch.Tensor) -> Vectors:
     index = raw[:, 2:66].int() | fields(raw[:, 66:74], 1, 1).int() << 8
     codes = fields(raw[:, 106:], 4, 1)
-    return _made("IQ3_S", 32, index, codes, halves(raw[:, :2]), raw[:, 74:106])
+    return _vectors_of("IQ3_S", 32, index, codes, halves(raw[:, :2]), raw[:, 74:106])
 
 
 def _iq1_s(raw: torch.Tensor) -> Vectors:
@@ -124,7 +124,7 @@ def _iq1_s(raw: torch.Tensor) -> Vectors:
     high = (both.unsqueeze(2) >> torch.tensor([0, 3, 6, 9]) & 7).view(len(raw), -1)
     below = (both >> 15).repeat_interleave(4, dim=1) * BELOW
     index = raw[:, 2:34].int() | high << 8 | below
-    return _made("IQ1_S", 32, index, both >> 12 & 7, halves(raw[:, :2]) / 8)
+    return _vectors_of("IQ1_S", 32, index, both >> 12 & 7, halves(raw[:, :2]) / 8)
 
 
 def _iq1_m(raw: torch.Tensor) -> Vectors:
@@ -133,7 +133,7 @@ def _iq1_m(raw: torch.Tensor) -> Vectors:
     steps = step.sum(dim=1, keepdim=True).to(torch.int16).view(torch.float16).float()
     codes = (both.unsqueeze(2) >> torch.tensor([0, 3, 6, 9]) & 7).view(len(raw), -1)
     high = fields(raw[:, 32:48], 4, 1).int()  # the fourth bit is the one of the codes below
-    return _made("IQ1_M", 16, raw[:, :32].int() | high << 8, codes, steps / 8)
+    return _vectors_of("IQ1_M", 16, raw[:, :32].int() | high << 8, codes, steps / 8)
 
 
 VECTORS: dict[str, Callable[[torch.Tensor], Vectors]] = {

@@ -240,8 +240,8 @@ class GgufVocabulary:
 
     def _ends(self, *, begins: bool) -> Json | None:
         """Return the post-processor that puts the first and the last token around a text."""
-        told = self._find("add_bos_token", bool)
-        first = self._named("bos_token_id") if (begins if told is None else told) else None
+        stated = self._find("add_bos_token", bool)
+        first = self._named("bos_token_id") if (begins if stated is None else stated) else None
         last = self._named("eos_token_id") if self._find("add_eos_token", bool) else None
         return self._around(first, last)
 

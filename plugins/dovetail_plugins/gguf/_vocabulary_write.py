@@ -127,15 +127,15 @@ def _pieces(content: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
 def _kind_of(real: Tokenizer, settings: Mapping[str, Any]) -> str:
     """Return the kind of cuts that encodes the probe most like the checkpoint's tokenizer."""
     wanted = real.encode(PROBE, add_special_tokens=False).ids
-    best, least = "default", len(wanted) + 1
+    best, fewest_wrong = "default", len(wanted) + 1
     for name in _candidates(real):
         written = {f"{_PREFIX}{k}": v for k, v in settings.items()} | {f"{_PREFIX}pre": name}
         text, _ = tokenizer_of(GgufModel(path=Path("new.gguf"), settings=written, extents=()))
         ids = Tokenizer.from_str(text).encode(PROBE, add_special_tokens=False).ids
         wrong = 0 if ids == wanted else 1 + abs(len(ids) - len(wanted))
-        if wrong < least:
-            best, least = name, wrong
-    if least:
+        if wrong < fewest_wrong:
+            best, fewest_wrong = name, wrong
+    if fewest_wrong:
         log.warning(
             "GGUF has no pre-tokenizer that splits text like this tokenizer; %r is the "
             "nearest. Serve the file with --tokenizer and the folder of the source "

@@ -91,30 +91,35 @@ def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
     blocks = rows.reshape(-1, BY_NAME[type_name].block_bytes)
     if type_name in VECTORS:
         return _vector_part(type_name, blocks, len(rows))
-    made = integers(type_name, blocks)
-    values = made.values
+    converted = integers(type_name, blocks)
+    values = converted.values
     if type_name in LEVELS_OF:
         values = _places(type_name)[values.int() + 128]
     elif type_name == TRITS:
         values = (values + 1).view(torch.uint8)
     elif BITS[type_name] < 8:
-        center = 0 if made.offset_steps is not None else 1 << (BITS[type_name] - 1)
+        center = 0 if converted.offset_steps is not None else 1 << (BITS[type_name] - 1)
         values = (values + center).view(torch.uint8)
-    has_codes = made.codes is not None
+    has_codes = converted.codes is not None
     tensors = {
         "values": values,
-        "scales": made.codes if has_codes else made.steps,
-        "steps": made.steps if has_codes else None,
-        "offsets": made.offset_codes if has_codes else made.offset_steps,
-        "offset_steps": made.offset_steps if has_codes else None,
+        "scales": converted.codes if has_codes else converted.steps,
+        "steps": converted.steps if has_codes else None,
+        "offsets": converted.offset_codes if has_codes else converted.offset_steps,
+        "offset_steps": converted.offset_steps if has_codes else None,
     }
     return {name: t.reshape(len(rows), -1) for name, t in tensors.items() if t is not None}
 
 
 def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
     """Return the tensors of `count` rows of vectors."""
-    made = vectors(type_name, blocks)
-    found = {"values": made.index, "scales": made.codes, "steps": made.steps, "signs": made.signs}
+    converted = vectors(type_name, blocks)
+    found = {
+        "values": converted.index,
+        "scales": converted.codes,
+        "steps": converted.steps,
+        "signs": converted.signs,
+    }
     return {name: t.reshape(count, -1) for name, t in found.items() if t is not None}
 
 

@@ -18,13 +18,15 @@ WORDS_ISA = "avx2"
 NOT_TOLD = "not known from the method"
 
 
-def of_layer(told: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
-    """Return the description for a layer's product. `told` is the method's estimate; None: a matrix
-    in full precision."""
-    takes = (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if told is None else told.takes
+def of_layer(estimate: StorageEstimate | None, matrix_dtype: str, how: How) -> str:
+    """Return the description for a layer's product. `estimate` is the method's estimate; None: a
+    matrix in full precision."""
+    takes = (
+        (BFLOAT16 if matrix_dtype == BFLOAT16 else FLOAT) if estimate is None else estimate.takes
+    )
     if not takes:
         return NOT_TOLD
-    isas = BFLOAT16_ISAS if told is None else BFLOAT16_ISAS[:1]
+    isas = BFLOAT16_ISAS if estimate is None else BFLOAT16_ISAS[:1]
     is_bfloat16 = how.model.weight_dtype == BFLOAT16 and how.isa in isas
     becomes = taken(takes, how.asked, is_cpu=how.is_cpu, is_bfloat16=is_bfloat16)
     return {

@@ -74,7 +74,7 @@ class EngineParts:
 def inspect(config: Config) -> Inspected:
     """Return a checkpoint's contents and its memory needs. Raises: ConfigError if there is no
     checkpoint, or nothing is known of it"""
-    with listening() as told:
+    with listening() as log_lines:
         parts = _parts(config)
         headers = _headers(config, parts)
         text = _text(config, parts)
@@ -101,7 +101,7 @@ def inspect(config: Config) -> Inspected:
         groups=groups,
         memory=taken,
         quantization=parts.quantization.name if parts.quantization else None,
-        plugins=chosen(config, parts, told, files),
+        plugins=chosen(config, parts, log_lines, files),
         text=text,
         generation=generation,
         warnings=tuple(dict.fromkeys(parts.warnings)),
@@ -199,9 +199,9 @@ def _pieces(config: Config) -> EngineParts:
     facts = load_model_facts(
         path, overrides=config.model.hf_overrides, config_format=config.model.config_format
     )
-    asked = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
-    computed, kept = chosen_dtypes(asked, facts.hf_config, platform)
-    model = msgspec.structs.replace(facts, dtype=computed, weight_dtype=kept)
+    requested = registry.admin.value_of("dtype", config.model.dtype) or AUTO_DTYPE
+    computed, weight_dtype = chosen_dtypes(requested, facts.hf_config, platform)
+    model = msgspec.structs.replace(facts, dtype=computed, weight_dtype=weight_dtype)
     kv_dtype = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = kv_dtype or platform.defaults().kv_dtype or model.weight_dtype
     parts = EngineParts(model=model, platform=platform, kv_dtype=kv_dtype)
@@ -228,7 +228,7 @@ def _tried(parts: EngineParts, *, is_once: bool = False) -> Iterator[None]:
         yield
     except DovetailError as error:
         where = error.where
-        if not (is_once and where and any(where in told for told in parts.warnings)):
+        if not (is_once and where and any(where in warning for warning in parts.warnings)):
             parts.warnings.append(str(error))
 
 

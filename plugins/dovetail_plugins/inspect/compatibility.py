@@ -37,56 +37,60 @@ Told = list[str]
 class _LogCapture(logging.Handler):
     """Stores log messages."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, log_lines: Told) -> None:
         super().__init__(logging.INFO)
-        self._told = told
+        self._told = log_lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store one message. Mutates: told"""
+        """Store one message. Mutates: log_lines"""
         self._told.append(record.getMessage())
 
 
 @contextmanager
 def listening() -> Iterator[Told]:
     """Yield the lines logged in the block, which are logged nowhere else."""
-    told: Told = []
-    root, ears = logging.getLogger(ROOT), _LogCapture(told)
+    log_lines: Told = []
+    root, ears = logging.getLogger(ROOT), _LogCapture(log_lines)
     level, propagates, handlers = root.level, root.propagate, root.handlers
     root.propagate, root.handlers = False, [ears]
     root.setLevel(logging.INFO)
     try:
-        yield told
+        yield log_lines
     finally:
         root.propagate, root.handlers = propagates, handlers
         root.setLevel(level)
 
 
 def chosen(
-    config: Config, parts: EngineParts, told: Told, files: Sequence[WeightFile]
+    config: Config, parts: EngineParts, log_lines: Told, files: Sequence[WeightFile]
 ) -> tuple[Chosen, ...]:
     """Return the plugins in the order in which a request uses them."""
-    lines = {match[1]: match[3] or "" for line in told if (match := _LINE.fullmatch(line))}
+    lines = {match[1]: match[3] or "" for line in log_lines if (match := _LINE.fullmatch(line))}
     own = {
         "device": lines.get("platform", ""),
         "model": _model_reason(parts),
         "quantization": _quantization_reason(parts),
         "load_format": _files_reason(files),
     }
-    choices = [Chosen(kind="device", name=parts.device, reason=_asked(config, "device", own))]
+    choices = [
+        Chosen(kind="device", name=parts.device, reason=_choice_reason(config, "device", own))
+    ]
     for kind, selection in _selections(parts):
         if selection is None:
             continue
-        reason = _asked(config, kind, {**lines, **own})
+        reason = _choice_reason(config, kind, {**lines, **own})
         choices.append(Chosen(kind=kind, name=selection.name, reason=reason))
     if parts.spec is not None and parts.spec.run.pooling is not None:
         return tuple(choices)
     for kind in ("tool_parser", "reasoning_parser"):
-        match = next((m for line in told if (m := _LINE.fullmatch(line)) and m[1] == kind), None)
+        match = next(
+            (m for line in log_lines if (m := _LINE.fullmatch(line)) and m[1] == kind), None
+        )
         if match is not None:
             choices.append(Chosen(kind=kind, name=match[2], reason=match[3] or ""))
         elif config.is_given(_FLAGS[kind]):
             name = str(config.value(_FLAGS[kind]))
-            choices.append(Chosen(kind=kind, name=name, reason=_asked(config, kind, {})))
+            choices.append(Chosen(kind=kind, name=name, reason=_choice_reason(config, kind, {})))
     return tuple(choices)
 
 
@@ -101,7 +105,7 @@ def _selections(parts: EngineParts) -> list[tuple[str, Selection | None]]:
     ]
 
 
-def _asked(config: Config, kind: str, reasons: dict[str, str]) -> str:
+def _choice_reason(config: Config, kind: str, reasons: dict[str, str]) -> str:
     """Return the flag that requests the plugin, or why it was chosen."""
     flag = _FLAGS[kind]
     if config.is_given(flag) and config.value(flag) not in (None, "", "auto"):

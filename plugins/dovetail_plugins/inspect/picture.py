@@ -29,10 +29,10 @@ def draw_memory(path: str, found: Inspected) -> None:
     """Draw the parts as one bar, with a line at the free memory. Raises: ConfigError"""
     parts = memory_parts(found)
     unit, unit_bytes = ("GiB", 2**30) if sum(parts.values()) >= 2**30 else ("MiB", 2**20)
-    told = {f"{name}: {size(part)}": part / unit_bytes for name, part in parts.items()}
+    sizes = {f"{name}: {size(part)}": part / unit_bytes for name, part in parts.items()}
     assert found.memory is not None  # checked by memory_parts
     free = found.memory.free_bytes
     title = f"{Path(found.path).name}: {size(sum(parts.values()))} on {found.memory.device}"
     if free is not None:
         title += f", {size(free)} free"
-    draw_parts(path, title, told, unit, (free or 0) / unit_bytes)
+    draw_parts(path, title, sizes, unit, (free or 0) / unit_bytes)

@@ -80,26 +80,26 @@ def _table(found: Inspected) -> list[str]:
     if tables:
         lines.append(_row(("rotary tables", "", "", "", "float32", "", size(tables))))
     stored = sum(group.stored_bytes for group in found.groups)
-    kept = sum(group.kept_bytes for group in found.groups) + tables
-    total = ("all", "", count(found.parameters), "", "", size(stored), size(kept))
+    memory_bytes = sum(group.kept_bytes for group in found.groups) + tables
+    total = ("all", "", count(found.parameters), "", "", size(stored), size(memory_bytes))
     return [*lines, _row(total)]
 
 
 def _group(group: Group) -> list[str]:
-    stored, kept = _forms(group.stored), _forms(group.kept)
+    stored, in_memory = _forms(group.stored), _forms(group.kept)
     about = "" if group.is_exact else "~"
     first = (
         group.name,
         str(group.layers),
         count(group.parameters),
         stored[0],
-        kept[0],
+        in_memory[0],
         size(group.stored_bytes),
         about + size(group.kept_bytes),
     )
     rest = [
-        ("", "", "", *(forms[i] if i < len(forms) else "" for forms in (stored, kept)), "", "")
-        for i in range(1, max(len(stored), len(kept)))
+        ("", "", "", *(forms[i] if i < len(forms) else "" for forms in (stored, in_memory)), "", "")
+        for i in range(1, max(len(stored), len(in_memory)))
     ]
     return [_row(row) for row in (first, *rest)]
 
@@ -114,8 +114,8 @@ def _forms(forms: Mapping[str, int]) -> list[str]:
 
 def _activations(found: Inspected) -> list[str]:
     """Return the activation types in products, one line per group."""
-    told = [group for group in found.groups if group.activations]
-    lines = [line for one in told for line in _line(one.name, "; ".join(_forms(one.activations)))]
+    groups = [group for group in found.groups if group.activations]
+    lines = [line for one in groups for line in _line(one.name, "; ".join(_forms(one.activations)))]
     return ["activations in products", *lines] if lines else []
 
 
@@ -177,8 +177,8 @@ def _text(found: Inspected) -> list[str]:
         lines += _line("chat template", template)
         parsers = f"{text.tool_parser or 'none'}, reasoning {text.reasoning_parser or 'none'}"
         lines += _line("parsers", f"tool calls {parsers}")
-    told = ", ".join(f"{name} {value}" for name, value in found.generation.items())
-    return lines + _line("sampling", told or "none in the checkpoint")
+    sampling = ", ".join(f"{name} {value}" for name, value in found.generation.items())
+    return lines + _line("sampling", sampling or "none in the checkpoint")
 
 
 def _line(label: str, text: str) -> list[str]:

@@ -54,11 +54,11 @@ def _dtypes(model: ModelSpec, groups: Sequence[Group]) -> list[str]:
         for form, parameters in group.stored.items():
             if form in _FLOATS and group.name != UNUSED:
                 counts[form] = counts.get(form, 0) + parameters
-    most = max(counts, key=lambda form: counts[form], default=stated)
-    is_most = 2 * counts.get(str(most), 0) > sum(group.parameters for group in groups)
-    if stated is None or most == stated or not is_most:
+    commonest = max(counts, key=lambda form: counts[form], default=stated)
+    is_most = 2 * counts.get(str(commonest), 0) > sum(group.parameters for group in groups)
+    if stated is None or commonest == stated or not is_most:
         return []
-    return [f"config.json says {stated}, most weights are stored in {most}."]
+    return [f"config.json says {stated}, most weights are stored in {commonest}."]
 
 
 def of_folder(path: Path, files: Sequence[WeightFile]) -> list[str]:

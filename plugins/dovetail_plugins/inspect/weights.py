@@ -78,11 +78,11 @@ def groups_of(layers: Iterable[StoredLayer], how: How) -> tuple[Group, ...]:
 def _group(name: str, weighed: list[_Weighed], active: tuple[int, int]) -> Group:
     parameters = sum(one.parameters for one in weighed)
     stored: Counter[str] = Counter()
-    kept: Counter[str] = Counter()
+    formats: Counter[str] = Counter()
     activations: Counter[str] = Counter()
     for one in weighed:
         stored[one.stored] += one.parameters
-        kept[one.kept] += one.parameters
+        formats[one.kept] += one.parameters
         if one.activations:
             activations[one.activations] += one.parameters
     return Group(
@@ -92,7 +92,7 @@ def _group(name: str, weighed: list[_Weighed], active: tuple[int, int]) -> Group
         active_parameters=parameters * active[0] // active[1],
         stored=dict(stored.most_common()),
         stored_bytes=sum(one.layer.num_bytes for one in weighed),
-        kept=dict(kept.most_common()),
+        kept=dict(formats.most_common()),
         kept_bytes=sum(one.num_bytes for one in weighed),
         is_exact=all(one.is_exact for one in weighed),
         activations=dict(activations.most_common()),
@@ -108,29 +108,29 @@ def _weighed(layer: StoredLayer, how: How) -> _Weighed:
         count = sum(header.num_values for header in layer.tensors.values())
         return _Weighed(layer=layer, purpose=UNUSED, stored=stored, kept="nothing",
                         parameters=count, num_bytes=0, is_exact=True)  # fmt: skip
-    told = None if plain and _is_plain_table(purpose, how) else _told(layer, purpose, how)
-    if told is None and not plain:
+    estimate = None if plain and _is_plain_table(purpose, how) else _estimate(layer, purpose, how)
+    if estimate is None and not plain:
         count = values_by_name(layer.name, how.model) or max(
             header.num_values for header in layer.tensors.values()
         )
         return _Weighed(layer=layer, purpose=purpose, stored=stored, kept="about as stored",
                         parameters=count, num_bytes=layer.num_bytes, is_exact=False,
                         activations=NOT_TOLD)  # fmt: skip
-    if told is None:
+    if estimate is None:
         return _plain(layer, purpose, stored, how)
     biases = layer.tensors["bias"].num_values if "bias" in layer.tensors else 0
     return _Weighed(
         layer=layer,
         purpose=purpose,
         stored=stored,
-        kept=told.format,
-        parameters=told.num_values + biases,
-        num_bytes=told.num_bytes + biases * BYTES[how.model.dtype],
+        kept=estimate.format,
+        parameters=estimate.num_values + biases,
+        num_bytes=estimate.num_bytes + biases * BYTES[how.model.dtype],
         is_exact=True,
-        outputs=told.outputs,
-        row_bytes=(told.num_bytes - told.shared_bytes) // max(1, told.outputs),
-        shared_bytes=told.shared_bytes,
-        activations=of_layer(told, "", how) if _multiplies(layer, purpose, how) else "",
+        outputs=estimate.outputs,
+        row_bytes=(estimate.num_bytes - estimate.shared_bytes) // max(1, estimate.outputs),
+        shared_bytes=estimate.shared_bytes,
+        activations=of_layer(estimate, "", how) if _multiplies(layer, purpose, how) else "",
     )
 
 
@@ -141,7 +141,7 @@ def _is_plain_table(purpose: str, how: How) -> bool:
     return purpose == HEAD and not how.is_own
 
 
-def _told(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
+def _estimate(layer: StoredLayer, purpose: str, how: How) -> StorageEstimate | None:
     """Return the quantization method's estimate.
 
     A table that is also the head is passed under the head's name. None if the method fails on

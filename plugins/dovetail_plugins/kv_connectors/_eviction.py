@@ -12,5 +12,5 @@ WHERE = "--kv-transfer-config.kv_connector_extra_config.eviction"
 def eviction_of(name: str, limit: int) -> KVEviction:
     """Return a new eviction policy for at most `limit` blocks. Raises: PluginError"""
     plugin = registry.load(KIND, name, where=WHERE)
-    made: KVEviction = plugin(registry.admin.options_for(plugin, {}), limit)
-    return made
+    policy: KVEviction = plugin(registry.admin.options_for(plugin, {}), limit)
+    return policy

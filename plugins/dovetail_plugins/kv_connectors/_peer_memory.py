@@ -126,8 +126,8 @@ class SharedMemory(Carrier):
         """Return a file, mapped. Raises: OSError, ValueError. Mutates: self"""
         memory = self._open.pop(name, None)
         if memory is None:
-            for gone in [one for one in self._open if not _is_there(one)]:
-                self._open.pop(gone).close()
+            for stale in [one for one in self._open if not _is_there(one)]:
+                self._open.pop(stale).close()
             memory = _mapped(name)
         self._open[name] = memory
         if len(self._open) > MOST_OPEN:

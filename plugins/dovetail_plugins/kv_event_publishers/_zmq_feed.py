@@ -70,7 +70,7 @@ class ZmqFeed(EventFeed):
     def _catch_up(self, until: int, news: News) -> None:
         """Request the batches from the next one on; unavailable ones make a gap. Mutates: self,
         news"""
-        for number, payload in self._asked(self._next):
+        for number, payload in self._ask_replay(self._next):
             if number > self._next:
                 news.append(None)
                 self._next = number
@@ -89,7 +89,7 @@ class ZmqFeed(EventFeed):
             log.warning("a batch of KV cache events was not understood: %s", error)
             news.append(None)
 
-    def _asked(self, first: int) -> list[tuple[int, bytes]]:
+    def _ask_replay(self, first: int) -> list[tuple[int, bytes]]:
         """Return what the engine still has from a number on; nothing if it does not answer."""
         import zmq
 

@@ -175,11 +175,11 @@ class ZmqPublisher(KVEventPublisher):
         import zmq
 
         while self._replay is not None and self._replay.poll(0, zmq.POLLIN):
-            sender, *_, asked = self._replay.recv_multipart()
-            if len(asked) != 8:
+            sender, *_, message = self._replay.recv_multipart()
+            if len(message) != 8:
                 log.warning("a replay of KV cache events was asked for without a number")
                 continue
-            first = int.from_bytes(asked, "big")
+            first = int.from_bytes(message, "big")
             for number, payload in self._kept:
                 if number >= first:
                     self._replay.send_multipart((sender, b"", number.to_bytes(8, "big"), payload))

@@ -243,8 +243,8 @@ class EncoderDecoder(nn.Module, Model):
         lens = [len(item) for item in items]
         positions = [torch.arange(len(item), device=item.device) for item in items]
         with use_items(lens):
-            made: torch.Tensor = self.encoder(torch.cat(items), torch.cat(positions))
-        return made.split(lens)
+            output: torch.Tensor = self.encoder(torch.cat(items), torch.cat(positions))
+        return output.split(lens)
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         """Return the encoder's blocks, before which a pass may pause."""

@@ -115,7 +115,7 @@ class MoE(nn.Module):
         bias = self.e_score_correction_bias
         if self._routing is not None and not is_traced():
             return self._routing(scores, bias)
-        weights, experts = of_tensors(lambda told: route(told, self.rule, bias), scores)
+        weights, experts = of_tensors(lambda tensor: route(tensor, self.rule, bias), scores)
         return weights, experts
 
     def _multiply_weighed(

@@ -46,7 +46,7 @@ def native_routing(context: BuildContext, rule: RoutingRule) -> NativeRouting | 
     """Return the kernel of a rule (see dovetail_kernels.route), or None if none runs it."""
     if rule.scoring not in ("softmax", "sigmoid"):
         return None
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "scoring": rule.scoring,
         "renormalizes": rule.renormalizes,
         "least_sum": rule.least_sum,
@@ -56,6 +56,6 @@ def native_routing(context: BuildContext, rule: RoutingRule) -> NativeRouting | 
         "group_score": rule.group_score,
     }
     if runs_natively(route.OP, context):
-        return NativeRouting(Route(**told), rule.num_picked)
+        return NativeRouting(Route(**options), rule.num_picked)
     run = fused_kernel(route.OP, context)
-    return None if run is None else NativeRouting(partial(run, **told), rule.num_picked)
+    return None if run is None else NativeRouting(partial(run, **options), rule.num_picked)

@@ -77,8 +77,8 @@ def _within_groups(values: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
     """Return the values with -inf in the dropped groups. Shapes: [T, X] -> [T, X]"""
     groups = values.unflatten(-1, (rule.num_groups, -1))
     best = groups.topk(2 if rule.group_score == "two_best" else 1, dim=-1).values.sum(dim=-1)
-    kept = best.topk(rule.num_kept_groups, dim=-1).indices
-    is_lost = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
+    best_groups = best.topk(rule.num_kept_groups, dim=-1).indices
+    is_lost = torch.ones_like(best, dtype=torch.bool).scatter_(-1, best_groups, False)
     return groups.masked_fill(is_lost.unsqueeze(-1), -torch.inf).flatten(-2)
 
 

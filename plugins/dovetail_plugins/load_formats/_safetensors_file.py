@@ -117,8 +117,8 @@ class WholeFile:
 
 def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
     """Return the header without the tensors of some names."""
-    kept = tuple(extent for extent in header.extents if not is_skipped(extent.name))
-    return Header(path=header.path, extents=kept)
+    extents = tuple(extent for extent in header.extents if not is_skipped(extent.name))
+    return Header(path=header.path, extents=extents)
 
 
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:

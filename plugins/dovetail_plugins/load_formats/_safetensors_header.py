@@ -109,10 +109,10 @@ def entries_of(path: Path, raw: bytes, size_bytes: int) -> tuple[TensorEntry, ..
 
     Raises: ConfigError when they cannot belong together.
     """
-    told = _words(path, raw)
-    told.pop(METADATA, None)
+    raw_entries = _words(path, raw)
+    raw_entries.pop(METADATA, None)
     data_start = LENGTH_BYTES + len(raw)
-    entries = tuple(_entry(path, name, words, data_start) for name, words in told.items())
+    entries = tuple(_entry(path, name, words, data_start) for name, words in raw_entries.items())
     _check_cover(path, entries, data_start, size_bytes)
     return entries
 
@@ -145,14 +145,14 @@ def _words(path: Path, raw: bytes) -> dict[str, msgspec.Raw]:
 def _entry(path: Path, name: str, words: msgspec.Raw, data_start: int) -> TensorEntry:
     """Return one checked header entry."""
     try:
-        told: _Told = json_struct(words, _Told)
+        entry: _Told = json_struct(words, _Told)
     except InvalidJson as error:
         what = f'tensor "{name}" has no valid shape, data_offsets or dtype: it {error}'
         raise malformed(path, what) from error
-    shape, (start, end) = told.shape, told.data_offsets
-    known = TYPES.get(told.dtype)
+    shape, (start, end) = entry.shape, entry.data_offsets
+    known = TYPES.get(entry.dtype)
     if known is None:
-        raise malformed(path, f'tensor "{name}" has the unknown dtype {told.dtype}')
+        raise malformed(path, f'tensor "{name}" has the unknown dtype {entry.dtype}')
     if end - start != math.prod(shape) * known[1]:
         raise malformed(path, f'tensor "{name}" spans {[start, end]} but has shape {[*shape]}')
     return TensorEntry(name, known[0], shape, data_start + start, data_start + end)

@@ -31,15 +31,15 @@ def write_parts(
     Raises: ConfigError when a file cannot be written.
     """
     written, number = 0, 0
-    held: dict[str, torch.Tensor] = {}
+    pending: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
-        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > part_bytes:
-            written += _write(path_of(number), held, metadata)
-            held, number = {}, number + 1
-        held[name] = tensor.contiguous().cpu()
+        if pending and sum(t.nbytes for t in pending.values()) + tensor.nbytes > part_bytes:
+            written += _write(path_of(number), pending, metadata)
+            pending, number = {}, number + 1
+        pending[name] = tensor.contiguous().cpu()
         if names is not None:
             names[name] = number
-    return written + (_write(path_of(number), held, metadata) if held else 0)
+    return written + (_write(path_of(number), pending, metadata) if pending else 0)
 
 
 def write_indexed(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], index: str) -> int:

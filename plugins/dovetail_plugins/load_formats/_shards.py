@@ -48,8 +48,8 @@ def wanted_headers(headers: Sequence[single.Header], checkpoint: Checkpoint) -> 
     """Return the headers without the tensors that are skipped, and those that are not empty."""
     if checkpoint.is_skipped is None:
         return [*headers]
-    kept = [single.without(header, checkpoint.is_skipped) for header in headers]
-    return [header for header in kept if header.extents]
+    remaining = [single.without(header, checkpoint.is_skipped) for header in headers]
+    return [header for header in remaining if header.extents]
 
 
 def spans(header: single.Header) -> list[tuple[int, int]]:

@@ -128,15 +128,17 @@ def _verify(file: IO[bytes], index: Index, extent: FileExtent, data: memoryview 
         layout = f"<{num_dims}{'Q' if index.dim_bytes[extent.name] == 8 else 'I'}"
         shape = struct.unpack_from(layout, raw, at + 1)
         at += 1 + struct.calcsize(layout)
-        told = list(_take_checksums(raw, at + 2, at + 2 + struct.unpack_from("<H", raw, at)[0]))
+        checksums = list(
+            _take_checksums(raw, at + 2, at + 2 + struct.unpack_from("<H", raw, at)[0])
+        )
         says = (str(name, "utf-8"), _dtype_named(str(dtype, "utf-8")), shape)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise malformed(path, f'the header of "{extent.name}" is garbled: {error}') from error
     if says != (extent.name, extent.dtype, extent.shape):
         raise malformed(path, f'"{extent.name}" is another tensor in the index than in its header')
-    if not told:
+    if not checksums:
         raise malformed(path, f'tensor "{extent.name}" has no checksum', "leave verify_hash out")
-    for kind, checksum in told:
+    for kind, checksum in checksums:
         if kind == CRC32:
             found = zlib.crc32(data, zlib.crc32(raw)).to_bytes(4, "little")
         else:
@@ -236,8 +238,8 @@ def _check_places(path: Path, extents: tuple[FileExtent, ...], start: int, size_
             raise malformed(path, f'tensor "{extent.name}" overlaps the index or another tensor')
         place = extent.end
     if place + END_BYTES > size_bytes:
-        told = f"{size_bytes} of {place + END_BYTES} bytes are there"
-        raise malformed(path, f"the file is cut short: {told}")
+        shortfall = f"{size_bytes} of {place + END_BYTES} bytes are there"
+        raise malformed(path, f"the file is cut short: {shortfall}")
 
 
 def malformed(path: Path, reason: str, fix: str = "write the file again") -> ConfigError:

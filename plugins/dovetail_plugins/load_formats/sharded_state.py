@@ -145,6 +145,6 @@ def _ranks_written(found: Mapping[int, dict[int, Path]], parts: Mapping[int, Pat
     """Return the number of ranks that wrote the files. Raises: ConfigError."""
     from dovetail_plugins.load_formats._safetensors_header import read_metadata
 
-    told = [read_metadata(file).get(RANKS, "") for file in parts.values()]
-    counts = {int(text) for text in told if text.isdecimal() and len(text) < 7}
+    texts = [read_metadata(file).get(RANKS, "") for file in parts.values()]
+    counts = {int(text) for text in texts if text.isdecimal() and len(text) < 7}
     return counts.pop() if len(counts) == 1 else max(found) + 1

@@ -52,6 +52,6 @@ class AllowedTokenIds(LogitsProcessor):
             ids = self._ids[row]
             if ids.device != logits.device:  # the row's first step: they stay there
                 ids = self._ids[row] = on_device(ids.numpy(), logits.device)
-            kept = logits[index, ids]
+            values = logits[index, ids]
             logits[index].fill_(float("-inf"))
-            logits[index, ids] = kept
+            logits[index, ids] = values

@@ -51,5 +51,5 @@ class MinP(LogitsProcessor):
         index = torch.tensor([i for i, _ in rows], device=logits.device)
         bounds = torch.tensor([self._log_min_p[row] for _, row in rows], device=logits.device)
         part = logits[index]
-        least = part.amax(dim=1, keepdim=True) + bounds.unsqueeze(1)
-        logits[index] = part.masked_fill_(part < least, float("-inf"))
+        thresholds = part.amax(dim=1, keepdim=True) + bounds.unsqueeze(1)
+        logits[index] = part.masked_fill_(part < thresholds, float("-inf"))

@@ -115,8 +115,8 @@ def _apply(logits: torch.Tensor, row: Row) -> None:
         logits[rules.end] = end
     times = [one for one in output if one >= first]
     if times:
-        least = times[-1] if was_time and not was_before else times[-1] + 1
-        logits[first:least] = never
+        first_allowed = times[-1] if was_time and not was_before else times[-1] + 1
+        logits[first:first_allowed] = never
     if logits[first:].logsumexp(-1) > logits[:first].max():
         logits[:first] = never
 

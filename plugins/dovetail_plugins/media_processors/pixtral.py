@@ -75,10 +75,10 @@ class PixtralProcessor:
         found: dict[str, Any] = {}
         if images:
             size = {"height": patch, "width": patch}
-            made = self.image_processor(
+            features = self.image_processor(
                 images, patch_size=size, return_tensors=return_tensors, **options
             )
-            found.update(made)
+            found.update(features)
         texts = [
             self._of(int(height), int(width), patch)
             for height, width in found.get("image_sizes", [])

@@ -90,7 +90,7 @@ class VoxtralProcessor:
     def _windows(self, samples: Any, rate_hz: int | None) -> Any:
         """Return a sound's spectrogram in whole windows: silence fills up the last one."""
         hears = self.feature_extractor
-        made = hears(
+        spectrogram = hears(
             samples,
             sampling_rate=rate_hz,
             padding=True,
@@ -98,4 +98,4 @@ class VoxtralProcessor:
             pad_to_multiple_of=hears.n_samples,
             return_tensors="pt",
         )["input_features"]
-        return made.reshape(made.shape[1], -1, hears.nb_max_frames).transpose(0, 1)
+        return spectrogram.reshape(spectrogram.shape[1], -1, hears.nb_max_frames).transpose(0, 1)

@@ -23,8 +23,8 @@ def latents(config: Mapping[str, Any]) -> CacheFacts:
 def indexed_latents(config: Mapping[str, Any]) -> CacheFacts:
     """Return what a row caches: a latent and an index key in every layer. (A layer that shares the
     previous one's picks has no key, but its blocks take the same room.)"""
-    kept = latents(config)
-    return msgspec.structs.replace(kept, index_size=int(config["index_head_dim"]))
+    latent_facts = latents(config)
+    return msgspec.structs.replace(latent_facts, index_size=int(config["index_head_dim"]))
 
 
 _BOTH: dict[str, Any] = {

@@ -34,8 +34,8 @@ _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 
 def _of_part(facts: ModelFacts, **defaults: Any) -> ModelFacts:
     """Return the facts of a text part: the text model's with other defaults."""
-    kept = {name: value for name, value in facts.defaults.items() if name not in _WINDOWS}
-    changed = {**kept, "max_position_embeddings": 128000, **defaults}
+    inherited = {name: value for name, value in facts.defaults.items() if name not in _WINDOWS}
+    changed = {**inherited, "max_position_embeddings": 128000, **defaults}
     return dataclasses.replace(facts, defaults=changed)
 
 

@@ -41,9 +41,9 @@ class Seen:
     window_tokens: int | None
     shape: tuple[int, ...] = ()
 
-    def __getitem__(self, kept: tuple[slice, ...]) -> Seen:
+    def __getitem__(self, key: tuple[slice, ...]) -> Seen:
         """Return itself if all of a mask is taken. Raises: TypeError for a part of it."""
-        if all(part in (slice(None), slice(0, None)) for part in kept):
+        if all(part in (slice(None), slice(0, None)) for part in key):
             return self
         raise TypeError(f"'{Seen.__name__}' object has no parts")
 
@@ -146,7 +146,7 @@ def probe(
 def _probed(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
     """Return the findings of two passes of two tokens. Mutates: trunk. Raises: ConfigError"""
     ids = _plain_tokens(trunk, 2, device)
-    with _pass(trunk) as told, opening(trunk) as opened, _running(trunk) as run:
+    with _pass(trunk) as recorded, opening(trunk) as opened, _running(trunk) as run:
         output = call(ids, _numbers(2, device))
     with _pass(trunk) as own:
         call(ids, None)
@@ -160,7 +160,7 @@ def _probed(trunk: nn.Module, call: TrunkCall, device: str) -> Probed:
     return Probed(
         layers=layers,
         output=output,
-        first_position=_first_position(told.lookups, own.lookups),
+        first_position=_first_position(recorded.lookups, own.lookups),
         opened=frozenset(opened),
         idle=tuple(_idle(trunk, run)),
     )
@@ -268,12 +268,14 @@ def _plain_tokens(trunk: nn.Module, count: int, device: str) -> torch.Tensor:
     return torch.full((count,), token, dtype=torch.int64, device=device)
 
 
-def _first_position(told: list[list[int]], own: list[list[int]]) -> int:
+def _first_position(looked_up: list[list[int]], own: list[list[int]]) -> int:
     """Return the number that a trunk's own code gives the first token, from the rows that it looked
     up with and without positions 0, 1. Raises: ConfigError when it does not count one by one."""
-    shifts = {b - a for x, y in zip(told, own, strict=False) for a, b in zip(x, y, strict=False)}
+    shifts = {
+        b - a for x, y in zip(looked_up, own, strict=False) for a, b in zip(x, y, strict=False)
+    }
     shifts -= {0}
-    if len(shifts) > 1 or [len(x) for x in told] != [len(y) for y in own]:
+    if len(shifts) > 1 or [len(x) for x in looked_up] != [len(y) for y in own]:
         raise ConfigError("it numbers positions in its own way.")
     return shifts.pop() if shifts else 0
 

@@ -95,7 +95,7 @@ def build(context: BuildContext) -> Built:
             trunk.set_submodule(path, AbsentStage())
         set_attention(causal, hf_attention.RUN)
         ends = inputs_first(trunk)
-        swap_layers(context, trunk, f"{trunk_name}.", kept=seen.opened)
+        swap_layers(context, trunk, f"{trunk_name}.", exempt=seen.opened)
         conversion = conversion_of(causal, causal)
     renamings = plain_renamings(causal)
     head = TracedHead(module=causal, below=trunk_name, output=type(seen.output))
@@ -194,7 +194,7 @@ def refusing(model: ModelSpec, reason: str) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise refusal(model, _known_reason(error) or f"{reason} ({_told(error)})") from error
+        raise refusal(model, _known_reason(error) or f"{reason} ({_one_line(error)})") from error
 
 
 def _known_reason(error: Exception) -> str | None:
@@ -213,7 +213,7 @@ def _known_reason(error: Exception) -> str | None:
     return None
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """Return an error in one line: its class and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:200]}".rstrip(".")

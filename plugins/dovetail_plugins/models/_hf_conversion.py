@@ -43,7 +43,7 @@ class Conversion:
             parts = waiting.setdefault(target, {})
             parts[pattern] = tensor
             if len(parts) == len(rule.source_patterns):
-                yield from self._made(rule, target, waiting.pop(target))
+                yield from self._converted(rule, target, waiting.pop(target))
         if waiting:
             raise ConfigError(
                 f"the checkpoint has parts of {', '.join(sorted(waiting)[:4])}, and not all.",
@@ -60,14 +60,14 @@ class Conversion:
                 return rule, target, pattern
         return None, name, ""
 
-    def _made(
+    def _converted(
         self, rule: WeightConverter, target: str, parts: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield a rule's results from all its sources."""
-        made: dict[str, Any] = {p: [parts[p]] for p in rule.source_patterns}
+        tensors: dict[str, Any] = {p: [parts[p]] for p in rule.source_patterns}
         for operation in rule.operations:
-            made = operation.convert(
-                made,
+            tensors = operation.convert(
+                tensors,
                 source_patterns=rule.source_patterns,
                 target_patterns=rule.target_patterns,
                 full_layer_name=target,
@@ -76,7 +76,7 @@ class Conversion:
                 missing_keys=None,
             )
         before, _, behind = target.partition(rule.target_patterns[0])
-        for name, tensor in made.items():
+        for name, tensor in tensors.items():
             yield before + name + behind, tensor
 
 

@@ -152,10 +152,10 @@ class Scores:
             return
         if self._keeps is None:
             raise _odd("adds to scores what is not a mask of transformers'")
-        kept, added = self._keeps.expand(self.shape), other.expand(self.shape)
+        visible, added = self._keeps.expand(self.shape), other.expand(self.shape)
         triangle = torch.ones(self.shape, device=self.device).tril() > 0
-        shows = (kept == 1) & (added == 0)
-        hides = (kept == 0) & (added <= FAR)
+        shows = (visible == 1) & (added == 0)
+        hides = (visible == 0) & (added <= FAR)
         if not bool(torch.where(triangle, shows, hides).all()):
             raise _odd("has a mask of its own that is not causal")
         self._mask, self._keeps = self._scoring.causal, None

@@ -80,16 +80,16 @@ class SwappedExperts(Experts):
 
 
 def swap_layers(
-    context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
+    context: BuildContext, trunk: nn.Module, prefix: str, exempt: Container[nn.Module] = ()
 ) -> None:
-    """Swap every plain linear layer and every experts layer under `trunk`, except those in `kept`.
+    """Swap every plain linear layer and experts layer under `trunk`, except those in `exempt`.
 
     `prefix` is the trunk's path in the checkpoint. Mutates: trunk
     Raises: ConfigError for experts of another shape than gate, up, down.
     """
     for path, module in list(trunk.named_modules()):
         name = f"{prefix}{path}"
-        if module in kept:
+        if module in exempt:
             continue
         if type(module) is nn.Linear:
             swapped: nn.Module = SwappedLinear(

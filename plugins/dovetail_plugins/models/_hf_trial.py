@@ -76,16 +76,16 @@ class Trial:
     def run(self, kind: str) -> Feature:
         """Return the arguments of the encoder of a kind. Raises: ConfigError for a model that
         passes its text model more than vectors for placeholders. Mutates: self"""
-        made = self._inputs(kind)
-        heard = self._heard(kind, made)
-        if not heard.vectors:
+        inputs = self._inputs(kind)
+        recording = self._recorded_calls(kind, inputs)
+        if not recording.vectors:
             raise ConfigError(f"it encodes no {kind} by its get_{kind}_features.")
-        feature = _feature(kind, heard.arguments, made)
-        ids = made["input_ids"][0]
+        feature = _feature(kind, recording.arguments, inputs)
+        ids = inputs["input_ids"][0]
         places = ids == token_of(self._config, kind)
-        self._check_vectors(kind, heard, places)
-        self._check_given(heard.given)
-        self._check_positions(kind, heard.given.get("position_ids"), places, made)
+        self._check_vectors(kind, recording, places)
+        self._check_given(recording.given)
+        self._check_positions(kind, recording.given.get("position_ids"), places, inputs)
         return feature
 
     def _inputs(self, kind: str) -> dict[str, Any]:
@@ -94,36 +94,36 @@ class Trial:
         media, options = blank_media(self._processor, kind)
         if TYPES in inspect.signature(self._whole.forward).parameters:
             options["return_mm_token_type_ids"] = True
-        made = read_together(self._processor, kind, media, options)
+        inputs = read_together(self._processor, kind, media, options)
         return {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
-            for name, value in made.items()
+            for name, value in inputs.items()
         }
 
-    def _heard(self, kind: str, made: Mapping[str, Any]) -> _Heard:
+    def _recorded_calls(self, kind: str, inputs: Mapping[str, Any]) -> _Heard:
         """Return the recorded calls and arguments up to the text model."""
-        heard = _Heard()
+        recording = _Heard()
         floats = {
             name: value.to(self._dtype)
             if isinstance(value, torch.Tensor) and value.is_floating_point()
             else value
-            for name, value in made.items()
+            for name, value in inputs.items()
         }
-        listening = _listening(self._whole, self._base, self._text, kind, heard)
+        listening = _listening(self._whole, self._base, self._text, kind, recording)
         with listening, torch.inference_mode(), _NoProducts(), suppress(_Ended):
             self._whole.generate(**floats, max_new_tokens=1, do_sample=False)
-        if heard.given:
-            return heard
+        if recording.given:
+            return recording
         raise ConfigError("its text model is not called.")
 
-    def _check_vectors(self, kind: str, heard: _Heard, places: torch.Tensor) -> None:
+    def _check_vectors(self, kind: str, recording: _Heard, places: torch.Tensor) -> None:
         """Raises: ConfigError if the text model receives vectors other than the encoder's at media
         positions and the token table's elsewhere."""
-        given = heard.given.get("inputs_embeds")
-        rows = torch.cat([one.flatten(0, -2) for one in heard.vectors])
+        given = recording.given.get("inputs_embeds")
+        rows = torch.cat([one.flatten(0, -2) for one in recording.vectors])
         if given is None or given.shape[1] != len(places):
             raise ConfigError(f"it does not put the vectors of {kind}s at places of the prompt.")
-        same = [one for one in heard.embedded if one.shape == given.shape]
+        same = [one for one in recording.embedded if one.shape == given.shape]
         wanted = same[-1].clone() if same else torch.zeros_like(given)
         if int(places.sum()) != len(rows):
             raise ConfigError(
@@ -148,19 +148,21 @@ class Trial:
                 raise ConfigError("the tokens of its media see others that come later.")
 
     def _check_positions(
-        self, kind: str, told: Any, places: torch.Tensor, made: Mapping[str, Any]
+        self, kind: str, positions: Any, places: torch.Tensor, inputs: Mapping[str, Any]
     ) -> None:
         """Raises: ConfigError for positions other than plain token positions or a grid in three
         directions. Mutates: self"""
         count = len(places)
         plain = torch.arange(count, device=self._device)
-        if told is None or torch.equal(told[..., 0, :], plain.expand(told[..., 0, :].shape)):
+        if positions is None or torch.equal(
+            positions[..., 0, :], plain.expand(positions[..., 0, :].shape)
+        ):
             return
-        if told.dim() != 3 or told.shape[0] not in (3, 4):
+        if positions.dim() != 3 or positions.shape[0] not in (3, 4):
             raise ConfigError("it numbers positions in its own way.")
-        parts = _parts(kind, places, made.get(f"{kind}_grid_thw"), self._merged)
+        parts = _parts(kind, places, inputs.get(f"{kind}_grid_thw"), self._merged)
         wanted, _ = spatial_positions(count, parts)
-        if not torch.equal(told[-3:, 0].cpu(), wanted):
+        if not torch.equal(positions[-3:, 0].cpu(), wanted):
             raise ConfigError("it numbers the positions of media in its own way.")
         self.is_spatial = True
 
@@ -169,13 +171,13 @@ class Trial:
         return int((self._config.get("vision_config") or {}).get("spatial_merge_size") or 1)
 
 
-def _feature(kind: str, calls: Sequence[dict[str, Any]], made: Mapping[str, Any]) -> Feature:
+def _feature(kind: str, calls: Sequence[dict[str, Any]], inputs: Mapping[str, Any]) -> Feature:
     """Return the arguments of the encoder's one call. Raises: ConfigError"""
     if len(calls) != 1:
         raise ConfigError(f"it encodes two {kind}s in {len(calls)} calls.")
     (call,) = calls
     tensors = [name for name, value in call.items() if isinstance(value, torch.Tensor)]
-    odd = [name for name in tensors if name not in made or name in TEXT_FIELDS]
+    odd = [name for name in tensors if name not in inputs or name in TEXT_FIELDS]
     if odd:
         raise ConfigError(f"its encoder is given {odd[0]}, which is not made of a medium alone.")
     constants = {name: value for name, value in call.items() if name not in tensors}
@@ -219,7 +221,9 @@ class _NoProducts(TorchFunctionMode):
 
 
 @contextmanager
-def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard) -> Iterator[None]:
+def _listening(
+    whole: Any, base: Any, text: nn.Module, kind: str, recording: _Heard
+) -> Iterator[None]:
     """Record the arguments and outputs of encoder, token table and text model inside a with block.
     Mutates: heard"""
     name = f"get_{kind}_features"
@@ -235,17 +239,17 @@ def _listening(whole: Any, base: Any, text: nn.Module, kind: str, heard: _Heard)
         call.update(call.pop("kwargs", {}))
         output = method(*args, **kwargs)
         _fill(output)
-        heard.arguments.append(call)
-        heard.vectors.extend(vectors_of(output))
+        recording.arguments.append(call)
+        recording.vectors.extend(vectors_of(output))
         return output
 
     def embed(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        heard.embedded.append(torch.randn_like(output))
-        return heard.embedded[-1].clone()
+        recording.embedded.append(torch.randn_like(output))
+        return recording.embedded[-1].clone()
 
     def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        heard.given = dict(inspect.signature(text.forward).bind(*args, **kwargs).arguments)
-        heard.given.update(heard.given.pop("kwargs", {}))
+        recording.given = dict(inspect.signature(text.forward).bind(*args, **kwargs).arguments)
+        recording.given.update(recording.given.pop("kwargs", {}))
         raise _Ended
 
     vars(base)[name] = encode

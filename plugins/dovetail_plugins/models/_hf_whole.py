@@ -73,11 +73,11 @@ def build_whole(context: BuildContext, kinds: Sequence[str]) -> SplitModel:
     with refusing(context.model, "its layers cannot be exchanged"):
         text.set_attn_implementation(hf_attention.RUN)
         ends, path = inputs_first(text), f"{base_name}.{name}"
-        swap_layers(context, text, f"{path}.", kept=seen.opened)
+        swap_layers(context, text, f"{path}.", exempt=seen.opened)
         embed = whole.get_input_embeddings()
         conversion = conversion_of(whole, whole)
         del base._modules[name]
-        exchange(context, base, f"{base_name}.", whole.config, kept=opened)
+        exchange(context, base, f"{base_name}.", whole.config, exempt=opened)
     built = Built(
         causal=whole,
         trunk_name=path,

@@ -57,8 +57,8 @@ class LayerInputs(nn.Module):
         """
         known = torch.where(token_ids < self._num_ids, token_ids, 0)
         looked_up = self.table(known).unflatten(-1, self._shape)
-        made = (self.projection(embedded) * self._factor).unflatten(-1, self._shape)
-        total: torch.Tensor = (self.norm(made) + looked_up) * 2**-0.5
+        projected = (self.projection(embedded) * self._factor).unflatten(-1, self._shape)
+        total: torch.Tensor = (self.norm(projected) + looked_up) * 2**-0.5
         return total
 
 
@@ -78,6 +78,6 @@ class LayerInput(nn.Module):
         self, x: torch.Tensor, own: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Shapes: x, residual [T, E], own [T, P] -> [T, E]"""
-        made = self.project(self._act(self.gate(x)) * own)
-        added: torch.Tensor = self.norm(made, residual=residual)
+        projected = self.project(self._act(self.gate(x)) * own)
+        added: torch.Tensor = self.norm(projected, residual=residual)
         return added

@@ -146,8 +146,8 @@ def build_encoder(context: BuildContext, family: MediaModel, *, is_here: bool = 
         del full._modules[name]
     if not is_here:
         return cast(nn.Module, full)
-    kept = [one for path, one in full.named_modules() if path.endswith(family.opened)]
-    exchange(context, full, "model.", config, kept)
+    exempt = [one for path, one in full.named_modules() if path.endswith(family.opened)]
+    exchange(context, full, "model.", config, exempt)
     encoder: nn.Module = full.eval().requires_grad_(False)
     return encoder
 

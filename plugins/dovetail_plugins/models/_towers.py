@@ -49,13 +49,13 @@ def exchange(
     encoder: nn.Module,
     prefix: str,
     config: Any,
-    kept: Container[nn.Module] = (),
+    exempt: Container[nn.Module] = (),
 ) -> None:
-    """Replace an encoder's linear layers with dovetail's, except those in `kept`. `prefix` is its
+    """Replace an encoder's linear layers with dovetail's, except those in `exempt`. `prefix` is its
     path in the checkpoint. Mutates: encoder"""
-    swap_blocks(context, encoder, prefix, kept)
-    swap_layers(context, encoder, prefix, kept)
-    swap_rest(context, encoder, prefix, kept)
+    swap_blocks(context, encoder, prefix, exempt)
+    swap_layers(context, encoder, prefix, exempt)
+    swap_rest(context, encoder, prefix, exempt)
     skip_unseen(encoder, config)
     store_buffers(encoder)
     for layer in encoder.modules():
@@ -64,16 +64,16 @@ def exchange(
 
 
 def swap_blocks(
-    context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
+    context: BuildContext, trunk: nn.Module, prefix: str, exempt: Container[nn.Module] = ()
 ) -> None:
     """Swap the matrices of all attention and feed-forward blocks under `trunk`, except blocks with
-    a module in `kept`.
+    a module in `exempt`.
 
     `prefix` is the trunk's path in the checkpoint. Mutates: trunk
     """
     for path, module in list(trunk.named_modules()):
         name = f"{prefix}{path}"
-        if any(child in kept for child in module.children()):
+        if any(child in exempt for child in module.children()):
             continue
         _swap_attention(context, module, name)
         gated = _gated_mlp(context, module, name)
@@ -84,11 +84,11 @@ def swap_blocks(
 
 
 def swap_rest(
-    context: BuildContext, trunk: nn.Module, prefix: str, kept: Container[nn.Module] = ()
+    context: BuildContext, trunk: nn.Module, prefix: str, exempt: Container[nn.Module] = ()
 ) -> None:
-    """Swap norms and patch convolutions, except those in `kept`. Mutates: trunk"""
+    """Swap norms and patch convolutions, except those in `exempt`. Mutates: trunk"""
     for path, module in list(trunk.named_modules()):
-        if module in kept:
+        if module in exempt:
             continue
         norm = tower_norm(context, module)
         if norm is not None:
@@ -223,12 +223,12 @@ def _swap(
     module: nn.Module,
     name: str,
     child: str,
-    made: type[Any],
+    matrix_class: type[Any],
     **more: Any,
 ) -> None:
     """Swap a matrix. Mutates: module"""
     old: Any = module.get_submodule(child)
-    new = made(
+    new = matrix_class(
         context,
         f"{name}.{child}",
         old.in_features,

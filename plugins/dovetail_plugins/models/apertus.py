@@ -51,8 +51,8 @@ class XIELU(nn.Module):
 
 
 def _number(context: BuildContext, value: Any) -> nn.Parameter:
-    made = torch.tensor(value, dtype=dtype_of(context.model.dtype), device=context.device)
-    return nn.Parameter(made, requires_grad=False)
+    number = torch.tensor(value, dtype=dtype_of(context.model.dtype), device=context.device)
+    return nn.Parameter(number, requires_grad=False)
 
 
 class ApertusMLP(nn.Module):

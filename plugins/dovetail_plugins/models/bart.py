@@ -164,9 +164,9 @@ class BartForConditionalGeneration(EncoderDecoder):
                 "heads of encoder and decoder that differ in size are not supported.",
                 where="config.json: encoder_attention_heads",
             )
-        made = self.encoder_class(options, own)
-        made.embeddings = self.build_embed(context, words)
-        return made
+        encoder = self.encoder_class(options, own)
+        encoder.embeddings = self.build_embed(context, words)
+        return encoder
 
     def build_embed(self, context: BuildContext, words: VocabParallelEmbedding) -> nn.Module:
         """Return words and positions."""

@@ -178,11 +178,11 @@ class DoryLayer(DecoderLayer):
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope], loop: int = 0) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
         x = self.norm(x)
-        made = self.mixer(x) if self.kind == MLP else self.mixer(x, ropes[self.kind], loop)
-        return of_tensors(self._turned, x, made)[0]
+        update = self.mixer(x) if self.kind == MLP else self.mixer(x, ropes[self.kind], loop)
+        return of_tensors(self._turned, x, update)[0]
 
-    def _turned(self, x: torch.Tensor, made: torch.Tensor) -> tuple[torch.Tensor]:
-        return (torch.lerp(x, unit(made), (self.alpha * self._scale).abs()),)
+    def _turned(self, x: torch.Tensor, update: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.lerp(x, unit(update), (self.alpha * self._scale).abs()),)
 
 
 class DoryModel(DecoderModel):

@@ -143,8 +143,8 @@ class SparseMLP(nn.Module):
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         mean = self._mean(gate)
         deviation = self._mean((gate - mean).square()).sqrt()
-        kept = torch.relu(gate - (mean + deviation * self._deviations))
-        return self.down_proj(self._act(kept) * up, residual)
+        active = torch.relu(gate - (mean + deviation * self._deviations))
+        return self.down_proj(self._act(active) * up, residual)
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean over the numbers of all ranks. Shapes: [T, F of this rank] -> [T, 1]"""
@@ -243,11 +243,11 @@ class Gemma3nModel(SharingModel):
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean of the states. Shapes: x [A, T, E] -> [T, E]"""
         first, *others = x.unbind()
-        made = [
+        projected = [
             _sized(make(other), first)
             for make, other in zip(self.altup_unembed_projections, others, strict=True)
         ]
-        return torch.stack([first, *made]).mean(dim=0)
+        return torch.stack([first, *projected]).mean(dim=0)
 
 
 class Gemma3nForCausalLM(SharingForCausalLM):

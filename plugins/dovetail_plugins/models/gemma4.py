@@ -139,8 +139,8 @@ class Gemma4Layer(SharingLayer):
         """Return the picked experts' contribution to the MLP. Shapes: x [T, E] -> [T, E]"""
         weights, experts = self.router(x)
         read = self.pre_feedforward_layernorm_2(x)
-        made = all_reduce(self.experts(read, weights, experts), self.group)
-        added: torch.Tensor = self.post_feedforward_layernorm_2(made)
+        output = all_reduce(self.experts(read, weights, experts), self.group)
+        added: torch.Tensor = self.post_feedforward_layernorm_2(output)
         return added
 
 

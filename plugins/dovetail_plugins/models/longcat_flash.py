@@ -89,8 +89,8 @@ class ZeroMoE(DeepseekMoE):
         """Shapes: x, residual [T, E] -> [T, E], whole on every rank"""
         weights, experts = self.picked(x)
         computes = experts < self.experts.num_experts
-        kept = weights.masked_fill(computes, 0.0).sum(dim=-1, keepdim=True).to(x.dtype) * x
-        rest = kept if residual is None else kept + residual
+        identity = weights.masked_fill(computes, 0.0).sum(dim=-1, keepdim=True).to(x.dtype) * x
+        rest = identity if residual is None else identity + residual
         weights = weights * computes
         nowhere = -1 if self.experts.slots is None else 0  # slots belong to experts
         experts = experts.masked_fill(~computes, nowhere)

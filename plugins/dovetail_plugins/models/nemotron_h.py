@@ -75,8 +75,8 @@ class NemotronHMoE(MoE):
         rest = self.shared_experts(x, residual)
         if not self.has_latent:
             return super().forward(x, rest)
-        made = self.experts(self.fc1_latent_proj(x), *self.picked(x))
-        out = self.fc2_latent_proj(all_reduce(made, self.group))
+        output = self.experts(self.fc1_latent_proj(x), *self.picked(x))
+        out = self.fc2_latent_proj(all_reduce(output, self.group))
         return of_tensors(lambda a, b: (a + b,), rest, out)[0]
 
 

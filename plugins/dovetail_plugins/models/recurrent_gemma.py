@@ -108,8 +108,8 @@ class RgLru(DividedVectors):
         """Return the sigmoid of a product block by block. Shapes: x [T, C] -> [T, C] float32"""
         weight, bias = self.get_parameter(f"{name}_weight"), self.get_parameter(f"{name}_bias")
         blocks = x.unflatten(1, (self.blocks, -1)).transpose(0, 1)
-        made = torch.bmm(blocks, weight).transpose(0, 1) + bias
-        return made.flatten(1).float().sigmoid()
+        products = torch.bmm(blocks, weight).transpose(0, 1) + bias
+        return products.flatten(1).float().sigmoid()
 
 
 class RecurrentBlock(nn.Module):

@@ -125,10 +125,10 @@ class RwkvAttention(DividedVectors):
         leaves = ("key", "value", "receptance")
         mixed = self.mix(x, parts, rows)
         k, v, r = (self.get_submodule(leaf)(own) for leaf, own in zip(leaves, mixed, strict=True))
-        made = self._average(parts[AVERAGE], rows, k=k, v=v, r=r)
+        averages = self._average(parts[AVERAGE], rows, k=k, v=v, r=r)
         if self.scale != 1.0:
-            (made,) = of_tensors(lambda average: (average * self.scale,), made)
-        return self.output(made, residual)
+            (averages,) = of_tensors(lambda average: (average * self.scale,), averages)
+        return self.output(averages, residual)
 
 
 class RwkvFeedForward(nn.Module):

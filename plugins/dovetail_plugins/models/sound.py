@@ -26,13 +26,13 @@ class Qwen2AudioForConditionalGeneration(MediaModel):
         encoder: Any = self.encoder
         lengths = features["feature_attention_mask"].sum(-1)
         frames, rows = encoder.audio_tower._get_feat_extract_output_lengths(lengths)
-        most = (features["input_features"].shape[-1] - 2) // 2 + 1
-        is_seen = torch.arange(most, device=lengths.device) < frames
-        mask = is_seen.expand(1, 1, most, most)
-        heard = encoder.audio_tower(
+        max_frames = (features["input_features"].shape[-1] - 2) // 2 + 1
+        is_seen = torch.arange(max_frames, device=lengths.device) < frames
+        mask = is_seen.expand(1, 1, max_frames, max_frames)
+        output = encoder.audio_tower(
             features["input_features"].to(self._dtype), attention_mask=mask, return_dict=True
         )
-        vectors: torch.Tensor = encoder.multi_modal_projector(heard.last_hidden_state)[0]
+        vectors: torch.Tensor = encoder.multi_modal_projector(output.last_hidden_state)[0]
         return vectors[: int(rows)]
 
 

@@ -259,9 +259,9 @@ class T5ForConditionalGeneration(EncoderDecoder):
         own = encoder_context(
             context, num_layers=int(facts["num_layers"]), num_heads=int(facts["num_heads"])
         )
-        made = self.encoder_class(options, own)
-        made.embeddings = self.build_embed(context, words)
-        return made
+        encoder = self.encoder_class(options, own)
+        encoder.embeddings = self.build_embed(context, words)
+        return encoder
 
     def build_embed(self, context: BuildContext, words: VocabParallelEmbedding) -> nn.Module:
         """Return the table of words."""

@@ -162,8 +162,8 @@ class WhisperForConditionalGeneration(EncoderDecoder):
         self, kind: str, features: Sequence[Mapping[str, torch.Tensor]]
     ) -> Sequence[torch.Tensor]:
         """Return the encoder's output for spectrograms. Shapes: each [N, E]"""
-        made: torch.Tensor = self.encoder([one[SPECTROGRAM] for one in features])
-        return made.split([one[SPECTROGRAM].shape[1] // 2 for one in features])
+        output: torch.Tensor = self.encoder([one[SPECTROGRAM] for one in features])
+        return output.split([one[SPECTROGRAM].shape[1] // 2 for one in features])
 
     def weight_map(self) -> WeightMap:
         """Return the names."""

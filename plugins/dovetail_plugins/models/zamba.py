@@ -113,12 +113,12 @@ class HeadMixer(DividedVectors):
         x, z = self.in_proj(x).chunk(2, dim=-1)
         parts, rows = self.state.step()
         x = self.conv1d(x, parts[CONV], rows)
-        made = self._steps(self._inputs(x.unflatten(-1, (self.heads, self.size))))
+        steps = self._steps(self._inputs(x.unflatten(-1, (self.heads, self.size))))
         widths = (self.size, self.sizes.state, self.sizes.state)
         outputs = []
         for head, scan in enumerate(self._scans):
             own = slice(head * self.size, (head + 1) * self.size)
-            dt, b, c = made[:, head].split(widths, dim=-1)
+            dt, b, c = steps[:, head].split(widths, dim=-1)
             state = parts[f"scan{head}"]
             outputs.append(scan(state, rows, x=x[:, own], dt=dt, b=b, c=c, z=z[:, own]))
         (y,) = of_tensors(side_by_side, *outputs)

@@ -258,8 +258,8 @@ class Zamba2Layer(DecoderLayer):
         if self.call is not None:
             assert embedded is not None
             block = blocks[self.number]
-            made = self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
-            (inner,) = of_tensors(_sum, x, made)
+            output = self.linear(block(x, embedded, ropes.get(HYBRID), self.call))
+            (inner,) = of_tensors(_sum, x, output)
         out: torch.Tensor = self.mamba(self.input_layernorm(inner), x)
         return out
 

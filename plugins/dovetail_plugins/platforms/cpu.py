@@ -27,8 +27,8 @@ class CpuPlatform(Platform):
     def dtypes(self, requested: str, stored: str | None) -> tuple[str, str]:
         """Return float32 and the requested or stored type: kernels multiply 16-bit weights by
         float32 activations. float64 is also the compute type."""
-        kept = requested if requested != AUTO_DTYPE else stored or "float32"
-        return ("float64" if requested == "float64" else "float32"), kept
+        weight_dtype = requested if requested != AUTO_DTYPE else stored or "float32"
+        return ("float64" if requested == "float64" else "float32"), weight_dtype
 
     def free_bytes(self) -> int | None:
         """Return the main memory that this process may still take."""

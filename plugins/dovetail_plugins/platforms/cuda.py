@@ -51,13 +51,13 @@ class CudaPlatform(Platform):
     def engine_variables(self, place: int, count: int, num_ranks: int) -> Mapping[str, str]:
         """Return the variable that shows an engine its GPUs. Raises: ConfigError for too few"""
         devices = machine.cuda_devices()
-        most = len(devices) // num_ranks
-        if count > most:
+        max_count = len(devices) // num_ranks
+        if count > max_count:
             raise ConfigError(
                 f"{count} engines need {'a GPU' if num_ranks == 1 else f'{num_ranks} GPUs'} each, "
                 f"and there are {len(devices)}.",
                 where="--data-parallel-size",
-                fix=f"use at most {most}." if most else "use fewer ranks.",
+                fix=f"use at most {max_count}." if max_count else "use fewer ranks.",
             )
         own = devices[place * num_ranks : (place + 1) * num_ranks]
         return {machine.VISIBLE_DEVICES: ",".join(own)}
@@ -66,9 +66,9 @@ class CudaPlatform(Platform):
         """Return nvidia-smi's facts of the first GPU."""
         query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
         try:
-            told = subprocess.run(
+            process = subprocess.run(
                 query, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=True
             )
-            return int(told.stdout.split()[0]) * 2**20
+            return int(process.stdout.split()[0]) * 2**20
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return None

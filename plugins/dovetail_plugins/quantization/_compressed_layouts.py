@@ -261,19 +261,19 @@ class BitmaskLayout:
         return self.inner.weight({**tensors, "weight": dense})
 
 
-def dense_of(kept: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return a dense matrix. Shapes: kept [N, K / 2], mask [N, K / 8] -> [N, K]
+def dense_of(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return a dense matrix. Shapes: values [N, K / 2], mask [N, K / 8] -> [N, K]
 
     Raises: ConfigError when the mask has another number of places than there are values.
     """
     is_kept = ((mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1).bool()
-    if int(is_kept.sum()) != kept.numel():
+    if int(is_kept.sum()) != values.numel():
         raise ConfigError(
-            f"a bitmask has {int(is_kept.sum())} places for {kept.numel()} values.",
+            f"a bitmask has {int(is_kept.sum())} places for {values.numel()} values.",
             where="checkpoint",
             fix="download the checkpoint again; it is damaged.",
         )
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[kept.element_size()]
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
     dense = torch.zeros(is_kept.shape, dtype=bits)
-    dense[is_kept] = kept.contiguous().view(bits).flatten()
-    return dense.view(kept.dtype)
+    dense[is_kept] = values.contiguous().view(bits).flatten()
+    return dense.view(values.dtype)

@@ -51,6 +51,8 @@ def _device_rounds(device: str) -> bool:
     reason = float8_reason(torch.device(device))
     if torch.device(device).type == "cpu" and reason is not None:
         return False
-    told = "become 8-bit floats, a scale a row" if reason is None else f"stay as they are: {reason}"
-    log.info("activations of float8 layers %s", told)
+    outcome = (
+        "become 8-bit floats, a scale a row" if reason is None else f"stay as they are: {reason}"
+    )
+    log.info("activations of float8 layers %s", outcome)
     return reason is None

@@ -127,17 +127,17 @@ class SparseMarlinLayout(MarlinLayout):
 
 def dense_places() -> torch.Tensor:
     """Return the position in a tile [16 x 64] of each of its stored values. Shapes: -> [1024]"""
-    thread, subtile, column, row = _held()
+    thread, subtile, column, row = _thread_places()
     return (row * TILE_OUTPUTS + 16 * subtile + 8 * column + thread // 4).flatten()
 
 
 def sparse_places() -> torch.Tensor:
     """Return the places for tiles of sparse weights. Shapes: -> [1024]"""
-    thread, subtile, column, row = _held()
+    thread, subtile, column, row = _thread_places()
     return (row * TILE_OUTPUTS + 8 * (thread // 4) + 4 * column + subtile).flatten()
 
 
-def _held() -> tuple[torch.Tensor, ...]:
+def _thread_places() -> tuple[torch.Tensor, ...]:
     """Return thread, subtile, column and input of the values in the order in which threads hold
     them. Shapes: -> four that broadcast to [32, 4, 2, 4]"""
     thread = torch.arange(THREADS).view(THREADS, 1, 1, 1)
@@ -202,10 +202,10 @@ def kept_inputs(places: torch.Tensor) -> torch.Tensor:
     return ((words.unsqueeze(2).long() >> torch.arange(0, 16, 2)) & 3).reshape(rows, -1)
 
 
-def pair_codes(kept: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+def pair_codes(codes: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     """Return two values of 4 bits and their places as one number. Shapes: [N, I / 2] -> [N, I / 4]
     int16"""
-    values, places = (t.int().unflatten(1, (-1, 2)) for t in (kept, which))
+    values, places = (t.int().unflatten(1, (-1, 2)) for t in (codes, which))
     pair = values[..., 0] | values[..., 1] << 4 | places[..., 0] << 8 | places[..., 1] << 10
     return pair.to(torch.int16)
 
@@ -221,11 +221,11 @@ def pair_points() -> torch.Tensor:
     return points.unsqueeze(0)
 
 
-def filled(kept: torch.Tensor, which: torch.Tensor, zero: int) -> torch.Tensor:
+def filled(codes: torch.Tensor, which: torch.Tensor, zero: int) -> torch.Tensor:
     """Return all four inputs of every two stored ones, the others `zero`.
 
-    Shapes: kept uint8 and which [N, I / 2] -> [N, I]
+    Shapes: codes uint8 and which [N, I / 2] -> [N, I]
     """
-    full = torch.full((len(kept), kept.shape[1] // 2, 4), zero, dtype=torch.uint8)
-    full.scatter_(2, which.view(len(kept), -1, 2), kept.view(len(kept), -1, 2))
-    return full.view(len(kept), -1)
+    full = torch.full((len(codes), codes.shape[1] // 2, 4), zero, dtype=torch.uint8)
+    full.scatter_(2, which.view(len(codes), -1, 2), codes.view(len(codes), -1, 2))
+    return full.view(len(codes), -1)

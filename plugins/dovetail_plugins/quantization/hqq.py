@@ -118,10 +118,10 @@ class Hqq(StoredMethod):
     def __init__(self, options: Any, model: ModelSpec) -> None:
         super().__init__(options, model)
         self.skipped += listed(self.config.get("skip_modules") or ())
-        told = self.config.get("quant_config")
-        if not isinstance(told, dict) or not told:
+        quant_config = self.config.get("quant_config")
+        if not isinstance(quant_config, dict) or not quant_config:
             raise self.refuse("quant_config is missing.")
-        self.told: Mapping[str, Any] = told
+        self.told: Mapping[str, Any] = quant_config
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return the estimate of a layer of packed values."""
@@ -135,8 +135,8 @@ class Hqq(StoredMethod):
             return plain_estimate((layout.group or rows * per) * columns, "bfloat16")
         groups = scale.num_values
         if layout.bits == 8 and columns % 8 == 0:
-            told = bytes_estimate(groups * columns, groups, has_zeros=True)
-            return replace(told, format=f"int8, groups of {columns}", outputs=0)
+            estimate = bytes_estimate(groups * columns, groups, has_zeros=True)
+            return replace(estimate, format=f"int8, groups of {columns}", outputs=0)
         return integers_estimate(
             1, groups * columns, bits=layout.bits, scales=scale, has_zeros=True, packs=packs,
             group=columns,

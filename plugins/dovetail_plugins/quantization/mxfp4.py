@@ -46,11 +46,11 @@ class Mxfp4(StoredMethod):
         scales = layer.tensors.get("scales")
         if scales is None or "blocks" not in layer.tensors:
             return None
-        told = codes_estimate(
+        estimate = codes_estimate(
             1, GROUP * scales.num_values, group=GROUP, scale_bytes=2, has_outer=False, packs=packs
         )
-        tables = (scales.shape[0] - 1) * told.shared_bytes
-        return replace(told, num_bytes=told.num_bytes + tables, shared_bytes=0)
+        tables = (scales.shape[0] - 1) * estimate.shared_bytes
+        return replace(estimate, num_bytes=estimate.num_bytes + tables, shared_bytes=0)
 
     def tensors(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
         """Return blocks and scales."""

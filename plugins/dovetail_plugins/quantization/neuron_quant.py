@@ -32,9 +32,13 @@ class NeuronQuant(Int8):
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return the estimate of a full-precision layer: a byte a weight in both types."""
-        told = super().memory_estimate(layer, packs=packs)
+        estimate = super().memory_estimate(layer, packs=packs)
         is_int8 = self.options.dtype == "s8"
-        return told if told is None or is_int8 else replace(told, format="float8", takes=BFLOAT16)
+        return (
+            estimate
+            if estimate is None or is_int8
+            else replace(estimate, format="float8", takes=BFLOAT16)
+        )
 
     def _quantized(self, spec: LinearSpec) -> LinearMethod:
         """Return the method of a layer."""

@@ -83,8 +83,8 @@ class Bytes:
             takes = rounding.TOKEN if self.has_token_scales else rounding.INT8
             return bytes_estimate(values.num_values, outputs, groups=groups, takes=takes)
         takes = rounding.FLOAT8 if self.is_meant_float8 else rounding.BFLOAT16
-        told = bytes_estimate(values.num_values, outputs, groups=groups)
-        return replace(told, format="float8", takes=takes)
+        estimate = bytes_estimate(values.num_values, outputs, groups=groups)
+        return replace(estimate, format="float8", takes=takes)
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix."""

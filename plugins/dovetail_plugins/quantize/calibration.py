@@ -93,8 +93,8 @@ class Calibration:
         count = len(self.hidden)
         call = {name: _cut(value, part, count) for name, value in self._calls[number].items()}
         found = self._blocks[number](self.hidden[part], **call)
-        made: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return made
+        output: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return output
 
     def _weights(self, number: int) -> dict[str, torch.Tensor]:
         """Return a block's parameters in float32."""

@@ -86,7 +86,7 @@ def why_kept(name: str, *, takes_tables: bool) -> str:
     return USUAL if last in TABLES and not takes_tables else ""
 
 
-def group_of(asked: int | None, shapes: Shapes) -> int:
+def group_of(requested: int | None, shapes: Shapes) -> int:
     """Return how many inputs share a scale: as requested, or the largest number that fits all.
 
     Raises: ConfigError if it does not divide the inputs of some layer.
@@ -96,17 +96,17 @@ def group_of(asked: int | None, shapes: Shapes) -> int:
         for name, shape in shapes.items()
         if is_matrix(name, shape) and not why_kept(name.removesuffix(WEIGHT), takes_tables=False)
     }
-    if asked is None:
+    if requested is None:
         return next((g for g in GROUPS if not _unfit(wide, g)), GROUPS[-1])
-    unfit = _unfit(wide, asked) if asked > 0 else list(wide)
+    unfit = _unfit(wide, requested) if requested > 0 else list(wide)
     if unfit:
         fitting = [str(g) for g in GROUPS if not _unfit(wide, g)]
         raise ConfigError(
-            f"{unfit[0]} has {wide[unfit[0]]} inputs, which is not a multiple of {asked}.",
+            f"{unfit[0]} has {wide[unfit[0]]} inputs, which is not a multiple of {requested}.",
             where="--group",
             fix=f"use {' or '.join(fitting)}." if fitting else "leave it out.",
         )
-    return asked
+    return requested
 
 
 def _unfit(sizes: Mapping[str, int], group: int) -> list[str]:

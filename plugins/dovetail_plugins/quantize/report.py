@@ -81,11 +81,11 @@ def by_reason(whole: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def rare(errors: Sequence[LayerError], least: int) -> list[str]:
-    """Return the experts that got fewer tokens than `least`, with their counts."""
+def rare(errors: Sequence[LayerError], min_tokens: int) -> list[str]:
+    """Return the experts that got fewer tokens than `min_tokens`, with their counts."""
     found: dict[str, int] = {}
     for one in errors:
-        if one.tokens is not None and one.tokens < least:
+        if one.tokens is not None and one.tokens < min_tokens:
             found.setdefault(one.name.rpartition(".")[0], one.tokens)
     return [f"{name} ({tokens} tokens)" for name, tokens in found.items()]
 

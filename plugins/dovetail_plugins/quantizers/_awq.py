@@ -112,13 +112,13 @@ def best_factors(
 
     Shapes: weights [O, I] each, gram [I, I], magnitude [I] -> [I]
     """
-    best, least = None, _error(weights, gram, group, torch.ones_like(magnitude))
+    best, min_error = None, _error(weights, gram, group, torch.ones_like(magnitude))
     for number in range(1, GRID + 1):
         factors = magnitude.clamp(min=1e-4).pow(number / GRID)
         factors = factors / (factors.max() * factors.min()).sqrt()
         error = _error(weights, gram, group, factors)
-        if error < least:
-            best, least = factors, error
+        if error < min_error:
+            best, min_error = factors, error
     return best
 
 
@@ -170,14 +170,14 @@ def _best_range(weight: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor,
     """Return one group's steps and levels of 0. Shapes: weight [O, G] -> [O, 1] each"""
     low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
     best_steps, best_zeros = _ranges(low, high)
-    least = torch.full((len(weight), 1), torch.inf)
+    min_error = torch.full((len(weight), 1), torch.inf)
     for share in CUTS:
         steps, zeros = _ranges(low * share, high * share)
         values = levels(weight, steps, bits=BITS, zeros=zeros)
         wrong = meant(values, steps, bits=BITS, zeros=zeros) - weight
         error = ((wrong @ gram) * wrong).sum(-1, keepdim=True)
-        is_better = error < least
+        is_better = error < min_error
         best_steps = torch.where(is_better, steps, best_steps)
         best_zeros = torch.where(is_better, zeros, best_zeros)
-        least = torch.where(is_better, error, least)
+        min_error = torch.where(is_better, error, min_error)
     return best_steps, best_zeros

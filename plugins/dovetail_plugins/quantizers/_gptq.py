@@ -27,15 +27,15 @@ def best_steps(
     widest = even_steps(weight, group, bits=bits, dtype=torch.float32)
     parts, weights = grouped(weight, group), strength.view(-1, group)
     half = 1 << (bits - 1)
-    best, least = widest, torch.full(widest.shape, torch.inf)
+    best, min_error = widest, torch.full(widest.shape, torch.inf)
     for share in SHRINKS:
         steps = stored_steps(widest * share, torch.float16)
         wide = steps.float().unsqueeze(-1)
         wrong = (parts / wide).round_().clamp_(-half, half - 1).mul_(wide).sub_(parts)
         error = (wrong.square_() * weights).sum(-1)
-        is_better = error < least
+        is_better = error < min_error
         best = torch.where(is_better, steps.float(), best)
-        least = torch.where(is_better, error, least)
+        min_error = torch.where(is_better, error, min_error)
     return best.to(torch.float16)
 
 

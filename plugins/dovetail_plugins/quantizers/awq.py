@@ -65,8 +65,8 @@ class Awq(Quantizer):
             "qzeros": rounding.pack(zeros.T, BITS, axis=1, order=PLACES),
             "scales": steps.T.contiguous(),
         }
-        meant = rounding.meant(values, steps, bits=BITS, zeros=zeros)
-        return Quantized(tensors=tensors, meant=meant)
+        rounded = rounding.meant(values, steps, bits=BITS, zeros=zeros)
+        return Quantized(tensors=tensors, meant=rounded)
 
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
         """Return config.json's quantization_config."""

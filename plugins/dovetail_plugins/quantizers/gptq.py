@@ -89,8 +89,8 @@ class Gptq(Quantizer):
 
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
         """Return config.json's quantization_config."""
-        kept = [name for name in whole if name != "lm_head"]
-        dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in kept}
+        whole_names = [name for name in whole if name != "lm_head"]
+        dynamic: dict[str, Any] = {f"-:^{re.escape(name)}$": {} for name in whole_names}
         return {
             "quant_method": "gptq",
             "bits": self.options.bits,

@@ -61,16 +61,16 @@ class Int8(Quantizer):
 
         steps = rounding.even_steps(weight, weight.shape[1], bits=BITS, dtype=torch.float32)
         values = rounding.levels(weight, steps, bits=BITS)
-        meant = rounding.meant(values, steps, bits=BITS)
+        rounded = rounding.meant(values, steps, bits=BITS)
         if self._is_w8a8:
             signed = (values.to(torch.int16) - 128).to(torch.int8)
-            return Quantized(tensors={"weight": signed, "weight_scale": steps}, meant=meant)
+            return Quantized(tensors={"weight": signed, "weight_scale": steps}, meant=rounded)
         tensors = {
             "weight_packed": rounding.pack(values, BITS, axis=1),
             "weight_scale": steps,
             "weight_shape": torch.tensor(weight.shape),
         }
-        return Quantized(tensors=tensors, meant=meant)
+        return Quantized(tensors=tensors, meant=rounded)
 
     def settings(self, whole: Sequence[str]) -> Mapping[str, Any]:
         """Return config.json's quantization_config."""

@@ -76,13 +76,13 @@ class SocketConnection:
         self, *, awake_s: float = 0.0, most_s: float | None = None, to_send: bool = False
     ) -> None:
         """Wait for something to read or for room (see Connection)."""
-        asked, until_s = select.poll(), time.perf_counter() + awake_s
-        asked.register(self.socket, select.POLLIN | (select.POLLOUT if to_send else 0))
+        poller, until_s = select.poll(), time.perf_counter() + awake_s
+        poller.register(self.socket, select.POLLIN | (select.POLLOUT if to_send else 0))
         while awake_s > 0 and time.perf_counter() < until_s:
-            if asked.poll(0):
+            if poller.poll(0):
                 return
             _yield_core()
-        asked.poll(None if most_s is None else most_s * 1e3)
+        poller.poll(None if most_s is None else most_s * 1e3)
 
     def shut_down(self) -> None:
         """Make every call end with an error (see Connection)."""

@@ -354,12 +354,12 @@ class RanksExecutor(WatchedExecutor):
         self.check()
         while self._steps:
             self.read_oldest()
-        asked = self._numbers if numbers is None else numbers
-        orders = order if isinstance(order, Sequence) else [order] * len(asked)
+        ranks = self._numbers if numbers is None else numbers
+        orders = order if isinstance(order, Sequence) else [order] * len(ranks)
         try:
-            for number, one in zip(asked, orders, strict=True):
+            for number, one in zip(ranks, orders, strict=True):
                 self._links.send_to((number,), self._encoder.encode(one))
-            answers = self._gather(asked)
+            answers = self._gather(ranks)
         except (OSError, EOFError) as error:
             raise self._dead() from error
         found = [answers[number] for number in sorted(answers)]
@@ -396,8 +396,8 @@ class RanksExecutor(WatchedExecutor):
         begun_s = time.monotonic()
         while (number := self._links.receive_any(left, time.monotonic() + SILENCE_S)) is None:
             waited_s = time.monotonic() - begun_s
-            told = "no answer for %.0f s from ranks %s: they are busy, or hang"
-            logger.warning(told, waited_s, sorted(left))
+            message = "no answer for %.0f s from ranks %s: they are busy, or hang"
+            logger.warning(message, waited_s, sorted(left))
         return number
 
     def _dead(self) -> EngineDead:

@@ -78,7 +78,7 @@ class PrefixIndex:
         self._bits = [1 << engine for engine in range(num_engines)]
 
     def __len__(self) -> int:
-        return sum(held.num_keys for held in self._held)
+        return sum(usage.num_keys for usage in self._held)
 
     def found(self, keys: list[int]) -> list[tuple[int, int]]:
         """Return (tokens, engines as bits with exactly that many cached), longest first."""
@@ -103,38 +103,38 @@ class PrefixIndex:
         if not own:
             return
         self._number = number = self._number + 1
-        place, before, held = 0, None, self._held[engine]
+        place, before, usage = 0, None, self._held[engine]
         while place < len(own) and (stretch := self._stretches.get(own[place])) is not None:
             same = _same(stretch.keys, own, place)
             if same < len(stretch.keys):
                 stretch = self._split(stretch, same)
             if engine not in stretch.last:
                 stretch.engines |= self._bits[engine]
-                self._count(held, place, place + same)
+                self._count(usage, place, place + same)
             stretch.last[engine] = number
             place, before = place + same, stretch
         if place < len(own):
             rest = own[place:]
             before = _Stretch(before, place, rest, {engine: number}, self._bits[engine])
             self._stretches[rest[0]] = before
-            self._count(held, place, len(own))
+            self._count(usage, place, len(own))
         assert before is not None, "a prompt with keys has a stretch"
         self._keep(engine, number, before)
         self._shrink(engine, self._most_keys, self._cache_tokens)
 
-    def _count(self, held: _Held, start: int, stop: int) -> None:
-        """Count keys that are new to an engine. Mutates: held"""
-        held.num_keys += stop - start
-        held.tokens += self._ends[stop] - self._ends[start]
+    def _count(self, usage: _Held, start: int, stop: int) -> None:
+        """Count keys that are new to an engine. Mutates: usage"""
+        usage.num_keys += stop - start
+        usage.tokens += self._ends[stop] - self._ends[start]
 
     def _keep(self, engine: int, number: int, last: _Stretch) -> None:
         """Keep a prompt's end; now and then drop those which later prompts have repeated. Mutates:
         self"""
-        held = self._held[engine]
-        held.prompts.append((number, last))
-        if len(held.prompts) > held.most_prompts:
-            held.prompts = deque(one for one in held.prompts if one[1].last.get(engine) == one[0])
-            held.most_prompts = 2 * len(held.prompts) + SPARE_PROMPTS
+        usage = self._held[engine]
+        usage.prompts.append((number, last))
+        if len(usage.prompts) > usage.most_prompts:
+            usage.prompts = deque(one for one in usage.prompts if one[1].last.get(engine) == one[0])
+            usage.most_prompts = 2 * len(usage.prompts) + SPARE_PROMPTS
 
     def _split(self, stretch: _Stretch, count: int) -> _Stretch:
         """Return a new stretch of the first `count` keys; the rest stays what prompts and longer
@@ -159,24 +159,24 @@ class PrefixIndex:
 
     def _shrink(self, engine: int, most_keys: int, most_tokens: int) -> None:
         """Drop what an engine used least recently until it is within bounds. Mutates: self"""
-        held, ends = self._held[engine], self._ends
-        while held.tokens > most_tokens or held.num_keys > most_keys:
-            number, stretch = held.prompts[0]
+        usage, ends = self._held[engine], self._ends
+        while usage.tokens > most_tokens or usage.num_keys > most_keys:
+            number, stretch = usage.prompts[0]
             if stretch.last.get(engine) != number:  # the rest of it belongs to later prompts
-                held.prompts.popleft()
+                usage.prompts.popleft()
                 continue
             start, stop = stretch.start, stretch.stop
-            kept = bisect_right(ends, ends[stop] - (held.tokens - most_tokens)) - 1
-            kept = max(start, min(kept, stop - (held.num_keys - most_keys)))
-            self._count(held, stop, kept)
-            if kept > start:
-                held.prompts[0] = (number, self._cut(stretch, kept - start, engine))
+            new_stop = bisect_right(ends, ends[stop] - (usage.tokens - most_tokens)) - 1
+            new_stop = max(start, min(new_stop, stop - (usage.num_keys - most_keys)))
+            self._count(usage, stop, new_stop)
+            if new_stop > start:
+                usage.prompts[0] = (number, self._cut(stretch, new_stop - start, engine))
                 continue
             self._drop(stretch, engine)
             if stretch.before is None:
-                held.prompts.popleft()
+                usage.prompts.popleft()
             else:
-                held.prompts[0] = (number, stretch.before)
+                usage.prompts[0] = (number, stretch.before)
 
     def _cut(self, stretch: _Stretch, count: int, engine: int) -> _Stretch:
         """Return the first `count` keys of a stretch; an engine drops the rest. Mutates: self,

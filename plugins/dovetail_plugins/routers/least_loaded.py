@@ -34,9 +34,9 @@ class LeastLoaded(Router):
 
     def choose(self, request: RoutedRequest, engines: Sequence[EngineView]) -> int:
         """Return the least loaded engine."""
-        weight, best, least = self._weight, -1, float("inf")
+        weight, best, min_load = self._weight, -1, float("inf")
         for engine in self._candidates.of(engines):
             load = engine.num_running + weight * engine.num_waiting
-            if load < least:
-                best, least = engine.number, load
+            if load < min_load:
+                best, min_load = engine.number, load
         return best

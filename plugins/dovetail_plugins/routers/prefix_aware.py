@@ -100,16 +100,16 @@ class PrefixAware(Router):
         if informed or len(self._known):
             self._correct(cached, informed, request, keys)
         share, weight = self._uncached_share, self._running_tokens
-        best, least, saved = -1, float("inf"), 0
+        best, min_cost, saved = -1, float("inf"), 0
         for view in self._compared(engines, cached):
             number = view.number
             hit = cached.get(number, 0)
             pending = view.pending_tokens * share
-            if pending - hit >= least:
+            if pending - hit >= min_cost:
                 continue  # whatever it runs
             cost = pending + view.num_running * weight - hit
-            if cost < least:
-                best, least, saved = number, cost, hit
+            if cost < min_cost:
+                best, min_cost, saved = number, cost, hit
         index.note(best, keys)
         if informed >> best & 1:
             self._recent[0].note(best, keys)

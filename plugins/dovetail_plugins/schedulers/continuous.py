@@ -239,8 +239,8 @@ class ContinuousScheduler(Scheduler):
         end = start + num_tokens
         if not request.num_wanted_drafts or end < request.num_tokens or request.pooling is not None:
             return 0
-        most = min(job.max_tokens - 1 - end, limit - num_tokens, limit - 1)
-        num_drafts = max(0, min(request.num_wanted_drafts, most))
+        room = min(job.max_tokens - 1 - end, limit - num_tokens, limit - 1)
+        num_drafts = max(0, min(request.num_wanted_drafts, room))
         num_blocks = self._cache.blocks_for(num_tokens + num_drafts, self._uncommitted_tokens)
         num_blocks += self._blocks_per_row * (1 + len(self._running))
         return num_drafts if num_blocks <= self._cache.num_free_blocks else 0

@@ -141,10 +141,10 @@ def _complaints() -> _Complaints:
     for handler in root.handlers:
         if isinstance(handler, _Complaints):
             return handler
-    made = _Complaints()
-    root.addHandler(made)
+    complaints = _Complaints()
+    root.addHandler(complaints)
     root.propagate = False
-    return made
+    return complaints
 
 
 def _resource() -> Resource:

@@ -91,21 +91,21 @@ def attributes_of(stats: RequestStats, model: str, detail: Collection[str]) -> d
 
 
 def _sampling(stats: RequestStats) -> dict[str, Attribute]:
-    asked = stats.sampling
+    sampling = stats.sampling
     attributes: dict[str, Attribute] = {
         "gen_ai.request.max_tokens": stats.max_tokens,
         "gen_ai.request.choice.count": stats.n,
-        "gen_ai.request.temperature": asked.temperature,
-        "gen_ai.request.top_p": asked.top_p,
-        "gen_ai.request.presence_penalty": asked.presence_penalty,
-        "gen_ai.request.frequency_penalty": asked.frequency_penalty,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
     }
-    if asked.top_k > 0:
-        attributes["gen_ai.request.top_k"] = asked.top_k
-    if asked.seed is not None and asked.seed < 1 << 63:
-        attributes["gen_ai.request.seed"] = asked.seed
-    if asked.stop:
-        attributes["gen_ai.request.stop_sequences"] = asked.stop
+    if sampling.top_k > 0:
+        attributes["gen_ai.request.top_k"] = sampling.top_k
+    if sampling.seed is not None and sampling.seed < 1 << 63:
+        attributes["gen_ai.request.seed"] = sampling.seed
+    if sampling.stop:
+        attributes["gen_ai.request.stop_sequences"] = sampling.stop
     return attributes
 
 

@@ -232,10 +232,10 @@ class _EngineMetrics:
         self._num_drafts += stats.drafts
         self._num_draft_tokens += stats.draft_tokens
         self._num_accepted += stats.accepted_tokens
-        accepted, most = self._num_accepted, self._num_draft_tokens
-        self._set("spec_decode_draft_acceptance_rate", accepted / most)
+        accepted, drafted = self._num_accepted, self._num_draft_tokens
+        self._set("spec_decode_draft_acceptance_rate", accepted / drafted)
         self._set(
-            "spec_decode_efficiency", (accepted + self._num_drafts) / (most + self._num_drafts)
+            "spec_decode_efficiency", (accepted + self._num_drafts) / (drafted + self._num_drafts)
         )
 
     def _count_places(self, name: str, counts: Sequence[int]) -> None:

@@ -34,8 +34,8 @@ def rules_of(
     With a depth there is only the rule ROOT, and values nested deeper are left out.
     """
     maker = _Maker(tuple(special), depth)
-    made = maker.node(constraint)
-    return {**maker.rules, ROOT: made}
+    root = maker.node(constraint)
+    return {**maker.rules, ROOT: root}
 
 
 class _Maker:
@@ -64,8 +64,8 @@ class _Maker:
                 return Cat(tuple(map(self.node, parts)))
             case Choice(parts):
                 return Or(tuple(map(self.node, parts)))
-            case Repeat(part, least, most):
-                return Many(self.node(part), least, most)
+            case Repeat(part, minimum, maximum):
+                return Many(self.node(part), minimum, maximum)
             case Grammar(text, language) if language in LANGUAGES and self._depth is None:
                 return self._added(read_gbnf(text))
         raise InvalidConstraint("grammars of this language are not supported")
@@ -88,8 +88,8 @@ def _renamed(node: Node, prefix: str) -> Node:
             return Cat(tuple(_renamed(part, prefix) for part in parts))
         case Or(parts):
             return Or(tuple(_renamed(part, prefix) for part in parts))
-        case Many(part, least, most):
-            return Many(_renamed(part, prefix), least, most)
+        case Many(part, minimum, maximum):
+            return Many(_renamed(part, prefix), minimum, maximum)
     return node
 
 

@@ -281,20 +281,22 @@ class _Lark:
                 return self._named("CHOICE", " | ".join(texts))
             case Choice(parts):
                 return "( " + " | ".join(map(self._part, parts)) + " )"
-            case Repeat(part, least, most):
-                bounds = f"{least},{'' if most is None else most}"
+            case Repeat(part, minimum, maximum):
+                bounds = f"{minimum},{'' if maximum is None else maximum}"
                 return f"( {self._part(part)} ){{{bounds}}}"
 
     def _json(self, schema: dict[str, Any], whitespace: str) -> str:
         """Return a name for the values of a schema. The library computes in doubles; if those
         cannot represent the schema's numbers, our own rules are used. Raises: InvalidConstraint"""
         try:
-            held = within_doubles(schema)
+            narrowed = within_doubles(schema)
         except InvalidConstraint:
             if all(_is_in_rules(node) for _, node in nodes(schema)):
                 return self._rules(JsonGrammar(schema, whitespace).rules)
-            held = within_doubles(schema, is_drawn=True)
-        return self._named("json", "%json " + json.dumps(as_json(held, whitespace, self._has_long)))
+            narrowed = within_doubles(schema, is_drawn=True)
+        return self._named(
+            "json", "%json " + json.dumps(as_json(narrowed, whitespace, self._has_long))
+        )
 
     def _rules(self, rules: Mapping[str, Node]) -> str:
         """Return a name for the grammar of these rules.
@@ -328,9 +330,9 @@ class _Lark:
                 return " ".join(self._rule_body(part, names) for part in parts)
             case Or(parts):
                 return "( " + " | ".join(self._rule_body(part, names) for part in parts) + " )"
-            case Many(part, least, most):
+            case Many(part, minimum, maximum):
                 inner = self._rule_body(part, names)
-                return f"( {inner} ){{{least},{'' if most is None else most}}}"
+                return f"( {inner} ){{{minimum},{'' if maximum is None else maximum}}}"
         raise InvalidConstraint("a grammar has no anchors")
 
     def _in_order(self, parts: Sequence[Constraint]) -> Iterator[str]:
@@ -368,9 +370,9 @@ class _Lark:
 
     def _named(self, name: str, body: str) -> str:
         name, bracket, attribute = name.partition("[")
-        made = f"{name}_{len(self._lines)}"
-        self._lines.append(f"{made}{bracket}{attribute}: {body}")
-        return made
+        rule_name = f"{name}_{len(self._lines)}"
+        self._lines.append(f"{rule_name}{bracket}{attribute}: {body}")
+        return rule_name
 
     def _literal(self, text: str) -> str:
         """Return a text in which special tokens are written as token ids."""
@@ -453,9 +455,9 @@ def _plain_words(said: str) -> str:
         return "no text that this model can write meets this constraint"
     if "are not disjoint" in said:
         return "two of patternProperties may fit the same name"
-    told = re.split(r"\n(?:<state>|<grammar>| *\d+ \|)", said)[0]
-    told = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", told)
-    return " ".join(told.split())[:500]
+    message = re.split(r"\n(?:<state>|<grammar>| *\d+ \|)", said)[0]
+    message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+    return " ".join(message.split())[:500]
 
 
 def _escaped(word: str) -> str:

@@ -194,7 +194,7 @@ def _place(loaded: _Loaded, stacks: frozenset[Stack]) -> TextPosition:
 
 def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:
     """Return the possible expansions of a part, followed by the rest."""
-    number, least, most = frame
+    number, minimum, maximum = frame
     match loaded.nodes[number]:
         case Rule(name):
             return [(loaded.frame(loaded.rules[name]), rest)]
@@ -205,11 +205,11 @@ def _unfolded(frame: Frame, rest: Stack, loaded: _Loaded) -> list[Stack]:
                 rest = (loaded.frame(part), rest)
             return [rest]
         case Many(part):
-            if most == 0:
+            if maximum == 0:
                 return [rest]
-            again = (number, max(0, least - 1), None if most is None else most - 1)
+            again = (number, max(0, minimum - 1), None if maximum is None else maximum - 1)
             once: Stack = (loaded.frame(part), (again, rest))
-            return [once] if least else [once, rest]
+            return [once] if minimum else [once, rest]
     raise InvalidConstraint("an anchor is out of place")
 
 

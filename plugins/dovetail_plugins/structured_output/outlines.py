@@ -115,9 +115,9 @@ class _Loaded:
 
     def _mask_of(self, token_ids: Sequence[int]) -> np.ndarray:
         ids = np.array(token_ids, dtype=np.int64)
-        made = np.zeros(self._num_words, dtype=np.uint32)
-        np.bitwise_or.at(made, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
-        return made
+        mask = np.zeros(self._num_words, dtype=np.uint32)
+        np.bitwise_or.at(mask, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return mask
 
 
 class _Matcher:

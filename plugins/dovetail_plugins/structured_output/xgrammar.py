@@ -79,9 +79,9 @@ class XGrammar(StructuredOutputBackend):
 
     def compile(self, constraint: Constraint) -> bytes:
         """Return the compiled grammar as the library writes it. Raises: InvalidConstraint"""
-        made = {"type": "structural_tag", "format": _Tag(self.vocabulary.special).part(constraint)}
+        tag = {"type": "structural_tag", "format": _Tag(self.vocabulary.special).part(constraint)}
         try:
-            compiled = self._compiler.compile_structural_tag(made)
+            compiled = self._compiler.compile_structural_tag(tag)
         except (RuntimeError, ValueError) as error:  # its errors have no class of their own
             raise InvalidConstraint(_said(error)) from error
         return str(compiled.serialize_json()).encode()
@@ -171,8 +171,8 @@ class _Tag:
                     return _text("")
                 kind = "or" if isinstance(constraint, Choice) else "sequence"
                 return {"type": kind, "elements": [self.part(part) for part in parts]}
-            case Repeat(part, least, most):
-                bounds = {"min": least, "max": -1 if most is None else most}
+            case Repeat(part, minimum, maximum):
+                bounds = {"min": minimum, "max": -1 if maximum is None else maximum}
                 return {"type": "repeat", "content": self.part(part), **bounds}
 
     def _literal(self, text: str) -> dict[str, Any]:
@@ -181,11 +181,11 @@ class _Tag:
         if not names:
             return _text(text)
         pieces = [p for p in re.split("(" + "|".join(map(re.escape, names)) + ")", text) if p]
-        made = [
+        elements = [
             {"type": "token", "token": self._special[p]} if p in self._special else _text(p)
             for p in pieces
         ]
-        return {"type": "sequence", "elements": made}
+        return {"type": "sequence", "elements": elements}
 
 
 def _text(text: str) -> dict[str, Any]:

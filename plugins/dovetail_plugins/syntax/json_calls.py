@@ -271,10 +271,10 @@ class JsonCalls:
         if arguments is None and (is_second or not self.is_name_enough):
             raise MalformedToolCall(f'no object with "{self.arguments[0]}"')
         is_said = arguments is not None and text[arguments.start] == "{"
-        made = _arguments(text, arguments) if arguments else EMPTY
-        if made == EMPTY and not is_said and others:
+        json_text = _arguments(text, arguments) if arguments else EMPTY
+        if json_text == EMPTY and not is_said and others:
             raise MalformedToolCall(f'"{others[0]}" is left over, and there are no arguments')
-        return ToolCall(name=called, arguments=made)
+        return ToolCall(name=called, arguments=json_text)
 
     def _begun(self, text: str, *, is_over: bool = False) -> ToolCall | None:
         """Return the call of a possibly cut object, once it has a name and non-empty arguments;

@@ -84,8 +84,8 @@ class Literals:
             return self._container(text, at, depth, schema)
         if self._is_string(text, at):
             return self._strings(text, at)
-        made, end = _scalar(text, at)
-        return _fitted(made, text[at:end], schema), end
+        json_text, end = _scalar(text, at)
+        return _fitted(json_text, text[at:end], schema), end
 
     def _is_string(self, text: str, at: int) -> bool:
         if not self.mark:
@@ -257,16 +257,16 @@ def _inner(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return inner_schema(schema, loads(key[:-2])) if key else item_schema(schema)
 
 
-def _fitted(made: str, written: str, schema: Mapping[str, Any]) -> str:
+def _fitted(json_text: str, written: str, schema: Mapping[str, Any]) -> str:
     """Return the JSON of a number or word, as a string if only that fits the schema."""
     if not schema:
-        return made
+        return json_text
     allowed, values = kinds(schema), listed(schema)
-    is_listed = not values or loads(made) in values
-    if is_allowed(kind_of(loads(made)), allowed) and (is_listed or written not in values):
-        return made
+    is_listed = not values or loads(json_text) in values
+    if is_allowed(kind_of(loads(json_text)), allowed) and (is_listed or written not in values):
+        return json_text
     may_be_text = written in values or (allowed is not None and "string" in allowed)
-    return quoted(written) if may_be_text else made
+    return quoted(written) if may_be_text else json_text
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -65,12 +65,12 @@ class MarkedCalls:
             raise UnfinishedToolCall("a string is not closed")
         if found.is_cut or found.end is None or text[found.end :].strip():
             raise MalformedToolCall(found.fault or "no call, or one that is cut")
-        return [_made(found)]
+        return [_call_of(found)]
 
     def so_far(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the call that a beginning of such a text is sure to hold, if any."""
         found = self._read(text, tools)
-        return [_made(found)] if found.name else []
+        return [_call_of(found)] if found.name else []
 
     def constraint(self, tool: Tool, *, before: str, after: str) -> Constraint | None:
         """Return the text of one call, or None if its schema needs more than plain values."""
@@ -131,6 +131,6 @@ class MarkedCalls:
         found.end = at + 1
 
 
-def _made(found: _Read) -> ToolCall:
+def _call_of(found: _Read) -> ToolCall:
     inside = ", ".join(key + value for key, value in found.parts.items())
     return ToolCall(name=found.name, arguments="{" + inside + ("}" if found.end else ""))

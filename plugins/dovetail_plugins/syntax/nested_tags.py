@@ -43,7 +43,7 @@ class _Node:
     text: str = ""
     parts: list[tuple[str, str]] = field(default_factory=list)
 
-    def made(self) -> str:
+    def json_text(self) -> str:
         """Return the value as JSON text. Raises: MalformedToolCall"""
         if not self.parts:
             return as_json(self.text, with_json_types(self.schema))
@@ -78,7 +78,7 @@ class _Read:
     is_amid: bool = False
     fault: str = ""
 
-    def made(self, end: str, text: str = "") -> ToolCall:
+    def to_call(self, end: str, text: str = "") -> ToolCall:
         """Return the open call, its arguments with this end."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.parts.items())
         return ToolCall(name=self.name, arguments="{" + inside + end, text=text)
@@ -89,14 +89,14 @@ class _Read:
 
     def close(self) -> None:
         """Make the open call."""
-        self.calls.append(self.made("}"))
+        self.calls.append(self.to_call("}"))
         self.name = ""
 
     def leave(self, at: int) -> None:
         """End the broken text at this position."""
         text = self.text[self.broken : at]
         none = ToolCall(name="", arguments="", text=text)
-        self.calls.append(self.made("", text) if self.name else none)
+        self.calls.append(self.to_call("", text) if self.name else none)
         self.name, self.broken = "", None
 
 
@@ -126,7 +126,7 @@ class NestedTags:
         read = self._run(text, tools, is_whole=False)
         if read.is_none:
             raise MalformedToolCall(read.fault)
-        return [*read.calls, read.made("")] if read.name else read.calls
+        return [*read.calls, read.to_call("")] if read.name else read.calls
 
     def _run(self, text: str, tools: Sequence[Tool], *, is_whole: bool) -> _Read:
         """Read tag after tag; a broken call ends at its closing tag, or at the next call."""
@@ -229,9 +229,9 @@ class NestedTags:
         if node.name != name:
             raise MalformedToolCall(f"</{name}> stands for </{node.name}>")
         if open_ones:
-            open_ones[-1].parts.append((name, node.made()))
+            open_ones[-1].parts.append((name, node.json_text()))
         else:
-            read.parts.setdefault(name, node.made())
+            read.parts.setdefault(name, node.json_text())
 
     def constraint(self, tool: Tool) -> Constraint | None:
         """Return the text of one call, or None if its schema is open or needs more than plain

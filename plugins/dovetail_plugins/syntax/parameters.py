@@ -123,7 +123,7 @@ def as_json(text: str, schema: Mapping[str, Any]) -> str:
         return quoted(text if allowed == TEXT else written)
     may_be_text = allowed is None or "string" in allowed
     if not written and not may_be_text:
-        return next((made for kind, made in EMPTY if kind in (allowed or ())), quoted(text))
+        return next((value for kind, value in EMPTY if kind in (allowed or ())), quoted(text))
     constant = OF_PYTHON.get(written) if may_be_text else CONSTANTS.get(written.lower())
     for candidates in (written, constant, _from_python(written)):
         if candidates is not None and _fits(candidates, allowed):
@@ -154,17 +154,17 @@ def _fits(text: str, allowed: frozenset[str] | None) -> bool:
 def _unescaped(text: str) -> str | None:
     """Return the value of a text that is written like a JSON string or its inside."""
     try:
-        made = loads(text if text[:1] == '"' else f'"{text}"')
+        value = loads(text if text[:1] == '"' else f'"{text}"')
     except MalformedToolCall:
         return None
-    return made.strip() if isinstance(made, str) else None
+    return value.strip() if isinstance(value, str) else None
 
 
 def _from_python(text: str) -> str | None:
     if text[:1] not in ("[", "{", "("):
         return None
     try:
-        made, end = PYTHON.value(text, 0)
+        value, end = PYTHON.value(text, 0)
     except MalformedToolCall:
         return None
-    return made if end == len(text) else None
+    return value if end == len(text) else None

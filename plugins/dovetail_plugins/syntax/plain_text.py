@@ -58,8 +58,8 @@ def _value_constraint(schema: Mapping[str, Any], closing: str, line: str) -> Con
     if not said:
         return FreeText((line + closing, closing) if line else (closing,))
     if said <= {"minLength", "maxLength"}:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return Regex(f"[^{closing[0]}{_escaped(line)}]{{{least},{most}}}")
+        minimum, maximum = schema.get("minLength", 0), schema.get("maxLength", "")
+        return Regex(f"[^{closing[0]}{_escaped(line)}]{{{minimum},{maximum}}}")
     if said == {"format"} and schema["format"] in FORMATS:
         return Regex(FORMATS[schema["format"]])
     if said == {"pattern"} and is_closed_pattern(schema["pattern"]):

@@ -50,7 +50,7 @@ class _Call:
         """Return whether it is a whole call."""
         return self.is_closed and not self.text
 
-    def made(self) -> ToolCall:
+    def to_call(self) -> ToolCall:
         """Return the call, its arguments as far as they have been read."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.parts.items())
         arguments = "{" + inside + ("}" if self.is_closed else "")
@@ -107,7 +107,7 @@ class PythonCalls:
         is_some = is_whole and any(call.is_call for call in reading.calls)
         if reading.is_cut or not is_some or over is None or text[over:].strip():
             raise MalformedToolCall(reading.fault or "no calls, or one that is cut")
-        return [call.made() for call in reading.calls]
+        return [call.to_call() for call in reading.calls]
 
     def so_far(self, text: str, tools: Sequence[Tool] = ()) -> list[ToolCall]:
         """Return the calls that a beginning of such a text is sure to hold.
@@ -115,7 +115,7 @@ class PythonCalls:
         Raises: MalformedToolCall when it can become no call.
         """
         reading = self.read(text, tools)
-        sure = [call.made() for call in reading.calls if call.is_sure]
+        sure = [call.to_call() for call in reading.calls if call.is_sure]
         if reading.fault and not any(call.name for call in sure):
             raise MalformedToolCall(reading.fault)
         return sure

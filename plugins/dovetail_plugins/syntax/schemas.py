@@ -20,9 +20,9 @@ BRANCHES = ("then", "else")
 
 def alone(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema with its own reference followed, and with the root's definitions."""
-    made = _followed(schema if isinstance(schema, dict) else {}, root)
+    resolved = _followed(schema if isinstance(schema, dict) else {}, root)
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**definitions, **made} if "$ref" in json.dumps(made) else dict(made)
+    return {**definitions, **resolved} if "$ref" in json.dumps(resolved) else dict(resolved)
 
 
 def _followed(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:

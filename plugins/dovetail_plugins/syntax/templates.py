@@ -12,9 +12,9 @@ def unmentioned(template: Any, *groups: str | tuple[str, ...]) -> list[str]:
     """
     if not isinstance(template, str):
         return []
-    asked = [(group,) if isinstance(group, str) else group for group in groups]
+    alternatives = [(group,) if isinstance(group, str) else group for group in groups]
     return [
         f"the chat template does not mention {' or '.join(group)}"
-        for group in asked
+        for group in alternatives
         if not any(text in template for text in group)
     ]

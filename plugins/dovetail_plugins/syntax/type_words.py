@@ -55,12 +55,12 @@ def _united(words: list[str]) -> frozenset[str] | None:
 
 def _outside(text: str) -> str:
     """Return the part of a text outside of brackets."""
-    depth, made = 0, ""
+    depth, outside = 0, ""
     for letter in text:
         depth += letter == "["
-        made += letter if depth <= 0 else ""
+        outside += letter if depth <= 0 else ""
         depth -= letter == "]"
-    return made
+    return outside
 
 
 def _split(text: str, by: str) -> list[str]:

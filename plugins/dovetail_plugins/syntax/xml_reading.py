@@ -42,7 +42,7 @@ class _Open:
     tool: Tool | None
     written: dict[str, str] = field(default_factory=dict)
 
-    def made(self, end: str, text: str = "") -> ToolCall:
+    def to_call(self, end: str, text: str = "") -> ToolCall:
         """Return the call, its arguments with this end."""
         inside = ", ".join(f"{quoted(key)}: {value}" for key, value in self.written.items())
         return ToolCall(name=self.name, arguments="{" + inside + end, text=text)
@@ -111,11 +111,11 @@ class XmlReader:
         while (match := key.match(self.text, self.at)) is not None:
             schema = self._schema(name, match)
             if not self._read_value(match, schema, call):
-                self.calls.append(call.made("}" if self.is_closed else ""))
+                self.calls.append(call.to_call("}" if self.is_closed else ""))
                 return True
         self._read_tail()
         if self.is_closed or not self._break_off(call):
-            self.calls.append(call.made("}" if self.is_closed else ""))
+            self.calls.append(call.to_call("}" if self.is_closed else ""))
         return True
 
     def _schema(self, name: str, key: re.Match[str]) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ class XmlReader:
             return False
         first = min(places, key=lambda place: place.start())
         self.at = first.end() if first.re is pattern(tags.tail, after=tags.after) else first.start()
-        self.calls.append(call.made("", self.text[call.begin : self.at]))
+        self.calls.append(call.to_call("", self.text[call.begin : self.at]))
         self.is_closed = True
         return True
 

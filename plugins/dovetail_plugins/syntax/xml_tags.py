@@ -90,8 +90,8 @@ class XmlTags:
 
 def _num_begun(text: str, tags: tuple[str, ...]) -> int:
     """Return how many characters at the end of a text may be the beginning of a tag."""
-    most = min(len(text), max(map(len, tags)) - 1)
-    sizes = range(most, 0, -1)
+    max_length = min(len(text), max(map(len, tags)) - 1)
+    sizes = range(max_length, 0, -1)
     return next((n for n in sizes if any(tag.startswith(text[-n:]) for tag in tags)), 0)
 
 

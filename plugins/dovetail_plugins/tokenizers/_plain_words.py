@@ -100,8 +100,8 @@ class PlainWords:
         """The same for the rest of a word: no space is put before it."""
         normalizer = _part(self._backend.normalizer)
         if normalizer and "normalizers" in normalizer:
-            kept = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
-            normalizer["normalizers"] = kept
+            steps = [part for part in normalizer["normalizers"] if part["type"] != "Prepend"]
+            normalizer["normalizers"] = steps
         splitter = _unprefixed(_part(self._backend.pre_tokenizer), "first", "always")
         return self._sharing(normalizer, splitter)
 
@@ -111,15 +111,15 @@ class PlainWords:
         parts = Backend.from_str(
             json.dumps(_EMPTY | {"normalizer": normalizer, "pre_tokenizer": splitter})
         )
-        made = Backend(self._backend.model)
+        backend = Backend(self._backend.model)
         if parts.normalizer is not None:
-            made.normalizer = parts.normalizer
+            backend.normalizer = parts.normalizer
         if parts.pre_tokenizer is not None:
-            made.pre_tokenizer = parts.pre_tokenizer
+            backend.pre_tokenizer = parts.pre_tokenizer
         added = sorted(self._backend.get_added_tokens_decoder().items())
-        made.add_tokens([_ordinary(token) for _, token in added])  # in order: the ids stay
-        made.encode_special_tokens = True
-        return made
+        backend.add_tokens([_ordinary(token) for _, token in added])  # in order: the ids stay
+        backend.encode_special_tokens = True
+        return backend
 
 
 _EMPTY: dict[str, Any] = {

@@ -73,9 +73,9 @@ class CpuWorker(DeviceWorker):
         count = run.num_threads or torch.get_num_threads()
         place = 0 if run.processors else run.rank.local_rank  # bound ranks have their own cores
         cores = _pinned_cores(place, count) if run.pins_threads else None
-        made = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
-        log.info("native kernels: %s, %d threads", library.isa, made)
-        if self._waits_awake and made > 1:
+        num_threads = library.set_threads(count, spin_us=run.thread_spin_us, cores=cores)
+        log.info("native kernels: %s, %d threads", library.isa, num_threads)
+        if self._waits_awake and num_threads > 1:
             self._second_team = SecondTeam()
 
     def shutdown(self) -> None:

@@ -18,8 +18,8 @@ SHAPES = ("near", "far", "filtered", "sure", "equal")
 @pytest.fixture
 def acceptance(plugin: Any) -> Acceptance:
     """Return it with its default options."""
-    made: Acceptance = plugin(default_options(plugin))
-    return made
+    plugin_object: Acceptance = plugin(default_options(plugin))
+    return plugin_object
 
 
 def rows(shape: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,8 +52,8 @@ def outcome(
     weight = p if left is None else left.double()
     total = weight.sum(dim=1, keepdim=True)
     instead = torch.where(total > 0, weight / total.where(total > 0, total.new_ones(())), p)
-    told = instead * (1 - chance).unsqueeze(1)
-    return told.scatter_add(1, drafts.unsqueeze(1), chance.unsqueeze(1))
+    replaced = instead * (1 - chance).unsqueeze(1)
+    return replaced.scatter_add(1, drafts.unsqueeze(1), chance.unsqueeze(1))
 
 
 class TestAcceptance:
@@ -76,10 +76,10 @@ class TestAcceptance:
         place of a draft."""
         p, drafts, q = every_draft(shape)
         for theirs in (q, None):
-            told = outcome(acceptance, p, drafts, theirs)
-            assert bool(torch.isfinite(told).all()) and bool((told >= 0).all())
-            assert float(told[p == 0].sum()) == 0.0
-            assert torch.allclose(told.sum(dim=1), torch.ones(1, dtype=torch.float64))
+            outcomes = outcome(acceptance, p, drafts, theirs)
+            assert bool(torch.isfinite(outcomes).all()) and bool((outcomes >= 0).all())
+            assert float(outcomes[p == 0].sum()) == 0.0
+            assert torch.allclose(outcomes.sum(dim=1), torch.ones(1, dtype=torch.float64))
 
     def test_leaves_its_input_alone(self, acceptance: Acceptance) -> None:
         """The distributions and the drafts are as they were."""
@@ -102,7 +102,7 @@ class TestAcceptance:
         """For drafts distributed as q, the resulting tokens are distributed as p; a draft that was
         not sampled has probability 1 in q."""
         p, drafts, q = every_draft(shape)
-        told = outcome(acceptance, p, drafts, q)
+        outcomes = outcome(acceptance, p, drafts, q)
         weight = (rows(shape)[1].double() / rows(shape)[1].double().sum()).unsqueeze(1)
-        torch.testing.assert_close((told * weight).sum(dim=0), p[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close((outcomes * weight).sum(dim=0), p[0], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(outcome(acceptance, p, drafts, None), p, rtol=1e-9, atol=1e-9)

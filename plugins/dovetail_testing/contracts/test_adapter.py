@@ -60,8 +60,8 @@ def numbers(weights: AdapterWeights) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def method(plugin: Any) -> AdapterMethod:
     """Return the method with its default options."""
-    made: AdapterMethod = plugin(default_options(plugin), model_spec(hidden_size=SIZE))
-    return made
+    adapter_method: AdapterMethod = plugin(default_options(plugin), model_spec(hidden_size=SIZE))
+    return adapter_method
 
 
 @pytest.fixture

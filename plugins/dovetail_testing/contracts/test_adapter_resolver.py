@@ -48,44 +48,44 @@ class TestAdapterResolver:
         return tmp_path / "within"
 
     @pytest.fixture
-    def made(self, plugin: Any, place: Path) -> AdapterResolver:
+    def resolver(self, plugin: Any, place: Path) -> AdapterResolver:
         """Return a resolver for the folder."""
         facts = ResolverFacts(base_names=(BASE, "served"), model_path=str(place / "model"))
         resolver: AdapterResolver = plugin(plugin.Options(**plugin.sample_options(place)), facts)
         return resolver
 
-    def test_what_is_there_is_found(self, made: AdapterResolver) -> None:
+    def test_what_is_there_is_found(self, resolver: AdapterResolver) -> None:
         """Its sample is found under its name, in a folder with an adapter_config.json."""
-        found = made.find(NAME)
+        found = resolver.find(NAME)
         assert found is not None
         assert found.name == NAME
         assert (Path(found.path) / CONFIG).is_file()
 
-    def test_what_is_not_there_is_none(self, made: AdapterResolver) -> None:
+    def test_what_is_not_there_is_none(self, resolver: AdapterResolver) -> None:
         """A name that it does not know is None, not an error."""
-        assert made.find("nothing-of-this-name") is None
+        assert resolver.find("nothing-of-this-name") is None
 
     @pytest.mark.parametrize("name", OUTSIDE, ids=range(len(OUTSIDE)))
-    def test_no_name_leads_elsewhere(self, made: AdapterResolver, name: str) -> None:
+    def test_no_name_leads_elsewhere(self, resolver: AdapterResolver, name: str) -> None:
         """A name that is a path, or no name at all, is None."""
-        assert made.find(name) is None
+        assert resolver.find(name) is None
 
-    def test_the_base_counts(self, made: AdapterResolver) -> None:
+    def test_the_base_counts(self, resolver: AdapterResolver) -> None:
         """An adapter of another model is not found."""
-        assert made.find("foreign") is None
+        assert resolver.find("foreign") is None
 
-    def test_threads_do_not_mix(self, made: AdapterResolver) -> None:
+    def test_threads_do_not_mix(self, resolver: AdapterResolver) -> None:
         """Many threads may call it concurrently; each gets the answer to its own name."""
         names = [NAME, "nothing-of-this-name"] * 32
         with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(made.find, names))
+            found = list(threads.map(resolver.find, names))
         assert [one and one.name for one in found] == [NAME, None] * 32
 
-    def test_nothing_is_written(self, made: AdapterResolver, place: Path) -> None:
+    def test_nothing_is_written(self, resolver: AdapterResolver, place: Path) -> None:
         """Asking changes no file of the folder."""
         before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
-        made.find(NAME)
-        made.find("nothing-of-this-name")
+        resolver.find(NAME)
+        resolver.find("nothing-of-this-name")
         assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 
 

@@ -85,14 +85,16 @@ def run(plugin: Any, steps: Sequence[Sequence[int]], *, layers: int = 1, **chang
                 for layer in range(layers):
                     seed = 100 * number + 10 * layer + rank
                     one = given(num_ranks, tokens[rank], seed, **changes)
-                    kept = [one.x.clone(), one.weights.clone(), one.places.clone()]
+                    originals = [one.x.clone(), one.weights.clone(), one.places.clone()]
                     out = parts[rank].exchange(one)
                     assert out.shape == one.x.shape and out.dtype == one.x.dtype
                     tolerance = 1e-5 if one.x.dtype == torch.float32 else 0.1
                     torch.testing.assert_close(
                         out.float(), wanted(one), rtol=tolerance, atol=tolerance
                     )
-                    for tensor, before in zip((one.x, one.weights, one.places), kept, strict=True):
+                    for tensor, before in zip(
+                        (one.x, one.weights, one.places), originals, strict=True
+                    ):
                         assert torch.equal(tensor, before), "what was given is left as it was"
 
         ranks.run(work)

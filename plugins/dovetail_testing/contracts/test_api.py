@@ -26,8 +26,8 @@ KEY = "conformance"
 @pytest.fixture
 def api(plugin: Any) -> Api:
     """Return an object of the family with the options' defaults."""
-    made: Api = plugin(plugin.Options())
-    return made
+    family: Api = plugin(plugin.Options())
+    return family
 
 
 def engine_switches() -> Set[str]:

@@ -32,8 +32,8 @@ def device_of(plugin: Any) -> torch.device:
 @pytest.fixture
 def backend(plugin: Any) -> AttentionBackend:
     """Return the backend with default options."""
-    made: AttentionBackend = plugin(default_options(plugin))
-    return made
+    attention: AttentionBackend = plugin(default_options(plugin))
+    return attention
 
 
 def check(plugin: Any, backend: AttentionBackend, name: str) -> None:
@@ -163,8 +163,10 @@ class TestAttentionBackend:
         step = AttentionStep(backend, CASES["decode_plain_H4_K2-float32"], device_of(plugin))
         found = step.run()
         layout = step.layout
-        most = layout.block_table.shape[1] * layout.block_tokens
-        loose = replace(layout, seq_lens_host=[most] * layout.num_rows, max_seq_tokens=most)
+        max_tokens = layout.block_table.shape[1] * layout.block_tokens
+        loose = replace(
+            layout, seq_lens_host=[max_tokens] * layout.num_rows, max_seq_tokens=max_tokens
+        )
         again = backend.forward(step.call(loose))
         torch.testing.assert_close(again, found, rtol=1e-5, atol=1e-5)
 

@@ -51,8 +51,8 @@ class TestIndexed:
                 keys=keys.to(there),
                 prepared=prepared,
             )
-            meant = IndexCall(spec=INDEX, q=q, weights=weights, keys=keys, prepared=layout)
-            found, wanted = rows.backend.pick(given), ReferenceAttention().pick(meant)
+            expected_call = IndexCall(spec=INDEX, q=q, weights=weights, keys=keys, prepared=layout)
+            found, wanted = rows.backend.pick(given), ReferenceAttention().pick(expected_call)
             assert found.dtype is torch.int32
             assert torch.equal(found.cpu(), wanted)
 
@@ -68,9 +68,9 @@ class TestIndexed:
             q = torch.randn(total, SPEC.num_heads, SPEC.size, generator=rows.random)
             latent = torch.randn(total, SPEC.size, generator=rows.random)
             picks = self._some(layout, rows.random)
-            given, meant = rows.calls(q, latent, layout, picks)
+            given, expected_call = rows.calls(q, latent, layout, picks)
             found = rows.backend.forward_picked(given)
-            wanted = ReferenceAttention().forward_picked(meant)
+            wanted = ReferenceAttention().forward_picked(expected_call)
             torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=MAX_DIFFERENCE)
         torch.testing.assert_close(rows.cache.cpu(), rows.plain, rtol=0, atol=0, equal_nan=True)
 

@@ -50,9 +50,9 @@ class Latents:
         layout = self.scene.layout(counts, "cpu")
         for row, count in counts:
             self.scene.lengths[row] += count
-        given, meant = self.calls(q, latent, layout)
+        given, expected_call = self.calls(q, latent, layout)
         found = self.backend.forward_latent(given)
-        return found.cpu(), ReferenceAttention().forward_latent(meant)
+        return found.cpu(), ReferenceAttention().forward_latent(expected_call)
 
     def calls(
         self,
@@ -62,7 +62,7 @@ class Latents:
         picks: torch.Tensor | None = None,
     ) -> tuple[LatentCall, LatentCall]:
         """Return the calls of the backend and of the reference."""
-        meant = LatentCall(
+        expected_call = LatentCall(
             spec=SPEC, q=q, latent=latent, cache=self.plain, prepared=layout, picks=picks
         )
         given = LatentCall(
@@ -73,7 +73,7 @@ class Latents:
             prepared=self.backend.prepare(on_device(layout, self.device)),
             picks=None if picks is None else picks.to(self.device),
         )
-        return given, meant
+        return given, expected_call
 
 
 def on_device(layout: BatchLayout, device: str) -> BatchLayout:

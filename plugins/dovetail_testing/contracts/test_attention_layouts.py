@@ -41,8 +41,8 @@ PLAIN = AttentionSpec(num_heads=4, num_kv_heads=2, head_size=16, scale=0.25)
 @pytest.fixture
 def backend(plugin: Any) -> AttentionBackend:
     """Return the backend with its default options."""
-    made: AttentionBackend = plugin(plugin.Options())
-    return made
+    attention: AttentionBackend = plugin(plugin.Options())
+    return attention
 
 
 def scene(

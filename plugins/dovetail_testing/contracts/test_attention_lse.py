@@ -46,10 +46,10 @@ class TestLogSumExps:
             pytest.skip(f"does not claim {rule}")
         stage.spec = replace(SPEC, **RULES[rule])
         for counts in STEPS:
-            told, wanted = stage.lse_step(counts)
-            assert told[1].dtype == torch.float32
-            torch.testing.assert_close(told[0], wanted[0], rtol=0, atol=MAX_DIFFERENCE)
-            torch.testing.assert_close(told[1], wanted[1], rtol=0, atol=MAX_DIFFERENCE)
+            results, wanted = stage.lse_step(counts)
+            assert results[1].dtype == torch.float32
+            torch.testing.assert_close(results[0], wanted[0], rtol=0, atol=MAX_DIFFERENCE)
+            torch.testing.assert_close(results[1], wanted[1], rtol=0, atol=MAX_DIFFERENCE)
 
     @requires("lse")
     @pytest.mark.parametrize("count", [1, 9])
@@ -58,9 +58,9 @@ class TestLogSumExps:
         stage.step([(0, 9)])
         stage.lengths[0] -= count
         elsewhere = stage.blocks[1][0] * stage.block_tokens + torch.arange(count)
-        told, wanted = stage.lse_step([(0, count)], elsewhere)
-        torch.testing.assert_close(told[0], wanted[0], rtol=0, atol=MAX_DIFFERENCE)
-        torch.testing.assert_close(told[1], wanted[1], rtol=0, atol=MAX_DIFFERENCE)
+        results, wanted = stage.lse_step([(0, count)], elsewhere)
+        torch.testing.assert_close(results[0], wanted[0], rtol=0, atol=MAX_DIFFERENCE)
+        torch.testing.assert_close(results[1], wanted[1], rtol=0, atol=MAX_DIFFERENCE)
 
     @without("lse")
     def test_says_that_it_does_not(self, plugin: Any, stage: Scene) -> None:

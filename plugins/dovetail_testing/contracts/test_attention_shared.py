@@ -69,11 +69,11 @@ class TestSharedCaches:
         for counts in STEPS:
             before = [stage.layout(counts, device) for device in (stage.device, "cpu")]
             stage.step(counts)
-            kept = stage.cache.clone()
+            written = stage.cache.clone()
             q = torch.randn(len(before[0].slots), 2, 16, generator=stage.random)
             found, wanted = stage.read(reading, q, *before)
             torch.testing.assert_close(found, wanted, rtol=0, atol=MAX_DIFFERENCE)
-            torch.testing.assert_close(stage.cache, kept, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(stage.cache, written, rtol=0, atol=0, equal_nan=True)
 
     @requires("shared")
     def test_queries_may_be_fewer(self, stage: Scene) -> None:

@@ -30,8 +30,8 @@ def query(plugin: Any, tmp_path: Path) -> DatasetQuery:
 
 def draw(plugin: Any, query: DatasetQuery) -> list[BenchPrompt]:
     """Return the prompts that a new object of the dataset draws."""
-    made: BenchDataset = plugin(plugin.Options())
-    return made.draw(query)
+    dataset: BenchDataset = plugin(plugin.Options())
+    return dataset.draw(query)
 
 
 class TestBenchDataset:
@@ -52,8 +52,8 @@ class TestBenchDataset:
 
     def test_draws_the_same_again(self, plugin: Any, query: DatasetQuery) -> None:
         """Two objects, and one object twice, draw the same prompts."""
-        made: BenchDataset = plugin(plugin.Options())
-        assert made.draw(query) == made.draw(query) == draw(plugin, query)
+        dataset: BenchDataset = plugin(plugin.Options())
+        assert dataset.draw(query) == dataset.draw(query) == draw(plugin, query)
 
     def test_more_prompts_add_to_the_end(self, plugin: Any, query: DatasetQuery) -> None:
         """A longer draw begins with the shorter one."""

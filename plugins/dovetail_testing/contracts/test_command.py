@@ -23,8 +23,8 @@ HEAVY = ("torch", "transformers", "fastapi", "pydantic")
 @pytest.fixture
 def command(plugin: Any) -> Command:
     """Return the command with its default options."""
-    made: Command = plugin(default_options(plugin))
-    return made
+    new_command: Command = plugin(default_options(plugin))
+    return new_command
 
 
 def runnable(command: Command) -> Iterator[Command]:

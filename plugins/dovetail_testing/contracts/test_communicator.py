@@ -72,9 +72,9 @@ def device_and_size(plugin: Any) -> tuple[str, int]:
 def ranks(plugin: Any, tmp_path: Path) -> Iterator[Ranks]:
     """Return a group that has joined."""
     device, size = device_and_size(plugin)
-    made = Ranks(plugin, f"file://{tmp_path}/meeting", device, size)
-    yield made
-    made.close()
+    group = Ranks(plugin, f"file://{tmp_path}/meeting", device, size)
+    yield group
+    group.close()
 
 
 def made_up(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -222,8 +222,8 @@ class TestCommunicator:
                 x = made_up(rank, (300,)).to(one.device)
                 finish = one.begin(lambda: one.all_reduce(x))
                 gather = one.begin(lambda: one.all_gather(torch.ones(3, device=one.device)))
-                told = [finish().cpu(), gather().cpu()]
-            return [*told, one.all_reduce(torch.ones(2, device=one.device)).cpu()]
+                results = [finish().cpu(), gather().cpu()]
+            return [*results, one.all_reduce(torch.ones(2, device=one.device)).cpu()]
 
         for summed_up, gathered, last in ranks.run(work):
             torch.testing.assert_close(summed_up, summed(ranks.size, (300,), torch.float32).float())

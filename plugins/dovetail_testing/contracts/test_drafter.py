@@ -40,10 +40,10 @@ def answers(drafter: Drafter, name: str, text: Sequence[int], seed: int = 0) -> 
 @pytest.fixture
 def drafter(plugin: Any) -> Drafter:
     """Return the drafter with its default options."""
-    return made(plugin)
+    return new_drafter(plugin)
 
 
-def made(plugin: Any) -> Drafter:
+def new_drafter(plugin: Any) -> Drafter:
     """Return a new drafter for a model of few tokens."""
     model = model_spec(vocab_size=VOCAB_SIZE)
     drafter: Drafter = plugin(default_options(plugin), model, MAX_TOKENS)
@@ -83,21 +83,21 @@ class TestDrafter:
     def test_is_deterministic(self, plugin: Any) -> None:
         """Two drafters with the same input give the same drafts."""
         for number, text in enumerate(texts()):
-            first, second = made(plugin), made(plugin)
+            first, second = new_drafter(plugin), new_drafter(plugin)
             assert answers(first, str(number), text) == answers(second, str(number), text)
 
     @without("on_worker")
     def test_requests_do_not_mix(self, plugin: Any) -> None:
         """With interleaved requests, each request gets the same drafts as by itself."""
-        alone = [answers(made(plugin), str(n), text) for n, text in enumerate(texts())]
-        together, crowd = made(plugin), [list(growth(text, 0)) for text in texts()]
-        told: list[list[list[int]]] = [[] for _ in crowd]
+        alone = [answers(new_drafter(plugin), str(n), text) for n, text in enumerate(texts())]
+        together, crowd = new_drafter(plugin), [list(growth(text, 0)) for text in texts()]
+        drafts: list[list[list[int]]] = [[] for _ in crowd]
         for turn in range(max(map(len, crowd))):
             for number, parts in enumerate(crowd):
                 if turn < len(parts):
                     guesses = together.propose(str(number), parts[turn], MAX_TOKENS)
-                    told[number].append(list(guesses))
-        assert told == alone
+                    drafts[number].append(list(guesses))
+        assert drafts == alone
 
     @without("on_worker")
     def test_calls_may_be_far_apart(self, drafter: Drafter) -> None:
@@ -109,13 +109,13 @@ class TestDrafter:
     @requires("remembers")
     def test_remembers(self, plugin: Any) -> None:
         """A text that was drafted before is drafted better than the first time."""
-        drafter, text = made(plugin), texts()[0]
+        drafter, text = new_drafter(plugin), texts()[0]
 
         def num_right(name: str) -> int:
-            asked = list(growth(text, 0))
-            drafts = [drafter.propose(name, part, MAX_TOKENS) for part in asked]
+            parts = list(growth(text, 0))
+            drafts = [drafter.propose(name, part, MAX_TOKENS) for part in parts]
             drafter.forget(name)
-            pairs = zip(asked, drafts, strict=True)
+            pairs = zip(parts, drafts, strict=True)
             return sum(list(d) == text[len(part) : len(part) + len(d)] for part, d in pairs if d)
 
         first = num_right("r")
@@ -130,4 +130,4 @@ class TestDrafter:
         drafter.forget("r")
         drafter.forget("r")
         drafter.forget("unknown")
-        assert answers(drafter, "r", second) == answers(made(plugin), "r", second)
+        assert answers(drafter, "r", second) == answers(new_drafter(plugin), "r", second)

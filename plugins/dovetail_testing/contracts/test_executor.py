@@ -38,9 +38,9 @@ REQUESTS = (
 
 def started(plugin: Any, *, worker: Selection = WORKER, **changes: Any) -> Executor:
     """Return an executor that is ready to step."""
-    made: Executor = plugin(default_options(plugin), tiny_run(**changes), worker)
-    made.allocate(tiny_layout(made.kv_layers()))
-    return made
+    executor: Executor = plugin(default_options(plugin), tiny_run(**changes), worker)
+    executor.allocate(tiny_layout(executor.kv_layers()))
+    return executor
 
 
 def run(executor: Executor, *, ahead: int = 0) -> dict[str, list[int]]:
@@ -92,16 +92,16 @@ class Shared:
 
     def close(self) -> None:
         """Shut down what was made."""
-        for made in self._made.values():
-            made.shutdown()
+        for executor in self._made.values():
+            executor.shutdown()
 
 
 @pytest.fixture(scope="class")
 def shared(entry: Any) -> Iterator[Shared]:
     """Return the executors of one plugin."""
-    made = Shared()
-    yield made
-    made.close()
+    executors = Shared()
+    yield executors
+    executors.close()
 
 
 @pytest.fixture
@@ -133,16 +133,16 @@ class TestExecutor:
         self, plugin: Any, shared: Shared, async_steps: bool
     ) -> None:
         """Workers sleep and wake up on request; a refusal is reported, and the worker survives."""
-        made = shared.get(plugin, async_steps=async_steps)
-        awake_bytes = made.free_bytes()
+        executor = shared.get(plugin, async_steps=async_steps)
+        awake_bytes = executor.free_bytes()
         with pytest.raises(RequestError, match="nothing can be kept"):
-            made.sleep(1)
-        made.sleep(2)
-        made.wake_up(("weights",))
-        assert made.free_bytes() > awake_bytes
-        made.wake_up(("kv_cache",))
-        assert made.free_bytes() == awake_bytes
-        assert len(run(made)) == len(REQUESTS)
+            executor.sleep(1)
+        executor.sleep(2)
+        executor.wake_up(("weights",))
+        assert executor.free_bytes() > awake_bytes
+        executor.wake_up(("kv_cache",))
+        assert executor.free_bytes() == awake_bytes
+        assert len(run(executor)) == len(REQUESTS)
 
     @requires("several_ranks")
     def test_several_ranks_answer_as_one(self, plugin: Any, executor: Executor) -> None:
@@ -152,18 +152,18 @@ class TestExecutor:
         run_spec = msgspec.structs.replace(
             tiny_run(worker_extension=METHODS), rank=RankSpec(world_size=2)
         )
-        made = plugin(default_options(plugin), run_spec, SLEEPING)
-        made.allocate(tiny_layout(made.kv_layers()))
+        two_ranks = plugin(default_options(plugin), run_spec, SLEEPING)
+        two_ranks.allocate(tiny_layout(two_ranks.kv_layers()))
         try:
-            assert run(made, ahead=1) == run(executor)
-            made.sleep(2)
-            made.wake_up(("weights", "kv_cache"))
-            assert len(run(made)) == len(REQUESTS)
+            assert run(two_ranks, ahead=1) == run(executor)
+            two_ranks.sleep(2)
+            two_ranks.wake_up(("weights", "kv_cache"))
+            assert len(run(two_ranks)) == len(REQUESTS)
             if "collective_rpc" in plugin.capabilities:
-                check_calls_of_two(made)
-                assert run(made, ahead=1) == run(executor)
+                check_calls_of_two(two_ranks)
+                assert run(two_ranks, ahead=1) == run(executor)
         finally:
-            made.shutdown()
+            two_ranks.shutdown()
 
     @requires("stages")
     def test_stages_learn_what_the_last_one_draws(self, plugin: Any) -> None:
@@ -174,28 +174,28 @@ class TestExecutor:
         rank = RankSpec(world_size=3, num_stages=3, stage_layers=(1, 1, 1), local_size=3)
         communicator = registry.choose("communicator", "gloo")
         run_spec = msgspec.structs.replace(tiny_run(), rank=rank, communicator=communicator)
-        made = plugin(default_options(plugin), run_spec, STAGED)
+        executor = plugin(default_options(plugin), run_spec, STAGED)
         try:
-            layers = made.kv_layers()
+            layers = executor.kv_layers()
             assert len(layers) == 3, "two with a window, and one without"
-            made.allocate(tiny_layout(layers))
+            executor.allocate(tiny_layout(layers))
             ask = DriveRequest(request_id="a", prompt_ids=(5, 6, 7))
             plans = Driver(tiny_layout(layers)).plans([ask])
-            drawn = [row.token_ids for plan in plans for row in made.submit(plan).result().rows]
+            drawn = [row.token_ids for plan in plans for row in executor.submit(plan).result().rows]
             assert drawn == [(length,) for length in range(3, 9)]
-            made.free_bytes()  # every stage has done its steps, or has ended in one
+            executor.free_bytes()  # every stage has done its steps, or has ended in one
         finally:
-            made.shutdown()
+            executor.shutdown()
 
     @requires("collective_rpc")
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_methods_are_called(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
         """A method gets its arguments, and its answer comes back; steps continue."""
-        made = shared.get(plugin, async_steps=async_steps)
+        executor = shared.get(plugin, async_steps=async_steps)
         call = WorkerCall(method="place", args=(1, "b", [None]), kwargs={"more": {"c": b"d"}})
-        (answer,) = made.collective_rpc(call)
+        (answer,) = executor.collective_rpc(call)
         assert answer == {"rank": 0, "args": [1, "b", [None]], "more": {"c": b"d"}}
-        assert len(run(made, ahead=int(async_steps))) == len(REQUESTS)
+        assert len(run(executor, ahead=int(async_steps))) == len(REQUESTS)
 
     @requires("collective_rpc")
     @pytest.mark.parametrize(
@@ -222,14 +222,14 @@ class TestExecutor:
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_a_call_ends_in_time(self, plugin: Any, shared: Shared, async_steps: bool) -> None:
         """A caller waits no longer than its timeout; a late answer disturbs nothing."""
-        made = shared.get(plugin, async_steps=async_steps)
+        executor = shared.get(plugin, async_steps=async_steps)
         start_s = time.perf_counter()
         with pytest.raises(RequestError, match="rank 0") as caught:
-            made.collective_rpc(WorkerCall(method="nap", args=(0.4,), timeout_s=0.05))
+            executor.collective_rpc(WorkerCall(method="nap", args=(0.4,), timeout_s=0.05))
         assert time.perf_counter() - start_s < 0.3 and caught.value.status == 504
-        (answer,) = made.collective_rpc(WorkerCall(method="place", timeout_s=DEADLINE_S))
+        (answer,) = executor.collective_rpc(WorkerCall(method="place", timeout_s=DEADLINE_S))
         assert answer["rank"] == 0
-        assert len(run(made, ahead=int(async_steps))) == len(REQUESTS)
+        assert len(run(executor, ahead=int(async_steps))) == len(REQUESTS)
 
     @requires("collective_rpc")
     def test_added_methods_hide_none(self, plugin: Any) -> None:
@@ -252,37 +252,37 @@ class TestExecutor:
     def test_submit_returns_at_once(self, plugin: Any) -> None:
         """submit does not wait for the step."""
         config = {"replay": [{"tokens": [1, 2, 3], "delay_s": 0.3}], "cue_base": 90}
-        made = started(plugin, model=REPLAY, hf_config=config, async_steps=True)
+        executor = started(plugin, model=REPLAY, hf_config=config, async_steps=True)
         ask = DriveRequest(request_id="a", prompt_ids=(90,), num_tokens=1)
-        plan = next(Driver(tiny_layout(made.kv_layers())).plans([ask]))
+        plan = next(Driver(tiny_layout(executor.kv_layers())).plans([ask]))
         start_s = time.perf_counter()
-        pending = made.submit(plan)
+        pending = executor.submit(plan)
         assert time.perf_counter() - start_s < 0.2
         assert pending.result().rows[0].token_ids == (1,)
-        made.shutdown()
+        executor.shutdown()
 
     @pytest.mark.parametrize("async_steps", [False, True])
     def test_a_crash_is_told(self, plugin: Any, async_steps: bool) -> None:
         """A step that raises gives EngineDead from result and check, and calls on_death."""
         if async_steps and "async_steps" not in plugin.capabilities:
             pytest.skip("does not claim async_steps")
-        made = crashing(plugin, async_steps=async_steps)
-        told, heard = threading.Event(), list[str]()
+        executor = crashing(plugin, async_steps=async_steps)
+        died, reasons = threading.Event(), list[str]()
 
         def hear(reason: str) -> None:
-            heard.append(reason)
-            told.set()
+            reasons.append(reason)
+            died.set()
 
-        made.on_death(hear)
+        executor.on_death(hear)
         ask = DriveRequest(request_id="a", prompt_ids=(90,), num_tokens=3)
-        plans = Driver(tiny_layout(made.kv_layers())).plans([ask])
-        assert made.submit(next(plans)).result().rows[0].token_ids == (7,)
+        plans = Driver(tiny_layout(executor.kv_layers())).plans([ask])
+        assert executor.submit(next(plans)).result().rows[0].token_ids == (7,)
         with pytest.raises(EngineDead):
-            made.submit(next(plans)).result()
-        assert told.wait(DEADLINE_S) and heard
+            executor.submit(next(plans)).result()
+        assert died.wait(DEADLINE_S) and reasons
         with pytest.raises(EngineDead):
-            made.check()
-        made.shutdown()
+            executor.check()
+        executor.shutdown()
 
     def test_bad_models_are_config_errors(self, plugin: Any) -> None:
         """The loader's error reaches the caller, and nothing is left running."""
@@ -295,12 +295,12 @@ class TestExecutor:
         """shutdown leaves no thread and may be called again; a submit after it is an EngineDead,
         not a hang."""
         before = threading.active_count()
-        made = started(plugin, async_steps="async_steps" in plugin.capabilities)
-        made.shutdown()
-        made.shutdown()
+        executor = started(plugin, async_steps="async_steps" in plugin.capabilities)
+        executor.shutdown()
+        executor.shutdown()
         assert threading.active_count() <= before
         with pytest.raises(EngineDead):
-            made.submit(StepPlan(step_id=1, rows=())).result()
+            executor.submit(StepPlan(step_id=1, rows=())).result()
 
     def test_keeps_the_order(self, executor: Executor) -> None:
         """Results belong to their plans, in the order of submission."""

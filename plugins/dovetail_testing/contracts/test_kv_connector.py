@@ -24,10 +24,10 @@ FAR_MORE = 4000
 @pytest.fixture
 def connector(plugin: Any, tmp_path: Path) -> KVConnector:
     """Return the connector with its options for a try."""
-    return made(plugin, tmp_path)
+    return new_connector(plugin, tmp_path)
 
 
-def made(plugin: Any, folder: Path) -> KVConnector:
+def new_connector(plugin: Any, folder: Path) -> KVConnector:
     """Return a new connector in a folder."""
     connector: KVConnector = plugin(options_for(plugin, plugin.sample_options(str(folder))))
     return connector
@@ -47,8 +47,8 @@ def block_of(number: int, rank: int = 0) -> memoryview:
 
 def facts(**changes: Any) -> StoreFacts:
     """Return facts that differ in something."""
-    told: dict[str, Any] = {name: getattr(FACTS, name) for name in FACTS.__struct_fields__}
-    return StoreFacts(**(told | changes))
+    values: dict[str, Any] = {name: getattr(FACTS, name) for name in FACTS.__struct_fields__}
+    return StoreFacts(**(values | changes))
 
 
 def only(ranks: tuple[int, ...]) -> RanksFor:
@@ -112,24 +112,27 @@ class TestKVConnector:
     @requires("survives")
     def test_identities_do_not_mix(self, plugin: Any, tmp_path: Path) -> None:
         """Blocks of another identity are neither had nor read, even under the same key."""
-        index, store = made(plugin, tmp_path).index(FACTS), made(plugin, tmp_path).store(FACTS)
+        index, store = (
+            new_connector(plugin, tmp_path).index(FACTS),
+            new_connector(plugin, tmp_path).store(FACTS),
+        )
         assert index.keep(key_of(1))
         store.write(key_of(1), block_of(1))
         other = facts(identity="b" * 64)
-        assert not made(plugin, tmp_path).index(other).has(key_of(1))
-        assert made(plugin, tmp_path).store(other).read(key_of(1)) is None
+        assert not new_connector(plugin, tmp_path).index(other).has(key_of(1))
+        assert new_connector(plugin, tmp_path).store(other).read(key_of(1)) is None
 
     @requires("survives")
     def test_a_restart_finds_what_was_there(self, plugin: Any, tmp_path: Path) -> None:
         """A new index has, and a new store reads, what was written before."""
-        first = made(plugin, tmp_path)
+        first = new_connector(plugin, tmp_path)
         index, store = first.index(FACTS), first.store(FACTS)
         for number in range(5):
             assert index.keep(key_of(number))
             store.write(key_of(number), block_of(number))
         store.close()
         index.close()
-        again = made(plugin, tmp_path)
+        again = new_connector(plugin, tmp_path)
         index, store = again.index(FACTS), again.store(FACTS)
         for number in range(5):
             assert index.has(key_of(number))
@@ -172,10 +175,10 @@ class TestKVConnector:
     def test_engines_find_each_others_blocks(self, plugin: Any, tmp_path: Path) -> None:
         """What one engine has written another has and reads."""
         one, other = facts(engine_id="one"), facts(engine_id="other")
-        index = made(plugin, tmp_path).index(other)
-        made(plugin, tmp_path).store(one).write(key_of(1), block_of(1))
+        index = new_connector(plugin, tmp_path).index(other)
+        new_connector(plugin, tmp_path).store(one).write(key_of(1), block_of(1))
         assert index.has(key_of(1))
-        block = made(plugin, tmp_path).store(other).read(key_of(1))
+        block = new_connector(plugin, tmp_path).store(other).read(key_of(1))
         assert bytes(block or b"") == bytes(block_of(1))
 
     @requires("peers")
@@ -183,16 +186,19 @@ class TestKVConnector:
         """Another engine with the same identity finds and gets what one engine has written; one
         with another identity does not, and an engine that has ended gives nothing."""
         one, other = facts(engine=0, engine_id="one"), facts(engine=1, engine_id="other")
-        giver, keys = made(plugin, tmp_path).store(one), [key_of(1), key_of(2)]
+        giver, keys = new_connector(plugin, tmp_path).store(one), [key_of(1), key_of(2)]
         giver.write(key_of(1), block_of(1))
-        index, taker = made(plugin, tmp_path).index(other), made(plugin, tmp_path).store(other)
+        index, taker = (
+            new_connector(plugin, tmp_path).index(other),
+            new_connector(plugin, tmp_path).store(other),
+        )
         source = index.look(keys, {})
         assert source and [index.has(key) for key in keys] == [True, False]
         found: dict[bytes, Any] = {}
         for key, parts in taker.gather(keys, source, lambda num_ranks: (0,)):
             found[key] = parts and [bytes(part.block) for part in parts]
         assert found == {key_of(1): [bytes(block_of(1))], key_of(2): None}
-        stranger = made(plugin, tmp_path).index(facts(engine=2, identity="b" * 64))
+        stranger = new_connector(plugin, tmp_path).index(facts(engine=2, identity="b" * 64))
         assert not stranger.look(keys, {}) and not stranger.has(key_of(1))
         giver.close()
         assert not index.look(keys, {}) and not index.has(key_of(1))
@@ -204,20 +210,20 @@ class TestKVConnector:
         """One rank gets the pieces of two, each with the rank that wrote it, and only from the
         requested ranks; an engine with pieces of another length finds nothing."""
         ranks = [facts(engine=0, rank=rank, world_size=2, unit_tokens=8) for rank in range(2)]
-        givers = [made(plugin, tmp_path).store(one) for one in ranks]
+        givers = [new_connector(plugin, tmp_path).store(one) for one in ranks]
         for rank, giver in enumerate(givers):
             giver.write(key_of(1), block_of(1, rank))
         taker_facts = facts(engine=1, unit_tokens=8)
-        index = made(plugin, tmp_path).index(taker_facts)
-        taker = made(plugin, tmp_path).store(taker_facts)
+        index = new_connector(plugin, tmp_path).index(taker_facts)
+        taker = new_connector(plugin, tmp_path).store(taker_facts)
         source = index.look([key_of(1)], {})
         assert source and index.has(key_of(1))
         for wanted in ((0, 1), (1,)):
             ((key, parts),) = taker.gather([key_of(1)], source, only(wanted))
-            told = [(part.rank, part.num_ranks, bytes(part.block)) for part in parts or ()]
+            received = [(part.rank, part.num_ranks, bytes(part.block)) for part in parts or ()]
             assert key == key_of(1)
-            assert told == [(rank, 2, bytes(block_of(1, rank))) for rank in wanted]
-        other = made(plugin, tmp_path).index(facts(engine=2, unit_tokens=16))
+            assert received == [(rank, 2, bytes(block_of(1, rank))) for rank in wanted]
+        other = new_connector(plugin, tmp_path).index(facts(engine=2, unit_tokens=16))
         assert not other.look([key_of(1)], {}) and not other.has(key_of(1))
         for found in (index, other):
             found.close()

@@ -30,7 +30,7 @@ def folder() -> Iterator[str]:
         yield name
 
 
-def made(plugin: Any, folder: str, engine: int = 0) -> KVEventPublisher:
+def new_publisher(plugin: Any, folder: str, engine: int = 0) -> KVEventPublisher:
     """Return a publisher with its options for a try."""
     options = options_for(plugin, plugin.sample_options(folder))
     publisher: KVEventPublisher = plugin(options, engine)
@@ -59,7 +59,7 @@ class TestKVEventPublisher:
 
     def test_takes_batches_at_once(self, plugin: Any, folder: str) -> None:
         """Without listeners, no call waits."""
-        publisher = made(plugin, folder)
+        publisher = new_publisher(plugin, folder)
         began_s = time.monotonic()
         for number in range(NUM_BATCHES):
             publisher.publish(batch_of(number))
@@ -68,7 +68,7 @@ class TestKVEventPublisher:
 
     def test_several_engines_publish(self, plugin: Any, folder: str) -> None:
         """Engines with other numbers publish alongside the first one with the same options."""
-        publishers = [made(plugin, folder, engine) for engine in range(3)]
+        publishers = [new_publisher(plugin, folder, engine) for engine in range(3)]
         for publisher in publishers:
             publisher.publish(batch_of(0))
             publisher.close()
@@ -76,6 +76,6 @@ class TestKVEventPublisher:
     def test_ends_twice(self, plugin: Any, folder: str) -> None:
         """A publisher may be closed twice, and a new one can replace it."""
         for _ in range(2):
-            publisher = made(plugin, folder)
+            publisher = new_publisher(plugin, folder)
             publisher.close()
             publisher.close()

@@ -14,7 +14,7 @@ LIMITS = (0, 1, 2, 10, 100)
 NUM_CALLS = 2000
 
 
-def made(plugin: Any, limit: int) -> KVEviction:
+def new_eviction(plugin: Any, limit: int) -> KVEviction:
     """Return a new eviction with its default options."""
     eviction: KVEviction = plugin(default_options(plugin), limit)
     return eviction
@@ -34,34 +34,34 @@ class TestKVEviction:
     @pytest.mark.parametrize("limit", LIMITS)
     def test_keeps_no_more_than_its_limit(self, plugin: Any, limit: int) -> None:
         """However many blocks come, at most `limit` are stored."""
-        eviction, asked = made(plugin, limit), keys(NUM_CALLS)
-        for number, key in enumerate(asked):
+        eviction, requested = new_eviction(plugin, limit), keys(NUM_CALLS)
+        for number, key in enumerate(requested):
             eviction.add(key)
             if number % 50 == 0:
-                assert sum(map(eviction.has, set(asked))) <= limit
+                assert sum(map(eviction.has, set(requested))) <= limit
 
     @pytest.mark.parametrize("limit", LIMITS)
     def test_says_what_goes(self, plugin: Any, limit: int) -> None:
         """A block is stored exactly from its addition until it is reported as evicted."""
-        eviction, asked, kept = made(plugin, limit), keys(NUM_CALLS), set[bytes]()
-        for number, key in enumerate(asked):
-            gone = eviction.add(key)
-            assert len(set(gone)) == len(gone) and set(gone) <= kept | {key}
-            kept = (kept | {key} if limit else kept) - set(gone)
+        eviction, requested, stored = new_eviction(plugin, limit), keys(NUM_CALLS), set[bytes]()
+        for number, key in enumerate(requested):
+            evicted = eviction.add(key)
+            assert len(set(evicted)) == len(evicted) and set(evicted) <= stored | {key}
+            stored = (stored | {key} if limit else stored) - set(evicted)
             if number % 50 == 0:
-                assert {one for one in set(asked) if eviction.has(one)} == kept
+                assert {one for one in set(requested) if eviction.has(one)} == stored
 
     @pytest.mark.parametrize("limit", LIMITS[1:])
     def test_a_new_block_is_kept(self, plugin: Any, limit: int) -> None:
         """A block that has just come is there."""
-        eviction = made(plugin, limit)
+        eviction = new_eviction(plugin, limit)
         for key in keys(NUM_CALLS):
             eviction.add(key)
             assert eviction.has(key)
 
     def test_discarded_blocks_are_gone(self, plugin: Any) -> None:
         """A block that was discarded makes room; one that is not there is ignored."""
-        eviction = made(plugin, 2)
+        eviction = new_eviction(plugin, 2)
         for key in (b"a", b"b"):
             eviction.add(key)
         eviction.discard(b"a")
@@ -71,7 +71,7 @@ class TestKVEviction:
 
     def test_is_deterministic(self, plugin: Any) -> None:
         """Two that are called alike decide alike."""
-        one, other, chance = made(plugin, 20), made(plugin, 20), random.Random(1)
+        one, other, chance = new_eviction(plugin, 20), new_eviction(plugin, 20), random.Random(1)
         for key in keys(NUM_CALLS):
             if chance.random() < 0.1:
                 one.discard(key)

@@ -28,8 +28,8 @@ WAYS = {
 @pytest.fixture
 def policy(plugin: Any) -> KVPolicy:
     """Return the policy with its default options."""
-    made: KVPolicy = plugin(plugin.Options())
-    return made
+    kv_policy: KVPolicy = plugin(plugin.Options())
+    return kv_policy
 
 
 class TestKVPolicy:
@@ -43,8 +43,8 @@ class TestKVPolicy:
         layout = policy.plan(LAYERS, room)
         placed = sorted(name for group in layout.groups for name in group.layers)
         assert placed == [layer.name for layer in LAYERS], f"the groups have {placed}"
-        told = f"blocks of {layout.block_tokens} tokens, asked for were {BLOCK_TOKENS}"
-        assert layout.block_tokens == BLOCK_TOKENS, told
+        message = f"blocks of {layout.block_tokens} tokens, asked for were {BLOCK_TOKENS}"
+        assert layout.block_tokens == BLOCK_TOKENS, message
 
     def test_stays_within_the_memory(self, policy: KVPolicy) -> None:
         """All blocks of all tensors fit into the bytes that there are."""

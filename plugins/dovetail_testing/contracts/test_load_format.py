@@ -26,8 +26,8 @@ SHAPES = {"a.weight": ((4, 3), "float32"), "b": ((2,), "bfloat16"), "c": ((), "f
 @pytest.fixture
 def load_format(plugin: Any) -> LoadFormat:
     """Return the format with its default options."""
-    made: LoadFormat = plugin(plugin.Options())
-    return made
+    new_format: LoadFormat = plugin(plugin.Options())
+    return new_format
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ class TestLoadFormat:
             headers = load_format.headers(Checkpoint(path=str(folder)))
             if headers is None:
                 continue
-            told = {h.name: (f"torch.{h.dtype}", h.shape, h.num_bytes) for h in headers}
-            assert told == {
+            listed = {h.name: (f"torch.{h.dtype}", h.shape, h.num_bytes) for h in headers}
+            assert listed == {
                 name: (str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
                 for name, tensor in read(load_format, folder).items()
             }
@@ -122,11 +122,11 @@ class TestLoadFormat:
     def test_missing_shard(self, load_format: LoadFormat, folders: dict[str, Path]) -> None:
         """A shard that the index names and the folder lacks is a ConfigError that names it."""
         for folder in (f for name, f in folders.items() if name.startswith("sharded")):
-            gone = weight_file(folder)
-            gone.unlink()
+            missing = weight_file(folder)
+            missing.unlink()
             with pytest.raises(ConfigError) as raised:
                 read(load_format, folder)
-            assert gone.name in str(raised.value)
+            assert missing.name in str(raised.value)
 
     @without("random_weights")
     def test_runs_no_code(

@@ -45,7 +45,7 @@ def no_tokenizer() -> Tokenizer:
     pytest.skip("the processor loads a tokenizer, and the kit's small vocabulary has none")
 
 
-def made(plugin: Any) -> LogitsProcessor:
+def new_processor(plugin: Any) -> LogitsProcessor:
     """Return a processor over a small vocabulary, as the runner makes it."""
     processor: LogitsProcessor = plugin(plugin.Options(), VOCAB)
     processor.set_up(
@@ -64,7 +64,7 @@ def made(plugin: Any) -> LogitsProcessor:
 @pytest.fixture
 def processor(plugin: Any) -> LogitsProcessor:
     """Return the processor over a small vocabulary."""
-    return made(plugin)
+    return new_processor(plugin)
 
 
 def row(number: int, params: SamplingParams, output_ids: list[int]) -> RowTokens:
@@ -124,7 +124,7 @@ class TestLogitsProcessor:
         logits = random_logits(3)
         alone = []
         for number, output_ids in enumerate(outputs):
-            single = made(plugin)
+            single = new_processor(plugin)
             single.add_row(row(number, params, output_ids))
             alone.append(logits[number : number + 1].clone())
             single.apply(alone[-1], [(0, number)])
@@ -141,7 +141,7 @@ class TestLogitsProcessor:
         output_ids: list[int] = []
         processor.add_row(row(0, params, output_ids))
         for token_id in (5, 4, 4, 3, 9, 1):
-            late = made(plugin)
+            late = new_processor(plugin)
             late.add_row(row(3, params, list(output_ids)))
             followed, fresh = random_logits(1), random_logits(1)
             processor.apply(followed, [(0, 0)])
@@ -158,7 +158,7 @@ class TestLogitsProcessor:
         processor.add_row(row(5, params, []))
         reused, fresh = random_logits(1), random_logits(1)
         processor.apply(reused, [(0, 5)])
-        single = made(type(processor))
+        single = new_processor(type(processor))
         single.add_row(row(0, params, []))
         single.apply(fresh, [(0, 0)])
         assert torch.equal(reused, fresh)

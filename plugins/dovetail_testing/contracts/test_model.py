@@ -39,12 +39,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a function from an architecture to its (folder, reference logits of TOKENS)."""
 
     @cache
-    def made(architecture: str) -> tuple[Path, list[torch.Tensor]]:
+    def checkpoint_and_logits(architecture: str) -> tuple[Path, list[torch.Tensor]]:
         folder = tmp_path_factory.mktemp(architecture)
         write_tiny_checkpoint(folder, architecture)
         return folder, reference_logits(folder)
 
-    return made
+    return checkpoint_and_logits
 
 
 def stages_of(model: ModelSpec) -> tuple[int, int] | None:
@@ -90,14 +90,14 @@ def two_ranks(
     answers: dict[tuple[str, str], Any] = {}
 
     def of(entry: Entry, placement: str = "") -> tuple[str, Any]:
-        asked = {(model.name, model.expert_placement): model for model in models}
-        if (entry.name, placement) not in asked:
+        models_by_name = {(model.name, model.expert_placement): model for model in models}
+        if (entry.name, placement) not in models_by_name:
             pytest.skip(f"the kit cannot write a checkpoint of {entry.name}")
         if not answers:
             logits = divided_logits(models, tmp_path_factory.mktemp("ranks"))
-            answers.update(zip(asked, logits, strict=True))
+            answers.update(zip(models_by_name, logits, strict=True))
         key = (entry.name, placement)
-        return asked[key].path, answers[key]
+        return models_by_name[key].path, answers[key]
 
     return of
 

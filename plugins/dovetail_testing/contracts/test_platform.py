@@ -22,8 +22,8 @@ STORED = (None, "float32", "bfloat16", "float16")
 @pytest.fixture
 def platform(plugin: Any) -> Platform:
     """Return the platform with its default options."""
-    made: Platform = plugin(plugin.Options())
-    return made
+    new_platform: Platform = plugin(plugin.Options())
+    return new_platform
 
 
 class TestPlatform:
@@ -34,8 +34,8 @@ class TestPlatform:
     def test_names_its_device(self, plugin: Any) -> None:
         """It has a device_type, which is among its devices."""
         assert plugin.device_type, "device_type is empty"
-        told = f"device_type is {plugin.device_type}, and info.devices is {plugin.info.devices}"
-        assert plugin.device_type in plugin.info.devices, told
+        message = f"device_type is {plugin.device_type}, and info.devices is {plugin.info.devices}"
+        assert plugin.device_type in plugin.info.devices, message
 
     def test_its_plugins_exist(self, platform: Platform) -> None:
         """Every plugin among its defaults can be loaded, and the worker fits the device."""
@@ -59,24 +59,28 @@ class TestPlatform:
         usual, limits = platform.defaults(), platform.limits()
         assert usual.rows <= usual.step_tokens, f"{usual.rows} rows in {usual.step_tokens} tokens"
         for name in ("rows", "step_tokens"):
-            most = getattr(limits, name)
-            told = f"it takes {name}={getattr(usual, name)}, and allows {most}"
-            assert most is None or getattr(usual, name) <= most, told
+            limit = getattr(limits, name)
+            message = f"it takes {name}={getattr(usual, name)}, and allows {limit}"
+            assert limit is None or getattr(usual, name) <= limit, message
         sizes = limits.block_tokens
-        told = f"it takes blocks of {usual.block_tokens} tokens, and allows {sizes}"
-        assert not sizes or usual.block_tokens in sizes, told
-        told = f"it takes a KV cache of {usual.kv_dtype}, and allows {limits.kv_dtypes}"
-        assert not (usual.kv_dtype and limits.kv_dtypes) or usual.kv_dtype in limits.kv_dtypes, told
+        message = f"it takes blocks of {usual.block_tokens} tokens, and allows {sizes}"
+        assert not sizes or usual.block_tokens in sizes, message
+        message = f"it takes a KV cache of {usual.kv_dtype}, and allows {limits.kv_dtypes}"
+        assert not (usual.kv_dtype and limits.kv_dtypes) or usual.kv_dtype in limits.kv_dtypes, (
+            message
+        )
 
     @pytest.mark.parametrize("stored", STORED)
     def test_auto_gives_types_it_takes(self, platform: Platform, stored: str | None) -> None:
         """Whatever a checkpoint stores, "auto" becomes types that core knows and it allows."""
-        computed, kept = platform.dtypes(AUTO_DTYPE, stored)
-        for name in (computed, kept):
+        computed, weight_dtype = platform.dtypes(AUTO_DTYPE, stored)
+        for name in (computed, weight_dtype):
             fault = value_fault("dtype", name)
             assert fault is None, f"{fault}."
         allowed = platform.limits().dtypes
-        assert not allowed or kept in allowed, f"auto comes to {kept}, and it allows {allowed}"
+        assert not allowed or weight_dtype in allowed, (
+            f"auto comes to {weight_dtype}, and it allows {allowed}"
+        )
 
     @requires("host_memory")
     def test_tells_what_memory_is_free(self, platform: Platform) -> None:
@@ -103,13 +107,13 @@ class TestPlatform:
         from dovetail_kernels.check import check_case
 
         for name, target in plugin.ops.items():
-            made = import_target(target)
-            op = load_op(name).extended(made)
+            implementation = import_target(target)
+            op = load_op(name).extended(implementation)
             device = torch.device(plugin.torch_type or plugin.device_type)
-            told = f"{target} runs on {made.devices}, and the device is {device.type} to torch"
-            assert device.type in made.devices, told
+            message = f"{target} runs on {implementation.devices}, not on torch's {device.type}"
+            assert device.type in implementation.devices, message
             for case in op.small_cases():
-                fault = check_case(op, case, made.name, device)
+                fault = check_case(op, case, implementation.name, device)
                 assert fault is None, f"{name}, case {case.name}: {fault}"
 
     def test_runs_an_engine(self, entry: Entry, platform: Platform, tmp_path: Path) -> None:

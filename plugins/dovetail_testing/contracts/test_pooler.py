@@ -18,7 +18,7 @@ MARK = 7
 LENGTHS = (1, 2, 9, 40)
 
 
-def made(plugin: Any, **settings: Any) -> Pooler:
+def new_pooler(plugin: Any, **settings: Any) -> Pooler:
     """Return a new pooler with its default options."""
     chosen = Selection(kind="pooler", name="pooler", target="")
     spec = PoolingSpec(tasks=("embed",), pooler=chosen, token_pooler=chosen, size=SIZE, **settings)
@@ -29,7 +29,7 @@ def made(plugin: Any, **settings: Any) -> Pooler:
 @pytest.fixture
 def pooler(plugin: Any) -> Pooler:
     """Return the pooler with its default options."""
-    return made(plugin)
+    return new_pooler(plugin)
 
 
 def prompt(num_tokens: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
@@ -74,7 +74,7 @@ class TestPooler:
     def test_steps_are_found(self, plugin: Any) -> None:
         """If the model marks ends of steps, their vectors are among the results, also if there are
         several, and a prompt without any is not an error."""
-        pooler = made(plugin, step_token_id=MARK)
+        pooler = new_pooler(plugin, step_token_id=MARK)
         hidden, _ = prompt(6)
         found = pooler.pool(hidden, [1, MARK, 2, 3, MARK, 4])
         assert all(any(torch.equal(row, end) for row in found) for end in (hidden[1], hidden[4]))

@@ -31,8 +31,8 @@ def method(plugin: Any) -> QuantMethod:
     reasons = plugin.why_not(spec)
     if reasons:
         pytest.skip("; ".join(reasons))
-    made: QuantMethod = plugin(plugin.Options(), spec)
-    return made
+    quantization: QuantMethod = plugin(plugin.Options(), spec)
+    return quantization
 
 
 def loaded(method: LinearMethod, spec: LinearSpec) -> nn.Module:
@@ -139,12 +139,12 @@ class TestQuantization:
             file="model.safetensors",
         )
         stored = StoredLayer(name=spec.name, tensors={"weight": header})
-        told = method.memory_estimate(stored, packs=library() is not None)
-        if told is None:
+        estimate = method.memory_estimate(stored, packs=library() is not None)
+        if estimate is None:
             pytest.skip("it does not tell")
         layer = filled(method.linear(spec), spec)
-        held = sum(t.nbytes for t in (*layer.parameters(), *layer.buffers()))
-        assert (told.num_values, told.num_bytes) == (math.prod(shape), held)
+        num_bytes = sum(t.nbytes for t in (*layer.parameters(), *layer.buffers()))
+        assert (estimate.num_values, estimate.num_bytes) == (math.prod(shape), num_bytes)
 
     def test_batch_does_not_matter(self, method: QuantMethod) -> None:
         """A token's output does not depend on the other tokens."""
@@ -160,5 +160,5 @@ class TestQuantization:
         """Two layers made by one method share no parameter."""
         linear = method.linear(SPECS["plain"])
         one, two = filled(linear, SPECS["plain"]), filled(linear, SPECS["plain"])
-        held = {p.data_ptr() for p in one.parameters()}
-        assert not held & {p.data_ptr() for p in two.parameters()}
+        addresses = {p.data_ptr() for p in one.parameters()}
+        assert not addresses & {p.data_ptr() for p in two.parameters()}

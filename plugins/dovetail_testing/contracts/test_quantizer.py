@@ -23,8 +23,8 @@ MOST = 0.3
 def quantizer(plugin: Any) -> Quantizer:
     """Return the quantizer with its default options, for a llama."""
     task = QuantizeTask(model=model_spec(architecture="LlamaForCausalLM"), group=64)
-    made: Quantizer = plugin(plugin.Options(), task)
-    return made
+    new_quantizer: Quantizer = plugin(plugin.Options(), task)
+    return new_quantizer
 
 
 def weight_of(seed: int = 0) -> torch.Tensor:
@@ -69,8 +69,8 @@ class TestQuantizer:
         found = []
         for group in (32, 128):
             task = QuantizeTask(model=model_spec(architecture="LlamaForCausalLM"), group=group)
-            made = plugin(plugin.Options(), task)
-            done = made.quantize(LAYER, weight_of(), given(plugin))
+            quantizer = plugin(plugin.Options(), task)
+            done = quantizer.quantize(LAYER, weight_of(), given(plugin))
             size_bytes = sum(tensor.nbytes for tensor in done.tensors.values())
             found.append((float((done.meant.float() - weight_of()).norm()), size_bytes))
         (small_error, small_bytes), (large_error, large_bytes) = found

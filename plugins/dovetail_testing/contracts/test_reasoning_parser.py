@@ -18,8 +18,8 @@ PROMPT = "user: how many are two?\nassistant: "
 @pytest.fixture
 def parser(plugin: Any) -> ReasoningParser:
     """Return the parser with its default options."""
-    made: ReasoningParser = plugin(plugin.Options())
-    return made
+    reasoning_parser: ReasoningParser = plugin(plugin.Options())
+    return reasoning_parser
 
 
 def run(parser: ReasoningParser, pieces: list[str], prompt: str = PROMPT) -> Parsed:
@@ -105,10 +105,10 @@ class TestReasoningParser:
         """Thinking, then a call: each is recognized, with every available tool parser."""
         for entry in registry.entries("tool_parser"):
             try:
-                made = registry.admin.load_entry(entry)
+                tool_class = registry.admin.load_entry(entry)
             except PluginError:
                 continue
-            tool_parser = made(made.Options())
+            tool_parser = tool_class(tool_class.Options())
             sample = next((s for s in tool_parser.samples if s.calls and not s.tools), None)
             if sample is None:
                 continue

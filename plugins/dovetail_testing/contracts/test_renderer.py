@@ -60,17 +60,19 @@ def made(plugin: Any, tmp_path: Any) -> Renderer:
     return found
 
 
-def talk(made: Renderer, messages: Sequence[dict[str, Any]] = TALK, **fields: Any) -> RendererInput:
+def talk(
+    renderer: Renderer, messages: Sequence[dict[str, Any]] = TALK, **fields: Any
+) -> RendererInput:
     """Return a conversation in the form that the renderer reads."""
     turns = copy.deepcopy(list(messages))
-    if made.reads(has_tools=bool(fields.get("tools"))).content == "openai":
+    if renderer.reads(has_tools=bool(fields.get("tools"))).content == "openai":
         turns = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
     return RendererInput(messages=turns, **fields)
 
 
-def _takes_tools(made: Renderer) -> bool:
+def _takes_tools(renderer: Renderer) -> bool:
     try:
-        made.reads(has_tools=True)
+        renderer.reads(has_tools=True)
     except RequestError:
         return False
     return True
@@ -81,72 +83,72 @@ class TestRenderer:
 
     kind = "renderer"
 
-    def test_says_what_it_reads(self, made: Renderer) -> None:
+    def test_says_what_it_reads(self, renderer: Renderer) -> None:
         """It reads content as "string" or as "openai"; tools it may refuse."""
-        assert made.reads(has_tools=False).content in FORMS
+        assert renderer.reads(has_tools=False).content in FORMS
         with contextlib.suppress(RequestError):
-            assert made.reads(has_tools=True).content in FORMS
+            assert renderer.reads(has_tools=True).content in FORMS
 
-    def test_every_turn_is_there(self, made: Renderer) -> None:
+    def test_every_turn_is_there(self, renderer: Renderer) -> None:
         """The text of each message is in the prompt, in the order of the messages."""
-        text, at = made.render(talk(made)), 0
+        text, at = renderer.render(talk(renderer)), 0
         for turn in TALK:
             at = text.index(turn["content"], at) + len(turn["content"])
 
-    def test_calls_and_results_are_there(self, made: Renderer) -> None:
+    def test_calls_and_results_are_there(self, renderer: Renderer) -> None:
         """A conversation with tools, a call and its result is rendered, or refused as a whole."""
         try:
-            text = made.render(talk(made, WITH_CALLS, tools=[copy.deepcopy(TOOL)]))
+            text = renderer.render(talk(renderer, WITH_CALLS, tools=[copy.deepcopy(TOOL)]))
         except RequestError as error:
             assert error.what
         else:
             assert RESULT["content"] in text and "look_up" in text
 
-    def test_the_opening_comes_last(self, made: Renderer) -> None:
+    def test_the_opening_comes_last(self, renderer: Renderer) -> None:
         """Asked for the opening of the model's turn, it adds something to the end, or nothing."""
-        text = made.render(talk(made))
-        assert text.startswith(made.render(talk(made, adds_generation_prompt=False)))
+        text = renderer.render(talk(renderer))
+        assert text.startswith(renderer.render(talk(renderer, adds_generation_prompt=False)))
 
-    def test_leaves_the_conversation_alone(self, made: Renderer) -> None:
+    def test_leaves_the_conversation_alone(self, renderer: Renderer) -> None:
         """Rendering does not change what it is given."""
-        tools = [copy.deepcopy(TOOL)] if _takes_tools(made) else []
-        given = talk(made, WITH_CALLS if tools else TALK, tools=tools)
+        tools = [copy.deepcopy(TOOL)] if _takes_tools(renderer) else []
+        given = talk(renderer, WITH_CALLS if tools else TALK, tools=tools)
         before = copy.deepcopy(given)
         with contextlib.suppress(RequestError):
-            made.render(given)
+            renderer.render(given)
         assert given == before
 
-    def test_conversations_do_not_mix(self, made: Renderer) -> None:
+    def test_conversations_do_not_mix(self, renderer: Renderer) -> None:
         """The same conversation has the same text, whatever other threads render."""
         lengths = [2, 4] * 8
-        wanted = {count: made.render(talk(made, TALK[:count])) for count in (2, 4)}
+        wanted = {count: renderer.render(talk(renderer, TALK[:count])) for count in (2, 4)}
         with ThreadPoolExecutor(4) as pool:
-            found = pool.map(lambda count: made.render(talk(made, TALK[:count])), lengths)
+            found = pool.map(lambda count: renderer.render(talk(renderer, TALK[:count])), lengths)
             assert list(found) == [wanted[count] for count in lengths]
 
-    def test_an_answer_can_be_continued(self, made: Renderer) -> None:
+    def test_an_answer_can_be_continued(self, renderer: Renderer) -> None:
         """The text of a final answer that is to be continued is in the prompt as it is."""
-        given = talk(made, TALK[:3], adds_generation_prompt=False, continues_final_message=True)
-        assert ANSWER["content"] in made.render(given)
+        given = talk(renderer, TALK[:3], adds_generation_prompt=False, continues_final_message=True)
+        assert ANSWER["content"] in renderer.render(given)
 
     @pytest.mark.parametrize("name", STRANGE)
-    def test_odd_conversations_are_client_errors(self, made: Renderer, name: str) -> None:
+    def test_odd_conversations_are_client_errors(self, renderer: Renderer, name: str) -> None:
         """A conversation that is none raises RequestError, or is rendered: nothing else."""
         try:
-            text = made.render(talk(made, STRANGE[name]))
+            text = renderer.render(talk(renderer, STRANGE[name]))
         except RequestError as error:
             assert error.what
         else:
             assert isinstance(text, str)
 
     @requires(TEMPLATES)
-    def test_renders_by_the_template_of_a_request(self, made: Renderer) -> None:
+    def test_renders_by_the_template_of_a_request(self, renderer: Renderer) -> None:
         """A request's template takes the place of the model's."""
-        other = made.with_template("{{ messages | length }} turns")
+        other = renderer.with_template("{{ messages | length }} turns")
         assert other.render(talk(other)) == "4 turns"
 
     @without(TEMPLATES)
-    def test_refuses_the_template_of_a_request(self, made: Renderer) -> None:
+    def test_refuses_the_template_of_a_request(self, renderer: Renderer) -> None:
         """A request's template is refused, not ignored."""
         with pytest.raises(RequestError):
-            made.with_template(TEMPLATE)
+            renderer.with_template(TEMPLATE)

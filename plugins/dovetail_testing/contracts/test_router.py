@@ -36,7 +36,7 @@ class View:
     kv_usage: float = 0.0
 
 
-def made(plugin: Any, facts: RouterFacts = FACTS) -> Router:
+def new_router(plugin: Any, facts: RouterFacts = FACTS) -> Router:
     """Return a new router with its default options."""
     router: Router = plugin(default_options(plugin), facts)
     return router
@@ -45,7 +45,7 @@ def made(plugin: Any, facts: RouterFacts = FACTS) -> Router:
 @pytest.fixture
 def router(plugin: Any) -> Router:
     """Return the router with its default options."""
-    return made(plugin)
+    return new_router(plugin)
 
 
 def idle(count: int = NUM_ENGINES) -> list[View]:
@@ -107,7 +107,7 @@ class TestRouter:
     @pytest.mark.parametrize("facts", [FACTS, MANY], ids=["few", "many"])
     def test_names_an_engine_that_takes_requests(self, plugin: Any, facts: RouterFacts) -> None:
         """Every choice is a plain int and the number of one of the offered engines."""
-        router, random = made(plugin, facts), Random(1)
+        router, random = new_router(plugin, facts), Random(1)
         for request in requests(1):
             engines = loaded(random, facts.num_engines)
             number = router.choose(request, engines)
@@ -121,7 +121,7 @@ class TestRouter:
 
     def test_is_deterministic(self, plugin: Any) -> None:
         """Two routers with the same input make the same choices."""
-        assert choices(made(plugin), 3) == choices(made(plugin), 3)
+        assert choices(new_router(plugin), 3) == choices(new_router(plugin), 3)
 
     def test_leaves_the_tokens_alone(self, router: Router) -> None:
         """The prompt is as it was."""
@@ -172,7 +172,7 @@ class TestRouter:
     @pytest.mark.parametrize("facts", [FACTS, MANY], ids=["few", "many"])
     def test_a_busy_engine_is_spared(self, plugin: Any, facts: RouterFacts) -> None:
         """An engine with a long queue gets nothing while the others have nothing to do."""
-        router, random = made(plugin, facts), Random(9)
+        router, random = new_router(plugin, facts), Random(9)
         engines = idle(facts.num_engines)
         engines[2] = View(number=2, num_running=64, num_waiting=50, pending_tokens=10**5)
         got = {router.choose(RoutedRequest(prompt(random)), engines) for _ in range(NUM_REQUESTS)}

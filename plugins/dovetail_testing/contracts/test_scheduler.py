@@ -29,8 +29,8 @@ TIGHT = replace(PLAIN, num_blocks=24, max_live=30, arrival_rate=0.7)
 def policy(name: str = "fcfs") -> SchedulingPolicy:
     """Return a scheduling policy by name."""
     plugin = registry.load("scheduling_policy", name)
-    made: SchedulingPolicy = plugin(plugin.Options())
-    return made
+    scheduling_policy: SchedulingPolicy = plugin(plugin.Options())
+    return scheduling_policy
 
 
 def run(plugin: Any, settings: SimSettings, policy_name: str = "fcfs") -> SimReport:

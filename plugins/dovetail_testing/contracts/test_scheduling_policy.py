@@ -43,8 +43,8 @@ REQUESTS = [moment for request in FIXED for moment in later(replace(request, now
 @pytest.fixture
 def policy(plugin: Any) -> SchedulingPolicy:
     """Return the policy with its default options."""
-    made: SchedulingPolicy = plugin(plugin.Options())
-    return made
+    scheduling_policy: SchedulingPolicy = plugin(plugin.Options())
+    return scheduling_policy
 
 
 class TestSchedulingPolicy:

@@ -20,8 +20,8 @@ CLOSE_S = 10.0
 @pytest.fixture
 def stat_logger(plugin: Any) -> StatLogger:
     """Return the logger of a served model."""
-    made: StatLogger = plugin(plugin.Options(), "org/model", 4096)
-    return made
+    logger: StatLogger = plugin(plugin.Options(), "org/model", 4096)
+    return logger
 
 
 class TestStatLogger:

@@ -32,18 +32,18 @@ NUM_RANDOM = 50
 @pytest.fixture
 def folder(plugin: Any, tmp_path: Path) -> Path:
     """Return a folder with the kit's byte-level tokenizer, or skip."""
-    made = write_tiny_tokenizer(tmp_path)
-    reasons = plugin.why_not(str(made))
+    path = write_tiny_tokenizer(tmp_path)
+    reasons = plugin.why_not(str(path))
     if reasons:
         pytest.skip("; ".join(reasons))
-    return made
+    return path
 
 
 @pytest.fixture
 def tokenizer(plugin: Any, folder: Path) -> Tokenizer:
     """Return the tokenizer of the kit's folder."""
-    made: Tokenizer = plugin(plugin.Options(), str(folder))
-    return made
+    new_tokenizer: Tokenizer = plugin(plugin.Options(), str(folder))
+    return new_tokenizer
 
 
 def streamed(tokenizer: Tokenizer, prompt: list[int], ids: list[int], **how: Any) -> list[str]:

@@ -37,8 +37,8 @@ LONG_TEXT_S = 5.0
 @pytest.fixture
 def parser(plugin: Any) -> ToolParser:
     """Return the parser with its default options."""
-    made: ToolParser = plugin(plugin.Options())
-    return made
+    tool_parser: ToolParser = plugin(plugin.Options())
+    return tool_parser
 
 
 def tools_of(sample: Sample) -> tuple[Tool, ...]:
@@ -202,11 +202,11 @@ class TestToolParser:
         constraint = parser.constraint(tool)
         assert constraint is not None
         for arguments in ({"text": "a b", "number": 3}, {"text": 'say "no"\n', "number": -1}):
-            for most in (1, 3):
-                text = example(parser.calls_constraint(constraint, most), arguments)
+            for max_calls in (1, 3):
+                text = example(parser.calls_constraint(constraint, max_calls), arguments)
                 got = parse_in_pieces([text], tool_parser=parser, tools=(tool,))
                 assert not got.content, text
-                assert 1 <= len(got.calls) <= most, text
+                assert 1 <= len(got.calls) <= max_calls, text
                 assert {call.name for call in got.calls} == {"find_it"}, text
                 assert all(json.loads(call.arguments) == arguments for call in got.calls), text
 

@@ -46,15 +46,15 @@ class HashContract(ValueContract):
 
     def test_hashes_tell_blocks_apart(self, plugin: Value) -> None:
         """Equal blocks under one key have equal hashes of 16 bytes or more, all others differ."""
-        made = import_target(plugin.value)
-        assert isinstance(made, BlockHash), f"{plugin.value} is not a BlockHash"
-        encode = made.encode(BLOCK_TOKENS)
+        block_hash = import_target(plugin.value)
+        assert isinstance(block_hash, BlockHash), f"{plugin.value} is not a BlockHash"
+        encode = block_hash.encode(BLOCK_TOKENS)
         blocks = [[1, 2, 3, 4], [1, 2, 3, 5], [0, 0, 0, 0], [1 << 40, 2, 3, 4]]
         texts = [encode(parent, block) for parent in (b"a" * 32, b"b" * 32) for block in blocks]
-        found = {made.digest(key, text) for key in (b"one", b"two") for text in texts}
+        found = {block_hash.digest(key, text) for key in (b"one", b"two") for text in texts}
         assert len(found) == 2 * len(texts), "two different blocks have one hash"
         assert min(map(len, found)) >= 16, "a hash has fewer than 16 bytes"
-        assert made.digest(b"one", texts[0]) in found, "one block has two hashes"
+        assert block_hash.digest(b"one", texts[0]) in found, "one block has two hashes"
 
 
 class ExpertPlacementContract(ValueContract):
@@ -65,8 +65,10 @@ class ExpertPlacementContract(ValueContract):
         """Every rank gets as many experts, and every expert is on one rank, twice the same."""
         placement = import_target(plugin.value)
         group = Group(size=ranks)
-        held = placed_experts(plugin.value, experts, 0, group)
-        assert held == placed_experts(plugin.value, experts, 0, group), "it differs the second time"
+        placed = placed_experts(plugin.value, experts, 0, group)
+        assert placed == placed_experts(plugin.value, experts, 0, group), (
+            "it differs the second time"
+        )
         assert len(placement(experts, ranks)) == ranks
 
 

@@ -83,10 +83,10 @@ def drafted(worker: Worker, ask: DriveRequest, drafts: tuple[int, ...]) -> list[
 @pytest.fixture
 def worker(plugin: Any) -> Iterator[Worker]:
     """Return a worker ready to step."""
-    made = started(plugin)
-    made.allocate(tiny_layout(made.kv_layers()))
-    yield made
-    made.shutdown()
+    new_worker = started(plugin)
+    new_worker.allocate(tiny_layout(new_worker.kv_layers()))
+    yield new_worker
+    new_worker.shutdown()
 
 
 class TestWorker:
@@ -103,19 +103,19 @@ class TestWorker:
 
     def test_tells_what_the_model_caches(self, plugin: Any) -> None:
         """kv_layers follows the model; free_bytes is a count of bytes."""
-        made = started(plugin)
-        assert [layer.name for layer in made.kv_layers()] == ["a", "b"]
-        assert made.free_bytes() >= 0
-        made.shutdown()
+        worker = started(plugin)
+        assert [layer.name for layer in worker.kv_layers()] == ["a", "b"]
+        assert worker.free_bytes() >= 0
+        worker.shutdown()
 
     def test_no_memory_is_a_config_error(self, plugin: Any) -> None:
         """A layout without blocks is refused with a remedy."""
-        made = started(plugin)
-        layout = tiny_layout(made.kv_layers(), num_blocks=0)
+        worker = started(plugin)
+        layout = tiny_layout(worker.kv_layers(), num_blocks=0)
         with pytest.raises(ConfigError) as caught:
-            made.allocate(layout)
+            worker.allocate(layout)
         assert caught.value.fix
-        made.shutdown()
+        worker.shutdown()
 
     def test_draws_what_was_asked(self, worker: Worker) -> None:
         """Every request gets its number of tokens, chunked or whole the same ones."""
@@ -145,17 +145,17 @@ class TestWorker:
     def test_faults_are_reported_not_raised(self, plugin: Any) -> None:
         """A row whose logits are NaN ends without affecting others."""
         scripts = [{"tokens": [7, 8, 9]}, {"tokens": [4, 5], "nan_at": 1}]
-        made = started(plugin, model=REPLAY, hf_config={"replay": scripts, "cue_base": 90})
-        layout = tiny_layout(made.kv_layers())
-        made.allocate(layout)
+        worker = started(plugin, model=REPLAY, hf_config={"replay": scripts, "cue_base": 90})
+        layout = tiny_layout(worker.kv_layers())
+        worker.allocate(layout)
         asks = [
             DriveRequest(request_id="good", prompt_ids=(90,), num_tokens=3),
             DriveRequest(request_id="bad", prompt_ids=(91,), num_tokens=3),
         ]
-        outputs = collect((plan, made.step(plan)) for plan in Driver(layout).plans(asks))
+        outputs = collect((plan, worker.step(plan)) for plan in Driver(layout).plans(asks))
         assert outputs["good"].token_ids == [7, 8, 9] and not outputs["good"].faults
         assert outputs["bad"].token_ids == [4] and outputs["bad"].faults
-        made.shutdown()
+        worker.shutdown()
 
     def test_recomputed_row_goes_on(self, worker: Worker) -> None:
         """A preempted request, given again with the tokens drawn so far, draws the same ones on."""
@@ -187,7 +187,7 @@ class TestWorker:
     @requires("swap")
     def test_swapped_blocks_come_back(self, plugin: Any) -> None:
         """A row whose blocks went to the host, and came back as others, draws the same ones on."""
-        made = started(plugin)
+        worker = started(plugin)
 
         def leave(plan: StepPlan, pairs: Pairs) -> StepPlan:
             return msgspec.structs.replace(plan, swapped_out=pairs)
@@ -195,14 +195,14 @@ class TestWorker:
         def come(plan: StepPlan, pairs: Pairs) -> StepPlan:
             return msgspec.structs.replace(plan, swapped_in=pairs)
 
-        self.assert_blocks_come_back(made, leave, come)
+        self.assert_blocks_come_back(worker, leave, come)
 
     @requires("kv_connector")
     def test_saved_blocks_come_back(self, plugin: Any) -> None:
         """A row whose blocks went to a connector's store, and came back as others, continues with
         the same tokens; blocks missing in the store are refused."""
         spec = TransferSpec(connector=MEMORY_CONNECTOR, identity="")
-        made = started(plugin, transfer=spec)
+        worker = started(plugin, transfer=spec)
         keys = tuple(bytes((number,)) * 20 for number in range(64))
 
         def leave(plan: StepPlan, pairs: Pairs) -> StepPlan:
@@ -210,34 +210,34 @@ class TestWorker:
             return msgspec.structs.replace(plan, block_orders=BlockOrders(saved=saved))
 
         def come(plan: StepPlan, pairs: Pairs) -> StepPlan:
-            made.prepare(BlockLoad(first=100, keys=keys[: len(pairs)]))
+            worker.prepare(BlockLoad(first=100, keys=keys[: len(pairs)]))
             loaded = tuple((100 + place, block) for place, block in pairs)
             orders = BlockOrders(loaded=loaded, released=(100,), dropped=keys[:1])
             return msgspec.structs.replace(plan, block_orders=orders)
 
         with pytest.raises(RequestError):
-            made.prepare(BlockLoad(first=7, keys=keys[:1]))
-        self.assert_blocks_come_back(made, leave, come)
+            worker.prepare(BlockLoad(first=7, keys=keys[:1]))
+        self.assert_blocks_come_back(worker, leave, come)
 
     @staticmethod
-    def assert_blocks_come_back(made: Worker, leave: Move, come: Move) -> None:
+    def assert_blocks_come_back(worker: Worker, leave: Move, come: Move) -> None:
         """Assert that a row continues after `leave` has saved its blocks, pairs (block, place), and
         `come` has brought them back, pairs (place, block)."""
-        layout = msgspec.structs.replace(tiny_layout(made.kv_layers()), num_host_blocks=32)
-        made.allocate(layout)
+        layout = msgspec.structs.replace(tiny_layout(worker.kv_layers()), num_host_blocks=32)
+        worker.allocate(layout)
         ask = DriveRequest(request_id="r", prompt_ids=tuple(range(20)))
-        wanted = run(made, [ask])["r"]
+        wanted = run(worker, [ask])["r"]
         plans = list(Driver(layout).plans([ask]))[:2]
-        drawn = [token for plan in plans for token in made.step(plan).rows[0].token_ids]
+        drawn = [token for plan in plans for token in worker.step(plan).rows[0].token_ids]
         groups = range(len(layout.groups))
-        held = [[b for plan in plans for b in plan.rows[0].new_blocks[g]] for g in groups]
-        places = list(enumerate((g, i) for g in groups for i in range(len(held[g]))))
+        blocks = [[b for plan in plans for b in plan.rows[0].new_blocks[g]] for g in groups]
+        places = list(enumerate((g, i) for g in groups for i in range(len(blocks[g]))))
         # Another request takes the same blocks meanwhile.
         first, *rest = Driver(layout).plans([DriveRequest(request_id="o", prompt_ids=(1,) * 30)])
-        out = tuple((held[g][i], host) for host, (g, i) in places)
-        made.step(leave(msgspec.structs.replace(first, freed_rows=(0,)), out))
+        out = tuple((blocks[g][i], host) for host, (g, i) in places)
+        worker.step(leave(msgspec.structs.replace(first, freed_rows=(0,)), out))
         for plan in rest:
-            made.step(plan)
+            worker.step(plan)
         count = -(-(len(ask.prompt_ids) + len(wanted)) // layout.block_tokens)
         tables = tuple(tuple(range(1 + g * count, 1 + (g + 1) * count)) for g in groups)
         back = tuple((host, tables[g][i]) for host, (g, i) in places)
@@ -258,9 +258,9 @@ class TestWorker:
             plan = StepPlan(step_id=start, rows=(step,))
             if start < len(tokens):
                 plan = come(StepPlan(step_id=start, rows=(step,), new_rows=(again,)), back)
-            drawn += made.step(plan).rows[0].token_ids
+            drawn += worker.step(plan).rows[0].token_ids
         assert drawn == wanted
-        made.shutdown()
+        worker.shutdown()
 
     @requires("sleep")
     def test_sleeps_and_wakes_up(self, plugin: Any, worker: Worker) -> None:
@@ -283,6 +283,6 @@ class TestWorker:
 
     def test_shutdown_twice(self, plugin: Any) -> None:
         """shutdown may come early and twice."""
-        made = started(plugin)
-        made.shutdown()
-        made.shutdown()
+        worker = started(plugin)
+        worker.shutdown()
+        worker.shutdown()

@@ -97,13 +97,13 @@ def drafter(plugin: Any, tmp_path: Path) -> WorkerDrafter:
         max_draft_tokens=MAX_TOKENS,
         model_plugin=None if name is None else select("model", name),
     )
-    made: WorkerDrafter = plugin(default_options(plugin), context)
-    module = made.module()
+    new_drafter: WorkerDrafter = plugin(default_options(plugin), context)
+    module = new_drafter.module()
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             parameter.copy_(drawn(number, *parameter.shape))
     finish_weights(module)
-    return made
+    return new_drafter
 
 
 class TestWorkerDrafter:

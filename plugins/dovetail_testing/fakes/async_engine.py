@@ -230,12 +230,12 @@ def fake_numbers(token_ids: Sequence[int], params: PoolingParams, pooling: Pooli
     size = len(pooling.labels) if is_class else params.dimensions or pooling.size
     ids = np.array(token_ids)[:, None]
     states = np.sin(ids * np.arange(1, size + 1) + (params.first_text_tokens or 0))
-    told = states if params.task in (TOKEN_EMBED, TOKEN_CLASSIFY) else states.mean(axis=0)
+    numbers = states if params.task in (TOKEN_EMBED, TOKEN_CLASSIFY) else states.mean(axis=0)
     if is_class:
-        told = told if params.is_activated is False else 1 / (1 + np.exp(-told))
+        numbers = numbers if params.is_activated is False else 1 / (1 + np.exp(-numbers))
     elif pooling.is_normalized if params.is_normalized is None else params.is_normalized:
-        told = told / np.linalg.norm(told, axis=-1, keepdims=True)
-    return told.astype(np.float32)
+        numbers = numbers / np.linalg.norm(numbers, axis=-1, keepdims=True)
+    return numbers.astype(np.float32)
 
 
 def _selection(kind: str) -> Selection:
@@ -408,13 +408,13 @@ class FakeAsyncEngine(FakeAdapters, FakeEnd):
                 self.aborted.append(request_id)
         if script.raises is not None:
             raise script.raises
-        told = fake_numbers(ids, params, pooling)
+        numbers = fake_numbers(ids, params, pooling)
         return RequestOutput(
             request_id=request_id,
             prompt_token_ids=ids,
             is_finished=True,
             metrics=MARKS,
-            pooled=Pooled(shape=told.shape, data=told.tobytes()),
+            pooled=Pooled(shape=numbers.shape, data=numbers.tobytes()),
         )
 
     async def _outputs(

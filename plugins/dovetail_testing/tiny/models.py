@@ -60,8 +60,8 @@ def randomize(model: Any, *, seed: int) -> None:
     """
     import torch
 
-    kept = {name for name in model.state_dict() if name.rsplit(".", 1)[-1] not in DERIVED}
-    stored = [b for n, b in model.named_buffers() if n in kept and b.is_floating_point()]
+    stored_names = {name for name in model.state_dict() if name.rsplit(".", 1)[-1] not in DERIVED}
+    stored = [b for n, b in model.named_buffers() if n in stored_names and b.is_floating_point()]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in (*model.parameters(), *stored):

@@ -56,7 +56,7 @@ def test_it_stops_where_it_is_told(tower: Tower) -> None:
         done.append(tower.num_done)
     assert done == [1, 1, 3, 5, 5]
     assert running.num_begun == 5
-    assert torch.equal(running.made(), wanted)
+    assert torch.equal(running.result(), wanted)
 
 
 def test_what_it_raises_is_told_at_its_end(tower: Tower) -> None:
@@ -64,7 +64,7 @@ def test_what_it_raises_is_told_at_its_end(tower: Tower) -> None:
     for until in (2, 4, None):
         running.advance(until)
     with pytest.raises(ValueError, match="it is not a picture"):
-        running.made()
+        running.result()
 
 
 def test_one_that_is_dropped_computes_no_more(tower: Tower) -> None:

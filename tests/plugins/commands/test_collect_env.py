@@ -23,7 +23,7 @@ from dovetail_plugins.commands import collect_env
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Collect without asking other interpreters, which takes seconds."""
-    monkeypatch.setattr(collect_env, "_asked", lambda code, limit_s: {"fault": "not asked"})
+    monkeypatch.setattr(collect_env, "_json_of", lambda code, limit_s: {"fault": "not asked"})
     return collect_env.collect()
 
 
@@ -96,7 +96,7 @@ def test_a_torch_that_cannot_be_loaded_is_told(
     assert "libcudart.so is missing" in section("torch")["fault"]
     (tmp_path / "torch.py").write_text("import os\nos.abort()")
     assert "status -6" in section("torch")["fault"]
-    assert collect_env._asked("import time\ntime.sleep(60)", 0.5)["fault"]
+    assert collect_env._json_of("import time\ntime.sleep(60)", 0.5)["fault"]
 
 
 @pytest.mark.slow

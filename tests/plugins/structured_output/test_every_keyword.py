@@ -143,7 +143,7 @@ def test_answers_under_every_keyword_are_valid(is_latest: bool) -> None:
             continue
         judge = Judge(schema)
         for _ in range(5):
-            walk = wanderer.walk(found.matcher(), chance, most=60)
+            walk = wanderer.walk(found.matcher(), chance, max_tokens=60)
             if walk.end == "end":
                 num_ended += 1
                 text = wanderer.written(walk.token_ids)

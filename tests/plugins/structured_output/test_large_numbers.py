@@ -75,7 +75,7 @@ def test_they_are_exact_within_objects(name: str) -> None:
     assert not isinstance(compiled, str), compiled
     wanderer, ended = Wanderer(small_vocabulary()), 0
     for _ in range(20):
-        walk = wanderer.walk(compiled.matcher(), chance, most=200)
+        walk = wanderer.walk(compiled.matcher(), chance, max_tokens=200)
         if walk.end == "end":
             ended += 1
             assert judge.fault(wanderer.written(walk.token_ids)) is None

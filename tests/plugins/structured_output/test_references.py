@@ -65,7 +65,7 @@ def test_answers_under_a_metaschema_are_schemas() -> None:
     wanderer, chance = Wanderer(vocabulary), random.Random(0)
     num_ended = 0
     for _ in range(40):
-        walk = wanderer.walk(found.matcher(), chance, most=200)
+        walk = wanderer.walk(found.matcher(), chance, max_tokens=200)
         if walk.end == "end":
             num_ended += 1
             answer = json.loads(wanderer.written(walk.token_ids))

@@ -49,7 +49,7 @@ def test_the_figures_hold(name: str) -> None:
             num_taken += 1
             judge = Judge(schema)
             for _ in range(WALKS):
-                walk = wanderer.walk(found.matcher(), chance, most=200)
+                walk = wanderer.walk(found.matcher(), chance, max_tokens=200)
                 assert walk.end in ("end", "long"), word
                 text = wanderer.written(walk.token_ids)
                 assert walk.end == "long" or judge.fault(text) is None, f"{word}: {text!r}"

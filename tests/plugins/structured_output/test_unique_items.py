@@ -112,7 +112,7 @@ def test_no_item_comes_twice(name: str) -> None:
     found, chance, judge = loaded(JsonSchema(OPEN[name])), random.Random(name), Judge(OPEN[name])
     lengths = []
     for _ in range(12):
-        walk = WANDERER.walk(found.matcher(), chance, most=150)
+        walk = WANDERER.walk(found.matcher(), chance, max_tokens=150)
         assert walk.end in ("end", "long")
         if walk.end == "end":
             text = WANDERER.written(walk.token_ids)

@@ -74,7 +74,7 @@ def test_schemas_are_taken_and_nothing_wrong_with_them(group: str) -> None:
             continue
         judge = Judge(case["schema"])
         for _ in range(WALKS):
-            walk = wanderer.walk(found.matcher(), chance, most=200)
+            walk = wanderer.walk(found.matcher(), chance, max_tokens=200)
             assert walk.end in ("end", "long"), name
             text = wanderer.written(walk.token_ids)
             assert walk.end == "long" or judge.fault(text) is None, f"{name}: {text!r}"

@@ -45,7 +45,7 @@ def test_equals_transformers(folder: Path, made: Any) -> None:
         for keep in (None, 6, 7, 8, 9, 10, 11):
             cut: dict[str, Any] = {"truncation": True, "max_length": keep} if keep else {}
             wanted = theirs(first, second, return_token_type_ids=True, **cut)
-            ids, border = pair_prompt(ours, first, second, most=100, truncate=keep)
+            ids, border = pair_prompt(ours, first, second, max_tokens=100, truncate=keep)
             assert list(ids) == wanted["input_ids"], (first, second, keep)
             assert types_of(ids, border) == wanted["token_type_ids"], (first, second, keep)
 
@@ -53,7 +53,7 @@ def test_equals_transformers(folder: Path, made: Any) -> None:
 def test_a_model_that_is_told_no_types(tmp_path: Path) -> None:
     names = ["input_ids", "attention_mask"]
     folder = write_word_tokenizer(tmp_path, model_input_names=names)
-    _, border = pair_prompt(HfTokenizer(NoOptions(), str(folder)), "a", "b", most=100)
+    _, border = pair_prompt(HfTokenizer(NoOptions(), str(folder)), "a", "b", max_tokens=100)
     assert border is None
 
 
@@ -65,19 +65,19 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 @pytest.mark.parametrize("keep", [0, -2, 1, 4])
 def test_impossible_lengths(tokenizer: Tokenizer, keep: int) -> None:
     with pytest.raises(RequestError, match=r"truncate_prompt_tokens.*must be"):
-        pair_prompt(tokenizer, "the dog", "the cat", most=100, truncate=keep)
+        pair_prompt(tokenizer, "the dog", "the cat", max_tokens=100, truncate=keep)
 
 
 def test_too_long_for_the_context(tokenizer: Tokenizer) -> None:
     long = "dog " * 100_000
     with pytest.raises(RequestError, match=r"context length is 16 tokens\."):
-        pair_prompt(tokenizer, "the dog", "the cat " * 7, most=16)
+        pair_prompt(tokenizer, "the dog", "the cat " * 7, max_tokens=16)
     with pytest.raises(RequestError, match=r"context length is 16 tokens\."):
-        pair_prompt(tokenizer, "the dog", long, most=16)
-    ids, border = pair_prompt(tokenizer, "the dog", long, most=16, truncate=-1)
+        pair_prompt(tokenizer, "the dog", long, max_tokens=16)
+    ids, border = pair_prompt(tokenizer, "the dog", long, max_tokens=16, truncate=-1)
     assert (len(ids), border) == (16, 4)
 
 
 def test_half_a_character(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="not valid Unicode"):
-        pair_prompt(tokenizer, "a", "\ud800", most=16)
+        pair_prompt(tokenizer, "a", "\ud800", max_tokens=16)

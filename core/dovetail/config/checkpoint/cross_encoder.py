@@ -21,9 +21,9 @@ _FIELD = "activation_fn"
 
 def stored_activation(facts: Mapping[str, Any], folder: Path) -> str | None:
     """Return the activation's name, None if none is stored. Raises: ConfigError"""
-    told = facts.get("sentence_transformers")
+    settings = facts.get("sentence_transformers")
     newest = read_json(folder / "config_sentence_transformers.json", is_required=False)
-    named = [told.get(_FIELD) if isinstance(told, Mapping) else None, facts.get(_OLD)]
+    named = [settings.get(_FIELD) if isinstance(settings, Mapping) else None, facts.get(_OLD)]
     path = next((one for one in (*named, newest.get(_FIELD)) if isinstance(one, str)), None)
     if path is None:
         return None

@@ -32,7 +32,7 @@ def chosen_dtypes(requested: str, config: Mapping[str, Any], platform: Platform)
     `requested` is "auto" or such a name. Raises: ConfigError if the model is known to overflow in
     the requested type.
     """
-    computed, kept = platform.dtypes(requested, stored_dtype(config))
+    computed, weight_dtype = platform.dtypes(requested, stored_dtype(config))
     if computed == "float16" and facts_of(config).overflows_in_float16:
         if requested == AUTO_DTYPE:
             return "bfloat16", "bfloat16"
@@ -41,7 +41,7 @@ def chosen_dtypes(requested: str, config: Mapping[str, Any], platform: Platform)
             where="--dtype",
             fix="use --dtype bfloat16 or --dtype float32.",
         )
-    return computed, kept
+    return computed, weight_dtype
 
 
 def tell_dtypes(model: ModelSpec, platform: Platform) -> None:

@@ -250,18 +250,18 @@ def _encoder(text: Mapping[str, Any], generation: Mapping[str, Any]) -> EncoderS
     names = ("decoder_start_token_id", "forced_bos_token_id")
     stated = (_first_id(generation.get(name, text.get(name))) for name in names)
     start_ids = tuple(token_id for token_id in stated if token_id is not None)
-    most = text.get(facts.encoder_rows) if facts.encoder_rows else 0
+    max_rows = text.get(facts.encoder_rows) if facts.encoder_rows else 0
     return EncoderSpec(
         kind=facts.encoder_input,
-        max_rows=most if isinstance(most, int) else 0,
+        max_rows=max_rows if isinstance(max_rows, int) else 0,
         start_ids=start_ids,
         alignment_heads=_head_pairs(generation.get("alignment_heads")),
     )
 
 
-def _head_pairs(told: Any) -> tuple[tuple[int, int], ...]:
+def _head_pairs(value: Any) -> tuple[tuple[int, int], ...]:
     """Return the (layer, head) pairs of a generation config; empty if it contains no valid ones."""
-    pairs = told if isinstance(told, list) else ()
+    pairs = value if isinstance(value, list) else ()
     return tuple(
         (pair[0], pair[1])
         for pair in pairs

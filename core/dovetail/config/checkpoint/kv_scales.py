@@ -95,9 +95,9 @@ def _scales_of(
     path: Path, model: ModelSpec, kv_dtype: str, num_ranks: int
 ) -> tuple[tuple[float, ...], ...]:
     content = _read(path)
-    stated, meant = content.get("model_type"), model.hf_config.get("model_type")
-    if stated is not None and meant is not None and stated != meant:
-        raise _fault(path, f"the scales are those of a {stated} model, this one is {meant}")
+    stated, model_type = content.get("model_type"), model.hf_config.get("model_type")
+    if stated is not None and model_type is not None and stated != model_type:
+        raise _fault(path, f"the scales are those of a {stated} model, this one is {model_type}")
     cache = _mapping(path, content, "kv_cache")
     if cache.get("dtype") != FILE_DTYPE:
         raise _fault(path, f"kv_cache.dtype is {cache.get('dtype')!r}, not {FILE_DTYPE!r}")

@@ -17,6 +17,8 @@ USUAL_SIZE = 128
 
 def vector_size(facts: Mapping[str, Any], folder: Path) -> int:
     """Return the number of dimensions of a token's vector."""
-    told = read_json(folder / "artifact.metadata", is_required=False)
-    found = next((one for one in (facts.get("dim"), told.get("dim")) if isinstance(one, int)), None)
+    metadata = read_json(folder / "artifact.metadata", is_required=False)
+    found = next(
+        (one for one in (facts.get("dim"), metadata.get("dim")) if isinstance(one, int)), None
+    )
     return USUAL_SIZE if found is None else found

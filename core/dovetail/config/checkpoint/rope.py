@@ -72,10 +72,10 @@ def overridden_rope(config: dict[str, Any], more: Mapping[str, Any]) -> dict[str
     for key in (name for name in reversed(_NAMES) if name in more):
         stored = rope_of(one_rope(config))
         given = _checked(more[key], key)
-        kept = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        rope_key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
         for name in _NAMES:
             config.pop(name, None)
-        config |= {kept: _laid(stored, given), **_trained(config, given or {})}
+        config |= {rope_key: _laid(stored, given), **_trained(config, given or {})}
     return {key: value for key, value in more.items() if key not in _NAMES}
 
 

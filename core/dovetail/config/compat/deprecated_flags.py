@@ -413,8 +413,8 @@ def translate(name: str, value: Any) -> tuple[Fields, str]:
     """
     row, spelling = MAPPED[name], deprecated_flags()[name].spelling
     nothing = row.today.removeprefix(_NOTHING)
-    told = f"changes nothing: {nothing}" if nothing != row.today else f"is {_today_of(name)}"
+    change = f"changes nothing: {nothing}" if nothing != row.today else f"is {_today_of(name)}"
     try:
-        return row.fields(value), f"{spelling} {told}."
+        return row.fields(value), f"{spelling} {change}."
     except ConfigError as error:
         raise ConfigError(error.what, where=spelling, fix=error.fix) from error

@@ -89,10 +89,10 @@ def choice_rows(flag: Flag) -> list[tuple[str, str]]:
 
     rows = {}
     for entry in registry.entries(flag.meta.kind) if flag.meta.kind else ():
-        told = summary_of(entry)
+        summary = summary_of(entry)
         if not entry.is_own:
-            told = f"{told} ({entry.distribution})".lstrip()
-        rows[entry.name if entry.name not in rows else entry.id] = told
+            summary = f"{summary} ({entry.distribution})".lstrip()
+        rows[entry.name if entry.name not in rows else entry.id] = summary
     if flag.meta.kind and registry.KINDS[flag.meta.kind].auto:
         rows.setdefault("auto", registry.KINDS[flag.meta.kind].auto)
     return sorted(rows.items(), key=lambda row: row[0] != "auto")

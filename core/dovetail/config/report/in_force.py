@@ -118,7 +118,7 @@ def _origin(kind: str, origins: dict[str, str]) -> str:
     if known is None:
         return DEFAULT
     names = [flag.removeprefix("--").replace("-", "_") for flag in known.flags]
-    told = [origins[name] for name in names if name in origins]
-    if not told:
+    own_origins = [origins[name] for name in names if name in origins]
+    if not own_origins:
         return MODEL
-    return next((origin for origin in told if origin != DEFAULT), DEFAULT)
+    return next((origin for origin in own_origins if origin != DEFAULT), DEFAULT)

@@ -315,8 +315,8 @@ def _lay_flag(
         return
     if options.get(option, value) != value:
         raise ConfigError(
-            f"asks for {_told(value)}, but the option {option} of the load format for "
-            f"{_told(options[option])}.",
+            f"asks for {_as_json(value)}, but the option {option} of the load format for "
+            f"{_as_json(options[option])}.",
             where=flags()[field].spelling,
             fix="leave one of them out.",
         )
@@ -324,7 +324,7 @@ def _lay_flag(
         options[option] = value
 
 
-def _told(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(value)
 
 
@@ -381,12 +381,12 @@ def select_executor(
         usual = registry.admin.own("executor", PROCESSES)
     name = usual if spec in NO_CHOICE else spec
     options = plugins.options_of("executor")
-    asked = {NSIGHT_OPTION: True} if parallel.ray_workers_use_nsight else {}
+    nsight_options = {NSIGHT_OPTION: True} if parallel.ray_workers_use_nsight else {}
     where = "--distributed-executor-backend"
     try:
-        return select("executor", str(name), where=where, options={**options, **asked})
+        return select("executor", str(name), where=where, options={**options, **nsight_options})
     except ConfigError as error:
-        if asked and error.where == f"--plugin-options.executor.{NSIGHT_OPTION}":
+        if nsight_options and error.where == f"--plugin-options.executor.{NSIGHT_OPTION}":
             raise ConfigError(
                 f"the executor {name} does not run Ray's workers.",
                 where="--ray-workers-use-nsight",

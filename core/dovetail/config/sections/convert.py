@@ -62,7 +62,7 @@ def from_value(flag: Flag, value: Any) -> Any:
     if value is True and flag.meta.bare is not None:
         return flag.meta.bare
     if value is None or _is_null(flag, value):
-        return _nothing(flag, value)
+        return _null_value(flag, value)
     converted = _CONVERTERS[flag.value_type](flag, value)
     _check_bounds(flag, converted)
     return converted
@@ -79,7 +79,7 @@ def _is_null(flag: Flag, value: Any) -> bool:
     return value.lower() in ("none", "null")
 
 
-def _nothing(flag: Flag, value: Any) -> Any:
+def _null_value(flag: Flag, value: Any) -> Any:
     """Return the value for null: None, or an empty list or object if that is the default. Raises:
     ConfigError."""
     if flag.is_optional:

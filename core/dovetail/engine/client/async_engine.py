@@ -482,11 +482,11 @@ class AsyncEngine(EngineOperations):
         self._routing.close()
         for task in self._tasks:
             task.cancel()
-        gone = EngineDead("the engine was shut down.")
+        error = EngineDead("the engine was shut down.")
         stopped = self._living()
         for connection in self._connections:
-            self._end_all(connection, gone)
-            connection.close(gone)
+            self._end_all(connection, error)
+            connection.close(error)
         await self._close_compiler()
         if self.text_process is not None:
             await self.text_process.close()

@@ -121,7 +121,7 @@ class EngineOperations(ABC):
     async def adapters(self) -> tuple[AdapterSource, ...]:
         """Return the adapters that all engines serve, and update their vocabularies. Raises:
         EngineDead"""
-        first, *others = [told.sources for told in await self.call_each(ListAdapters())]
+        first, *others = [listing.sources for listing in await self.call_each(ListAdapters())]
         names = [{source.name for source in sources} for sources in others]
         found = tuple(source for source in first if all(source.name in known for known in names))
         if self.vocabularies.is_new(found):
@@ -137,8 +137,8 @@ class EngineOperations(ABC):
 
     async def _even_out(self, name: str) -> None:
         """Unload an adapter that only some of the engines could load. Raises: EngineDead"""
-        told = await self.call_each(ListAdapters())
-        holding = [any(source.name == name for source in one.sources) for one in told]
+        listings = await self.call_each(ListAdapters())
+        holding = [any(source.name == name for source in one.sources) for one in listings]
         if any(holding) and not all(holding):
             with contextlib.suppress(RequestError):  # from engines that do not have it
                 await self.call_each(UnloadAdapter(name))

@@ -92,11 +92,13 @@ class HostBlockAccounting:
         count = sum(block != NULL_BLOCK for table in tables for block in table)
         if count > len(self._free):
             return None
-        kept = [[None if b == NULL_BLOCK else self._free.pop() for b in table] for table in tables]
-        self._swapped[request_id] = Swapped(kept, num_tokens)
+        host_tables = [
+            [None if b == NULL_BLOCK else self._free.pop() for b in table] for table in tables
+        ]
+        self._swapped[request_id] = Swapped(host_tables, num_tokens)
         return tuple(
             (block, host)
-            for table, hosts in zip(tables, kept, strict=True)
+            for table, hosts in zip(tables, host_tables, strict=True)
             for block, host in zip(table, hosts, strict=True)
             if host is not None
         )

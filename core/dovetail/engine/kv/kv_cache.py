@@ -364,8 +364,8 @@ class KVCacheManager:
         for group, (table, hosts) in enumerate(zip(tables, swapped.tables, strict=True)):
             first = len(table)
             table.extend(self._pool.take(counts[group] - first))
-            kept = range(first, counts[group] if self._is_cross[group] else last)
-            copies += [(_held(hosts[i]), table[i]) for i in kept]
+            indices = range(first, counts[group] if self._is_cross[group] else last)
+            copies += [(_host_block(hosts[i]), table[i]) for i in indices]
         holding = self._holdings[request.request_id] = _Holding(tables, num_cached)
         holding.num_blocks, holding.num_dropped = count, num_dropped
         self.host.drop(request.request_id)
@@ -460,7 +460,7 @@ def _is_there(num_cached: int, has: Callable[[bytes], bool], hashes: Hashes, ind
     return index < num_cached or has(hashes[index])
 
 
-def _held(host: int | None) -> int:
+def _host_block(host: int | None) -> int:
     assert host is not None, "a block within the window has no copy on the host"
     return host
 

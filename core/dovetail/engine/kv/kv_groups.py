@@ -131,12 +131,16 @@ def _check_drafts(drafts: Sequence[CachedLayer], layout: KVLayout) -> None:
             where="--speculative-config.method",
             fix="use a drafter without attention, such as ngram.",
         )
-    kept = layout.groups[0].window_tokens
-    short = [d for d in drafts if d.window_tokens is None or (kept and d.window_tokens > kept)]
-    if kept is not None and short:
+    window_tokens = layout.groups[0].window_tokens
+    short = [
+        d
+        for d in drafts
+        if d.window_tokens is None or (window_tokens and d.window_tokens > window_tokens)
+    ]
+    if window_tokens is not None and short:
         raise ConfigError(
-            f"all layers of the model forget what is {kept} tokens back, and the drafter's layer "
-            f'"{short[0].name}" looks further.',
+            f"all layers of the model forget what is {window_tokens} tokens back, and the "
+            f'drafter\'s layer "{short[0].name}" looks further.',
             where="--speculative-config.method",
             fix="set --disable-hybrid-kv-cache-manager, or leave the drafter out.",
         )
@@ -226,8 +230,8 @@ def blocks_for(layout: KVLayout, num_tokens: int, step_tokens: int) -> int:
         elif window is None:
             total += full
         else:
-            kept = -(-(window - 1) // size) + -(-(step_tokens - 1) // size) + 1
-            total += min(full, kept)
+            windowed_blocks = -(-(window - 1) // size) + -(-(step_tokens - 1) // size) + 1
+            total += min(full, windowed_blocks)
     return total
 
 

@@ -165,8 +165,8 @@ class Adapters:
     @property
     def names_in_use(self) -> tuple[Names, Names]:
         """Return the names of adapters with a slot in use, and of those that requests wait for."""
-        held = (key for key in self._slots if self._users[key])
-        return self._names(held), self._names(self._waiting)
+        used_keys = (key for key in self._slots if self._users[key])
+        return self._names(used_keys), self._names(self._waiting)
 
     @property
     def is_loading(self) -> bool:

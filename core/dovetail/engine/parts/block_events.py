@@ -72,11 +72,11 @@ class BlockEvents(EnginePart):
         if group != TOLD_GROUP:
             return
         last = self._events[-1] if self._events else None
-        told: tuple[int, ...] = (event_hash(prefix_hash),)
+        hashes: tuple[int, ...] = (event_hash(prefix_hash),)
         if isinstance(last, BlockRemoved):
             self._events.pop()
-            told = last.block_hashes + told
-        self._events.append(BlockRemoved(block_hashes=told, medium=self._medium))
+            hashes = last.block_hashes + hashes
+        self._events.append(BlockRemoved(block_hashes=hashes, medium=self._medium))
 
     def suspected(self, group: int, prefix_hash: bytes) -> None:
         """Do nothing: the block is also reported as evicted."""

@@ -100,8 +100,10 @@ def _build_drafter(spec: EngineSpec) -> Drafter | None:
     """Return the drafter that runs in the engine; None if there is none, or on the worker."""
     if spec.drafting is None or spec.run.drafts is not None:
         return None
-    made: Drafter = registry.make(spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens)
-    return made
+    drafter: Drafter = registry.make(
+        spec.drafting.drafter, spec.run.model, spec.drafting.max_tokens
+    )
+    return drafter
 
 
 def _adapter_requests(spec: EngineSpec, adapters: Adapters | None, layout: KVLayout) -> EnginePart:

@@ -60,9 +60,9 @@ class _AdaptiveDraftLength:
         self.paused_until = 0
 
     def record(
-        self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, least: float
+        self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, min_worth: float
     ) -> None:
-        """Record a draft's outcome; `least` is the worth at which drafts pay. Mutates: self"""
+        """Record a draft's outcome; `min_worth` is the worth at which drafts pay. Mutates: self"""
         if num_accepted:
             self.num_misses = 0
             self.max_tokens = min(longest, 2 * self.max_tokens)
@@ -78,7 +78,7 @@ class _PricedDraftLength(_AdaptiveDraftLength):
 
     `worth` is a moving average of accepted tokens per draft, with weight 1/4 for the latest. It
     starts at the average of other requests. Drafts are up to twice as long, plus one. Below
-    `least`, the cost of a step with drafts (`DraftPrice.least_worth`), drafting pauses for 4
+    `min_worth`, the cost of a step with drafts (`DraftPrice.least_worth`), drafting pauses for 4
     tokens, then tries one. If that fails, the next pause is twice as long, up to 128; if it is
     accepted, longer drafts are tried. A request that starts while drafts do not pay tries one token
     first, and pauses for 32 if that fails.
@@ -86,25 +86,25 @@ class _PricedDraftLength(_AdaptiveDraftLength):
 
     __slots__ = ("is_trying", "num_paused", "worth")
 
-    def __init__(self, max_tokens: int, worth: float, least: float) -> None:
+    def __init__(self, max_tokens: int, worth: float, min_worth: float) -> None:
         super().__init__(max_tokens)
         self.worth = worth
-        self.num_paused, self.is_trying = FIRST_PAUSE, worth < least
+        self.num_paused, self.is_trying = FIRST_PAUSE, worth < min_worth
         if self.is_trying:
             self.num_paused, self.max_tokens = LATER_PAUSE, 1
 
     def record(
-        self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, least: float
+        self, num_drafted: int, num_accepted: int, num_tokens: int, longest: int, min_worth: float
     ) -> None:
         """Record a draft's outcome. Mutates: self"""
         if self.is_trying:
-            self.worth = least if num_accepted else 0.0
+            self.worth = min_worth if num_accepted else 0.0
             self.is_trying = False
         else:
             self.worth = _renewed(self.worth, num_drafted, num_accepted, 1 / 4)
-            if num_accepted >= least:
+            if num_accepted >= min_worth:
                 self.num_paused = FIRST_PAUSE
-        if self.worth >= least:
+        if self.worth >= min_worth:
             self.max_tokens = min(longest, 1 + round(2 * self.worth))
         else:
             self._pause(num_tokens)
@@ -149,12 +149,14 @@ class _Sort:
             self._between = min(2 * self._between, LONGEST_BETWEEN)
         self.next_step = num_steps + self._between
 
-    def note_draft(self, num_steps: int, num_drafted: int, num_accepted: int, least: float) -> None:
-        """Record the outcome of a longer draft; `least` is its price. Mutates: self"""
+    def note_draft(
+        self, num_steps: int, num_drafted: int, num_accepted: int, min_worth: float
+    ) -> None:
+        """Record the outcome of a longer draft; `min_worth` is its price. Mutates: self"""
         share = max(NEWEST_SHARE, FIRST_SHARE / (1 + self._num_drafts / 4))
         self._num_drafts += 1
         self.worth = _renewed(self.worth, num_drafted, num_accepted, share)
-        if self.worth >= least:
+        if self.worth >= min_worth:
             self._between, self.next_step = FIRST_PAUSE, num_steps
 
 
@@ -202,8 +204,8 @@ class Drafting(EnginePart):
         """Return the initial draft length of a new request. Mutates: self"""
         if self._drafter is not None:
             return _AdaptiveDraftLength(self._max_tokens)
-        least, worth = self._least_worth(num_unfinished), self._sort_of(request).worth
-        return _PricedDraftLength(self._max_tokens, worth, least)
+        min_worth, worth = self._least_worth(num_unfinished), self._sort_of(request).worth
+        return _PricedDraftLength(self._max_tokens, worth, min_worth)
 
     def _sort_of(self, request: RequestState) -> _Sort:
         return self._sorts[request.sampling.temperature == 0.0]
@@ -229,16 +231,16 @@ class Drafting(EnginePart):
         stands_for = PLAIN_EVERY if self._num_idle else 1
         if self._is_steady or self._num_steps % stands_for:
             return
-        made = verified = accepted = 0
+        drafted = verified = accepted = 0
         for row, found in zip(plan.rows, result.rows, strict=True):
             if row.num_tokens != 1 + len(row.drafts) or not row.samples:
                 return
-            made, verified = made + row.num_drafts, verified + len(row.drafts)
+            drafted, verified = drafted + row.num_drafts, verified + len(row.drafts)
             accepted += max(0, len(found.token_ids) - 1) if row.drafts else 0
-        had_made, self._has_made = self._has_made, made > 0
-        if self._drafter is None and (not had_made if made else verified):
+        had_made, self._has_made = self._has_made, drafted > 0
+        if self._drafter is None and (not had_made if drafted else verified):
             return  # first or last step of a worker's drafts: includes only half of their cost
-        self._price.note(len(plan.rows), made + verified, accepted, step_s, stands_for)
+        self._price.note(len(plan.rows), drafted + verified, accepted, step_s, stands_for)
 
     def update(self, requests: Sequence[RequestState], num_unfinished: int) -> None:
         """Learn from the drafts just verified and draft again. `requests` are the changed ones.
@@ -319,15 +321,17 @@ class Drafting(EnginePart):
         num_accepted: int,
     ) -> None:
         """Update the averages with the outcome of a request's draft. Mutates: self, length"""
-        least = self._least_worth(num_rows)
+        min_worth = self._least_worth(num_rows)
         if not self._is_steady:
             sort = self._sort_of(request)
             if length.is_trying:
                 sort.note_trial(self._num_steps, num_accepted)
             elif length.max_tokens > 1:
-                sort.note_draft(self._num_steps, num_drafted, num_accepted, least)
+                sort.note_draft(self._num_steps, num_drafted, num_accepted, min_worth)
         if length.max_tokens:
-            length.record(num_drafted, num_accepted, request.num_tokens, self._max_tokens, least)
+            length.record(
+                num_drafted, num_accepted, request.num_tokens, self._max_tokens, min_worth
+            )
 
     def _brought(
         self, request: RequestState, length: _AdaptiveDraftLength, limit: int
@@ -338,8 +342,8 @@ class Drafting(EnginePart):
 
     def _room(self, request: RequestState) -> int:
         """Return how many drafts of the request fit into the drafter's context."""
-        most = self._max_model_tokens
-        return self._max_tokens if most is None else most - request.num_tokens
+        max_tokens = self._max_model_tokens
+        return self._max_tokens if max_tokens is None else max_tokens - request.num_tokens
 
     def _guess(
         self, request: RequestState, length: _AdaptiveDraftLength, limit: int

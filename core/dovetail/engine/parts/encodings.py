@@ -35,7 +35,7 @@ class _Begun:
         self.share = self.planned = 0.0
         self.askers: set[Request] = set()
 
-    def told(self, share: float) -> Encode:
+    def plan_entry(self, share: float) -> Encode:
         """Return its entry in a plan. Mutates: share"""
         place, is_new = self.part.place, self.share == 0
         self.share = share
@@ -77,14 +77,14 @@ class Encodings(EnginePart):
     @classmethod
     def within(cls, limits: ScheduleSpec, active: ActiveRequests) -> Encodings:
         """Return the encodings of an engine with these limits and requests."""
-        made = cls(
+        encodings = cls(
             limits.encoder_rows,
             limits.kept_encoder_rows,
             keeps_whole=limits.keeps_parts_whole,
             crowd=lambda: crowd_of(active),
         )
-        made._active = active
-        return made
+        encodings._active = active
+        return encodings
 
     @property
     def has_dropped(self) -> bool:
@@ -240,7 +240,7 @@ class Encodings(EnginePart):
             return
         key = begun.part.place.key
         if begun.planned < 1:
-            encode[key] = begun.told(begun.planned)
+            encode[key] = begun.plan_entry(begun.planned)
         else:
             self._users.setdefault(key, set()).update(begun.askers)
             encode[key] = self._whole(begun.part)
@@ -255,7 +255,7 @@ class Encodings(EnginePart):
         self._make_room(place.num_rows)
         self._kept[place.key] = place.num_rows
         self.num_encoded += 1
-        return begun.told(1.0)
+        return begun.plan_entry(1.0)
 
     def _drop_begun(self, begun: _Begun) -> None:
         """End a pass that no request waits for. Mutates: self"""

@@ -165,10 +165,10 @@ class KVTransfer(EnginePart):
             return update
         request, size = active.request, self._block_tokens
         num_tokens = (request.num_tokens - 1) // size * size
-        told = self._index.ticket(num_tokens if _is_text(request) else 0)
-        if not told:
+        ticket = self._index.ticket(num_tokens if _is_text(request) else 0)
+        if not ticket:
             return update
-        transfer = {FROM_PEER: True, FOR_PEER: False, NUM_TOKENS: num_tokens, **told}
+        transfer = {FROM_PEER: True, FOR_PEER: False, NUM_TOKENS: num_tokens, **ticket}
         return msgspec.structs.replace(update, transfer=transfer)
 
     def take_ready(self) -> list[Ready]:

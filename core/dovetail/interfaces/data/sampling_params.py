@@ -150,8 +150,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         for field, low, high in _INT_BOUNDS:
             _check_int(field, getattr(self, field), low, high)
-        for field, least, most in _FLOAT_BOUNDS:
-            _check_float(field, getattr(self, field), least, most)
+        for field, minimum, maximum in _FLOAT_BOUNDS:
+            _check_float(field, getattr(self, field), minimum, maximum)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens is above max_tokens.", where="min_tokens")
         self._verify_lists()

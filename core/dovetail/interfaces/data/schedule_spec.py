@@ -34,9 +34,9 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True):
     def most_part_tokens(self) -> int:
         """Return the maximum number of positions of a part that is computed whole, so that it never
         waits forever: a step's budget for one request while all others draw a token each."""
-        most = self.max_step_tokens - self.max_rows + 1
+        max_tokens = self.max_step_tokens - self.max_rows + 1
         limit = self.long_prefill_tokens if self.uses_chunked_prefill else 0
-        return min(most, limit) if limit else most
+        return min(max_tokens, limit) if limit else max_tokens
 
     @property
     def plans_in_flight(self) -> int:

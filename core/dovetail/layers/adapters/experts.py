@@ -83,8 +83,8 @@ def _outputs(
         tokens, places = (picked == expert).nonzero(as_tuple=True)
         halves = _product(experts, changes, experts.first, expert, x[tokens])
         inner = experts.gate.joined(halves)
-        made = _product(experts, changes, "down_proj", expert, inner)
-        out.index_add_(0, tokens, made * weights[tokens, places].unsqueeze(1).to(made))
+        outputs = _product(experts, changes, "down_proj", expert, inner)
+        out.index_add_(0, tokens, outputs * weights[tokens, places].unsqueeze(1).to(outputs))
     return out
 
 

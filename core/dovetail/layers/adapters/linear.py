@@ -62,8 +62,8 @@ class SlotWeights:
 
     def on(self, device: torch.device) -> SlotWeights:
         """Return the change on a device."""
-        kept = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return SlotWeights(**{name: t.to(device) for name, t in kept if t is not None})
+        tensors = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return SlotWeights(**{name: t.to(device) for name, t in tensors if t is not None})
 
 
 BEYOND_LOW_RANK = tuple({one.name for one in fields(SlotWeights)} - {"down", "up"})
@@ -254,8 +254,8 @@ def _product(layer: Linear, change: SlotWeights, x: torch.Tensor) -> torch.Tenso
     if bool((scales == scales[0]).all()):
         return times(x * scales[0].to(x))
     sizes = layer.spec.out_sizes
-    made = [times(x * scale.to(x)).split(sizes, dim=1)[p] for p, scale in enumerate(scales)]
-    return torch.cat(made, dim=1)
+    parts = [times(x * scale.to(x)).split(sizes, dim=1)[p] for p, scale in enumerate(scales)]
+    return torch.cat(parts, dim=1)
 
 
 def with_gain(layer: Linear, change: SlotWeights) -> SlotWeights:

@@ -42,8 +42,8 @@ class TableChange:
 
     def on(self, device: torch.device) -> TableChange:
         """Return the change on a device."""
-        kept = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return TableChange(**{name: t.to(device) for name, t in kept if t is not None})
+        tensors = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return TableChange(**{name: t.to(device) for name, t in tensors if t is not None})
 
 
 class TableSlots(nn.Module):

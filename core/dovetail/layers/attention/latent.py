@@ -128,8 +128,8 @@ class LatentUp(ColumnParallelLinear):
 
         Shapes: latents [S, L] -> [S, H, N + V]
         """
-        made = self.method.apply(self, latents, None).unflatten(-1, (-1, sum(self.sizes)))
-        return made if self.factor == 1.0 else made * self.factor
+        heads = self.method.apply(self, latents, None).unflatten(-1, (-1, sum(self.sizes)))
+        return heads if self.factor == 1.0 else heads * self.factor
 
 
 class LatentAttention(CachingLayer):
@@ -249,8 +249,8 @@ class LatentAttention(CachingLayer):
         plain, turned = heads.split((config.plain_size, config.rope_size), dim=-1)
         turned = self._turn(turned.flatten(-2), rope).view_as(turned)
         q = torch.cat([plain, turned], dim=-1).flatten(-2)
-        kept, turned = latent.split((config.latent_size, config.rope_size), dim=-1)
-        return q, torch.cat([self.kv_a_layernorm(kept), self._turn(turned, rope)], dim=-1)
+        latents, turned = latent.split((config.latent_size, config.rope_size), dim=-1)
+        return q, torch.cat([self.kv_a_layernorm(latents), self._turn(turned, rope)], dim=-1)
 
     def _turn(self, x: torch.Tensor, rope: Rope) -> torch.Tensor:
         """Return the heads' numbers rotated. Shapes: x [T, H R] -> [T, H R]"""
@@ -342,8 +342,8 @@ class LatentAttention(CachingLayer):
 
     def _keys_and_values(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Shapes: latents [S, L + R] -> [H, S, N + R], [H, S, V]"""
-        kept, turned = latents.split((self.spec.latent_size, self.spec.rope_size), dim=-1)
-        made = self.kv_b_proj.expanded(kept.contiguous()).transpose(0, 1)
-        plain, values = made.split(self.kv_b_proj.sizes, dim=-1)
+        unrotated, turned = latents.split((self.spec.latent_size, self.spec.rope_size), dim=-1)
+        expanded = self.kv_b_proj.expanded(unrotated.contiguous()).transpose(0, 1)
+        plain, values = expanded.split(self.kv_b_proj.sizes, dim=-1)
         shared = turned.expand(len(plain), -1, -1)
         return torch.cat([plain, shared], dim=-1), values.contiguous()

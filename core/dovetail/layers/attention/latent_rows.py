@@ -178,8 +178,8 @@ def attend_expanded(
             weights = scores.sub_(peak).exp_()
             old = (top[:, part] - peak).exp_()
             total[:, part] = total[:, part] * old + weights.sum(dim=-1, keepdim=True)
-            made = torch.bmm(weights.to(values.dtype), values)
-            out[:, part] = out[:, part] * old + made
+            output = torch.bmm(weights.to(values.dtype), values)
+            out[:, part] = out[:, part] * old + output
             top[:, part] = peak
     return (out / total).to(q.dtype).transpose(0, 1)
 

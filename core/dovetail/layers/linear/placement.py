@@ -221,8 +221,8 @@ def register_stored(
 
 def stored_parameter(stored: StoredTensor, spec: LinearSpec, *, experts: int = 0) -> nn.Parameter:
     """Return the empty (or default) parameter of a stored tensor."""
-    held = spec.out_sizes if stored.parts is None else stored.parts
-    parts = (len(held),) if stored.is_per_part else ()
+    sizes = spec.out_sizes if stored.parts is None else stored.parts
+    parts = (len(sizes),) if stored.is_per_part else ()
     shape = (*((experts,) if experts else ()), *parts, *stored.shape)
     values = torch.empty(shape, dtype=dtype_of(stored.dtype), device=spec.device)
     if stored.default is not None:
@@ -330,14 +330,14 @@ def _placed(
     leaf: str, data: torch.Tensor, axis: int, per: Fraction, rows: Rows, cuts: tuple[Cut, ...]
 ) -> Placement:
     """Return the placement of some rows with `per` entries each."""
-    held = _whole(leaf, rows.size * per)
+    length = _whole(leaf, rows.size * per)
     cut = Cut(
         axis=axis,
         start=_whole(leaf, rows.start * per),
-        size=held,
+        size=length,
         full=_whole(leaf, rows.full * per),
     )
-    target = data.narrow(axis, _whole(leaf, rows.offset * per), held)
+    target = data.narrow(axis, _whole(leaf, rows.offset * per), length)
     is_all = cut.start == 0 and cut.size == cut.full
     return Placement(
         name=leaf, piece=rows.piece, target=target, cuts=cuts if is_all else (*cuts, cut)

@@ -179,14 +179,14 @@ class Experts(WeightHolder):
             names.pop("bias", None)
             data = {word: self.get_parameter(name).data for word, name in names.items()}
             method = self.methods[leaf]
-            made = [
+            converted = [
                 method.matrix({word: values[slot] for word, values in data.items()}, spec)
                 for slot in range(len(self.loaded))
             ]
-            kept = [m for m in made if m is not None]
-            if not kept:
+            usable = [m for m in converted if m is not None]
+            if not usable:
                 continue
-            self._matrices[leaf] = kept
+            self._matrices[leaf] = usable
             for name in names.values():
                 delattr(self, name)
         if self.has_bias and self.group.rank > 0:  # only one rank adds the unsharded bias
@@ -410,8 +410,8 @@ class Experts(WeightHolder):
     def pieces(self, leaf: str) -> set[str]:
         """Return one piece per slot and matrix."""
         parts = self.down if self._stored[leaf][0] == "down_proj" else self.gate_up
-        held = held_parts(self.get_parameter(leaf), parts)
-        return {f"{slot}.{p.name}" for slot in range(len(self.loaded)) for p in held}
+        stored = held_parts(self.get_parameter(leaf), parts)
+        return {f"{slot}.{p.name}" for slot in range(len(self.loaded)) for p in stored}
 
     def slot_tensors(self, slot: int) -> list[torch.Tensor]:
         """Return all tensors of the expert in a slot, as views. After loading."""
@@ -425,19 +425,19 @@ class Experts(WeightHolder):
         """Yield the names and tensors of a slot, without a stack's shared table."""
         for leaf in self.specs:
             if leaf in self._matrices:
-                kept = self._matrices[leaf][slot].tensors()
+                tensors = self._matrices[leaf][slot].tensors()
             elif leaf in self._packed:
                 stack = self._packed[leaf].tensors()
-                kept = {name: t[slot] for name, t in stack.items() if name != "table"}
+                tensors = {name: t[slot] for name, t in stack.items() if name != "table"}
             else:
-                kept = {"weight": self.get_parameter(leaf).data[slot]}
+                tensors = {"weight": self.get_parameter(leaf).data[slot]}
             if self.has_bias:
-                kept = {**kept, "bias": self.get_parameter(f"{leaf}_bias").data[slot]}
-            yield from ((f"{leaf}.{name}", kept[name]) for name in sorted(kept))
+                tensors = {**tensors, "bias": self.get_parameter(f"{leaf}_bias").data[slot]}
+            yield from ((f"{leaf}.{name}", tensors[name]) for name in sorted(tensors))
 
     def _layout_of(self, slot: int) -> str:
         """Return a text that describes a slot's tensors and its layout settings."""
-        told = [f"{name} {list(t.shape)} {t.dtype}" for name, t in self._slot_items(slot)]
-        told += [f"{leaf} {own[slot].layout}" for leaf, own in self._matrices.items()]
-        told += [f"{leaf} {stack.layout}" for leaf, stack in self._packed.items()]
-        return "; ".join(told)
+        descriptions = [f"{name} {list(t.shape)} {t.dtype}" for name, t in self._slot_items(slot)]
+        descriptions += [f"{leaf} {own[slot].layout}" for leaf, own in self._matrices.items()]
+        descriptions += [f"{leaf} {stack.layout}" for leaf, stack in self._packed.items()]
+        return "; ".join(descriptions)

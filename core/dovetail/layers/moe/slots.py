@@ -53,12 +53,12 @@ class ExpertSlots(nn.Module):
         """Return the experts in this rank's slots."""
         return self.held[self.group.rank]
 
-    def assign(self, held: Held) -> None:
+    def assign(self, placement: Held) -> None:
         """Set which experts the slots hold from now on. Mutates: self"""
-        self.held = held
+        self.held = placement
         places: list[list[int]] = [[] for _ in range(self.num_experts)]
-        width = len(held) // self.column.size  # ranks per engine
-        for rank, experts in enumerate(held):
+        width = len(placement) // self.column.size  # ranks per engine
+        for rank, experts in enumerate(placement):
             engine, number = divmod(rank, width)
             is_near = number == self.group.rank % width
             for slot, expert in enumerate(experts):

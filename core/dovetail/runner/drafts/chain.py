@@ -192,13 +192,13 @@ class DraftChain:
             return None
         self._ask(chain, rows, ends, wants, unread)
         is_few = count <= FEW_ROWS
-        least = math.log(LEAST_CHANCE if is_few else LEAST_AMONG_MANY)
-        chain.run(first.program, count, width, least)
-        made, likely = chain.made[:count], chain.likely[:count]
-        parts = (size, *self._parts(made))
+        min_logprob = math.log(LEAST_CHANCE if is_few else LEAST_AMONG_MANY)
+        chain.run(first.program, count, width, min_logprob)
+        num_drafts, likely = chain.made[:count], chain.likely[:count]
+        parts = (size, *self._parts(num_drafts))
         return Drafted(
             drafts=chain.drafts[:count],
-            made=made,
+            made=num_drafts,
             likely=np.maximum(likely, 1) if is_few else self._with_trials(rows, limits, likely),
             parts=parts,
             are_proven=all(self._programs[part].is_proven for part in parts),
@@ -226,9 +226,9 @@ class DraftChain:
         for part in found.parts:
             self._programs[part].is_proven = True
 
-    def _parts(self, made: np.ndarray) -> list[Size]:
+    def _parts(self, num_drafts: np.ndarray) -> list[Size]:
         """Return the sizes of the later programs that took part. Shapes: [R]"""
-        going = (int((made > depth).sum()) for depth in range(1, int(made.max())))
+        going = (int((num_drafts > depth).sum()) for depth in range(1, int(num_drafts.max())))
         return [self._later_size(depth, count) for depth, count in enumerate(going, 1)]
 
     def _later_size(self, depth: int, rows: int) -> Size:
@@ -239,8 +239,8 @@ class DraftChain:
         """Return the chain with drafting programs for up to `rows` rows; None if they are not
         recorded. `states`: the output of a pass. Mutates: self"""
         if self._chain is None:
-            kept = states.new_zeros(MAX_ROWS, states.shape[1]) if self._continues else None
-            lines = Lines.empty(MAX_ROWS, self._table.ids.shape[1], kept)
+            row_states = states.new_zeros(MAX_ROWS, states.shape[1]) if self._continues else None
+            lines = Lines.empty(MAX_ROWS, self._table.ids.shape[1], row_states)
             drawn = self._sampler.tokens, self._sampler.logprobs.logprob
             self._chain = Chain(*drawn, self._known.blocks, lines, self._max_drafts)
         return self._chain if self._has_later(self._chain, rows) else None
@@ -255,17 +255,17 @@ class DraftChain:
                 size = self._later_size(depth, count)
                 if size not in self._programs:
                     chain.lines.clear(slice(0, MAX_ROWS))
-                made = self._programs.get(size) or self._record(size)
-                if made is None:
+                recorded = self._programs.get(size) or self._record(size)
+                if recorded is None:
                     return False
-                by_rows[count] = made.program, size[1]
+                by_rows[count] = recorded.program, size[1]
         return True
 
     def _record(self, size: Size) -> _Recorded | None:
         """Return the program of a size; None, permanently, if the drafter has none."""
-        kept: list[BatchLayout] = []
+        layouts: list[BatchLayout] = []
         try:
-            program = record(lambda: self._guess(size, kept), self._pool, kept=kept)
+            program = record(lambda: self._guess(size, layouts), self._pool, owner=layouts)
         except NotRecordable as error:
             self._reason = str(error)
             log.info("drafts are not recorded: %s", error)
@@ -273,16 +273,16 @@ class DraftChain:
         self._programs[size] = found = _Recorded(program)
         return found
 
-    def _guess(self, size: Size, kept: list[BatchLayout]) -> torch.Tensor:
-        """Draft a token of each row from the fixed buffers; return the states. `kept` receives the
-        layout."""
+    def _guess(self, size: Size, layouts: list[BatchLayout]) -> torch.Tensor:
+        """Draft a token of each row from the fixed buffers; return the states. `layouts` receives
+        the layout."""
         depth, count, num_lines = size
         places, given = self._known, self._states
         if depth:
             assert self._chain is not None, "drafts come behind known tokens"
             places, given = self._chain.lines, self._chain.lines.states
         layout = _layout(places, num_lines, self._table.block_tokens)
-        kept.append(layout)
+        layouts.append(layout)
         tokens, positions = (
             torch.from_numpy(each)[:num_lines] for each in (places.tokens, places.positions)
         )
@@ -322,12 +322,12 @@ class DraftChain:
     ) -> None:
         """Write the number and slots of the drafts that rows want; they end before position `ends`.
         Shapes: rows, ends, wants [R]. Mutates: chain"""
-        count, most, table, firsts = len(rows), int(wants.max()), self._table, ends - wants
+        count, max_drafts, table, firsts = len(rows), int(wants.max()), self._table, ends - wants
         chain.wants[:count], chain.positions[:count] = wants, firsts
         chain.skipped[:count] = 0 if skipped is None else skipped[rows] * table.block_tokens
-        if most > 1:
-            places = np.minimum(firsts + np.arange(most - 1)[:, None], ends - 1)
-            chain.slots[: most - 1, :count] = table.slots(rows, places)
+        if max_drafts > 1:
+            places = np.minimum(firsts + np.arange(max_drafts - 1)[:, None], ends - 1)
+            chain.slots[: max_drafts - 1, :count] = table.slots(rows, places)
 
     def _put(
         self,

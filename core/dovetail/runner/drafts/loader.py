@@ -151,8 +151,8 @@ def kept_layers(drafter: nn.Module, run: RunSpec) -> list[CachedLayer]:
     return [*keys, *(msgspec.structs.replace(one, is_draft=True) for one in latents)]
 
 
-def states_within(kept: Mapping[int, torch.Tensor | None], layers: Sequence[int]) -> torch.Tensor:
+def states_within(inputs: Mapping[int, torch.Tensor | None], layers: Sequence[int]) -> torch.Tensor:
     """Return the saved inputs of layers, concatenated. Shapes: -> [T, layers * E]"""
-    found = [state for number in layers if (state := kept[number]) is not None]
+    found = [state for number in layers if (state := inputs[number]) is not None]
     assert len(found) == len(layers), "a step leaves the inputs of its layers"
     return torch.cat(found, dim=-1)

@@ -131,7 +131,7 @@ class DraftRows:
         """Remember drafts of the tokens from `first` on; the first `computed[i]` are computed.
         Shapes: rows, first, computed [R], drafts[i] up to [R]. Mutates: self"""
         self._drafted_from[rows] = first
-        counts = [min(len(own), most) for own, most in zip(drafts, computed, strict=True)]
+        counts = [min(len(own), limit) for own, limit in zip(drafts, computed, strict=True)]
         self._num_drafted[rows] = counts
         for row, drafted in zip(rows.tolist(), drafts, strict=True):
             self._drafts[row, : len(drafted)] = drafted

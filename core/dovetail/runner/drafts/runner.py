@@ -101,9 +101,9 @@ class DraftRunner(RunnerPart):
         tokens = self._run.block_tokens
         return small_layout(self._layers, self._backend, block_tokens=tokens, num_blocks=num_blocks)
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Create the KV tensors and the rows' state. Raises: ConfigError. Mutates: self"""
-        draft, batch = made.layout.draft, made.batch
+        draft, batch = storage.layout.draft, storage.batch
         if self._layers and draft is None:
             raise BrokenPlugin(
                 "the layout has no room for the drafter's layers.",
@@ -136,13 +136,13 @@ class DraftRunner(RunnerPart):
             self._layers,
             self._caches,
             batch,
-            made.step_tensors,
+            storage.step_tensors,
             records=records,
         )
         self._chain: DraftChain | None = None
         if records:
-            most = self._spec.max_tokens
-            self._chain = DraftChain(self._passes.forward, self._drafter, batch, most)
+            max_drafts = self._spec.max_tokens
+            self._chain = DraftChain(self._passes.forward, self._drafter, batch, max_drafts)
         if self._spec.is_sampled:
             self._sampled = self._drawing.draft_probabilities = SampledDrafts(self._drawing.sampler)
 
@@ -213,10 +213,10 @@ class DraftRunner(RunnerPart):
         if not (is_plain and inputs.is_decoding) or self._target_run.async_steps:
             return False
         lengths, computed = self._batch.lengths, self._rows.computed
-        most = self._spec.max_model_tokens - self._spec.max_tokens
+        last_start = self._spec.max_model_tokens - self._spec.max_tokens
         for step in inputs.steps:
             lag = step.start - computed[step.row]
-            if lengths[step.row] != step.start + 2 or step.start >= most:
+            if lengths[step.row] != step.start + 2 or step.start >= last_start:
                 return False
             if not 0 <= lag < LAG_STATES:
                 return False
@@ -279,7 +279,7 @@ class DraftRunner(RunnerPart):
                 starts, states = self._catch_up_to_last(rows, starts, limits, states)
             found = chain.run(rows, starts, limits, wants, states, self._rows.skipped)
         if found is not None and found.are_proven:
-            drafts, counts, made = found.drafts, found.likely.tolist(), found.made
+            drafts, counts, num_drafts = found.drafts, found.likely.tolist(), found.made
         else:
             is_wanting = wants > 0
             num_known = limits - starts
@@ -291,10 +291,10 @@ class DraftRunner(RunnerPart):
             drafts = self._guess_by_depth(*chosen, wants, lines_of(states, last))
             if chain is not None and found is not None:
                 chain.prove(found, drafts)
-            rows, counts, made = chosen[0], wants.tolist(), wants
+            rows, counts, num_drafts = chosen[0], wants.tolist(), wants
         own = zip(rows.tolist(), drafts.tolist(), counts, strict=True)
-        kept = [self._rows.until_end(row, line[:n]) for row, line, n in own]
-        return kept, (made - 1).tolist()
+        row_drafts = [self._rows.until_end(row, line[:n]) for row, line, n in own]
+        return row_drafts, (num_drafts - 1).tolist()
 
     def _catch_up_to_last(
         self,
@@ -318,13 +318,13 @@ class DraftRunner(RunnerPart):
     ) -> np.ndarray:
         """Return how many drafts each row gets. None after a fault or its end, or if some tokens
         need no draw: the next step could not verify drafts after them. Shapes: [R]"""
-        most = min(self._spec.max_tokens, self._spec.max_model_tokens)
+        max_tokens = min(self._spec.max_tokens, self._spec.max_model_tokens)
         lengths, seq_lens = self._batch.lengths[inputs.rows].tolist(), inputs.seq_lens.tolist()
         wants = [0] * len(lengths)
         for i, (step, count) in enumerate(zip(inputs.steps, known.tolist(), strict=True)):
             is_known = count == lengths[i] and count <= seq_lens[i] + 1
             if step.num_drafts and is_known and (rows is None or self._goes_on(rows[i])):
-                wants[i] = min(step.num_drafts, most)
+                wants[i] = min(step.num_drafts, max_tokens)
         return np.array(wants, dtype=np.int64)
 
     def _goes_on(self, result: RowResult) -> bool:
@@ -343,16 +343,16 @@ class DraftRunner(RunnerPart):
         if not self._layers:
             row_state.computed[rows] = limits - 1
             return np.flatnonzero(wants), limits
-        most, skips = self._spec.max_model_tokens - self._spec.max_tokens, self._skips
+        largest_limit, skips = self._spec.max_model_tokens - self._spec.max_tokens, self._skips
         if not self._continues:
-            is_due = (wants > 0) & (limits <= most) & (limits > row_state.computed[rows])
+            is_due = (wants > 0) & (limits <= largest_limit) & (limits > row_state.computed[rows])
             return np.flatnonzero(is_due), limits
         lags, ends = limits - row_state.computed[rows], self._batch.lengths[rows] - 1
         valid, due = np.minimum(inputs.seq_lens, ends), []
         numbers = (limits, lags, valid, wants, inputs.samples)
         lines = zip(*(each.tolist() for each in numbers), strict=True)
         for i, (limit, lag, end, wanted, draws) in enumerate(lines):
-            if limit > most or (skips and draws and not wanted):
+            if limit > largest_limit or (skips and draws and not wanted):
                 continue
             if lag > 0 and (wanted or lag >= LAG_STATES) and limit == end:
                 due.append(i)
@@ -408,9 +408,9 @@ class DraftRunner(RunnerPart):
         starts = self._rows.computed[rows]
         states = None
         if self._continues:
-            kept = [torch.cat(self._rows.kept(row)) for row in rows.tolist()]
+            row_states = [torch.cat(self._rows.kept(row)) for row in rows.tolist()]
             counts = (limits - starts).tolist()
-            states = torch.cat([one[:n] for one, n in zip(kept, counts, strict=True)])
+            states = torch.cat([one[:n] for one, n in zip(row_states, counts, strict=True)])
         self._passes.over(rows, starts, limits - starts, None, states, 0)
         self._note(rows, limits)
 
@@ -423,13 +423,13 @@ class DraftRunner(RunnerPart):
     def _shorten(self, rows: np.ndarray, limits: np.ndarray) -> None:
         """If more tokens wait than fit in a step, compute them row by row, except the last of each
         row. Mutates: the cache, the rows' state"""
-        computed, most = self._rows.computed, self._target_run.max_step_tokens
-        if int((limits - computed[rows]).sum()) <= most:
+        computed, max_tokens = self._rows.computed, self._target_run.max_step_tokens
+        if int((limits - computed[rows]).sum()) <= max_tokens:
             return
         for i in range(len(rows)):
             row, end = rows[i : i + 1], limits[i : i + 1] - 1
             while computed[row] < end:
-                count = np.minimum(end - computed[row], most)
+                count = np.minimum(end - computed[row], max_tokens)
                 self._passes.over(row, computed[row], count, None, None, 0)
                 computed[row] += count
 
@@ -441,10 +441,10 @@ class DraftRunner(RunnerPart):
         pieces: list[torch.Tensor] = []
         for i in due.tolist():
             row, begun = int(inputs.rows[i]), int(inputs.starts[i])
-            kept = self._rows.kept(row)
+            row_states = self._rows.kept(row)
             first = max(begun, int(self._rows.computed[row]))
             shift = int(inputs.query_start[i]) - begun
-            pieces += [*kept, hidden[first + shift : int(limits[i]) + shift]]
+            pieces += [*row_states, hidden[first + shift : int(limits[i]) + shift]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _wait(self, inputs: StepInputs, hidden: torch.Tensor, i: int, end: int) -> None:

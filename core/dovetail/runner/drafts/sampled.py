@@ -17,8 +17,8 @@ from dovetail.sampling.sampler import Sampler
 class _Tables(Sequence[torch.Tensor]):
     """The distributions of a row's drafts over a vocabulary, each computed on access."""
 
-    def __init__(self, kept: Sequence[tuple[torch.Tensor, torch.Tensor]], size: int) -> None:
-        self._kept = kept
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], size: int) -> None:
+        self._kept = pairs
         self._size = size
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class DraftStates:
         for group, table in self._tables.items():
             sources, targets = moves.setdefault(group, ([], []))
             for one in self._drafted:
-                for nth in _kept(one.start, accepted.get(one.index, 0), table.block_tokens):
+                for nth in _saved_drafts(one.start, accepted.get(one.index, 0), table.block_tokens):
                     sources.append(one.blocks[group][nth])
                     place = (one.start + nth + 1) // table.block_tokens
                     targets.append(int(table.ids[one.row, place]))
@@ -126,7 +126,7 @@ class DraftStates:
         )
 
 
-def _kept(start: int, accepted: int, block_tokens: int) -> list[int]:
+def _saved_drafts(start: int, accepted: int, block_tokens: int) -> list[int]:
     """Return the indices of accepted drafts whose state is saved: the last one, and each that ends
     a block. The known token is at position `start`; draft 0 follows it."""
     ends = ((start + 1 + nth + 1) % block_tokens == 0 for nth in range(accepted))

@@ -165,13 +165,13 @@ def _verify_at_once(
         return None
     found, num_true, first = [], [], 0
     for step in steps:
-        kept = 0
+        num_accepted = 0
         for draft in step.drafts:
-            if draft != tokens[first + kept]:
+            if draft != tokens[first + num_accepted]:
                 break
-            kept += 1
-        found.append(RowDraws(token_ids=tokens[first : first + kept + 1]))
-        num_true.append(kept)
+            num_accepted += 1
+        found.append(RowDraws(token_ids=tokens[first : first + num_accepted + 1]))
+        num_true.append(num_accepted)
         first += 1 + len(step.drafts)
     batch.accept(rows, num_true, [one.token_ids[-1] for one in found])
     return found

@@ -59,13 +59,13 @@ class DrawingEnd(Ending):
         """Return the logits processors that the run selected. Raises: BrokenPlugin"""
         return chosen_processors(self._run, self._device)
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Create the sampling state. Mutates: self"""
-        run, self._batch, self._draft_states = self._run, made.batch, made.draft_states
+        run, self._batch, self._draft_states = self._run, storage.batch, storage.draft_states
         tells_logits = run.logprobs_scale == "logits"
         self.sampler = Sampler(
             run.max_rows,
-            made.processors,
+            storage.processors,
             tells_processed=run.logprobs_stage == "processed",
             tells_logits=tells_logits,
             acceptance=None if run.acceptance is None else registry.make(run.acceptance),
@@ -73,8 +73,8 @@ class DrawingEnd(Ending):
         )
         self._prompt_logprobs = PromptLogprobs(tells_logits=tells_logits)
         self._ahead: DeviceTensors | None = None
-        if run.async_steps and isinstance(made.step_tensors, DeviceTensors):
-            self._ahead = made.step_tensors
+        if run.async_steps and isinstance(storage.step_tensors, DeviceTensors):
+            self._ahead = storage.step_tensors
 
     def warm_up(self) -> None:
         """Compile the kernels of a device that later draws may need."""
@@ -127,17 +127,17 @@ class DrawingEnd(Ending):
         with self.around_vectors(row, len(hidden)):
             return self._model.logits(hidden)
 
-    def _draw(self, made: Computed, rows: np.ndarray) -> PendingDraws:
+    def _draw(self, computed: Computed, rows: np.ndarray) -> PendingDraws:
         """Start to draw a token for each row, and leave it on the device for the next step.
 
         Shapes: rows [S]. Mutates: sampling state
         """
-        logits = partial(self._logits, _drawn_from(made), rows)
+        logits = partial(self._logits, _drawn_from(computed), rows)
         positions = self._batch.lengths[rows] - self._batch.num_prompt[rows]
         pending = self.sampler.begin(logits(), rows, positions, logits)
         if self._ahead is not None:
-            assert made.drawn_rows is not None
-            self._ahead.last_tokens.index_copy_(0, made.drawn_rows, pending.tokens)
+            assert computed.drawn_rows is not None
+            self._ahead.last_tokens.index_copy_(0, computed.drawn_rows, pending.tokens)
         return pending
 
     def _drawn(
@@ -149,18 +149,18 @@ class DrawingEnd(Ending):
         prompt: PromptFinish,
     ) -> tuple[RowResult, ...]:
         """Read the draws and assemble every row's result. Mutates: rows, sampling state"""
-        told, faults = prompt()
+        prompt_logprobs, faults = prompt()
         draws = pending.collect()
         self._batch.fill(expected, draws.token_ids)
         forced = self._force(expected.rows, draws)
         if len(sampling) == len(steps) and not (
-            draws.faults or draws.logprobs or told or faults or forced
+            draws.faults or draws.logprobs or prompt_logprobs or faults or forced
         ):
             return tuple(
                 RowResult(row=one.row, token_ids=(token_id,))
                 for one, token_id in zip(steps, draws.token_ids, strict=True)
             )
-        return row_results(steps, sampling.tolist(), draws, told, faults, forced)
+        return row_results(steps, sampling.tolist(), draws, prompt_logprobs, faults, forced)
 
     def _force(self, rows: np.ndarray, draws: Draws) -> dict[int, tuple[int, ...]]:
         """Add the tokens that are forced on rows; return them by index of the draw.
@@ -178,11 +178,11 @@ class DrawingEnd(Ending):
         return forced
 
     def _verified(
-        self, step: BegunStep, made: Computed, prompt: PromptFinish
+        self, step: BegunStep, computed: Computed, prompt: PromptFinish
     ) -> tuple[RowResult, ...]:
         """Draw for as long as drafts are accepted, and assemble the results. Mutates: self"""
         inputs, sampling = step.inputs, step.sampling
-        logits = partial(self._logits, _drawn_from(made), verify.drawn_rows(inputs, sampling))
+        logits = partial(self._logits, _drawn_from(computed), verify.drawn_rows(inputs, sampling))
         draws = verify.verify_drafts(
             self.sampler, self._batch, inputs, sampling, logits, self.draft_probabilities
         )
@@ -197,6 +197,8 @@ class DrawingEnd(Ending):
         return ()
 
 
-def _drawn_from(made: Computed) -> torch.Tensor:
+def _drawn_from(computed: Computed) -> torch.Tensor:
     """Return the hidden states to sample after. Shapes: [S, E]"""
-    return made.hidden if made.drawn_after is None else made.hidden[made.drawn_after]
+    return (
+        computed.hidden if computed.drawn_after is None else computed.hidden[computed.drawn_after]
+    )

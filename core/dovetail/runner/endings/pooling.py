@@ -66,9 +66,9 @@ class PoolingEnd(Ending):
         self._skips = not (spec.includes_prompt or _PLACED & whole.capabilities)
         self._rows: dict[int, _Row] = {}
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Pool the prompts of a batch from now on. Mutates: self"""
-        self._batch = made.batch
+        self._batch = storage.batch
 
     def begin(self, inputs: StepInputs) -> None:
         """Mark the tokens of second texts in a step. Mutates: self.second_text"""
@@ -94,19 +94,21 @@ class PoolingEnd(Ending):
     def end(self, step: BegunStep, computed: Computed) -> None:
         """Pool the prompts that end in a step. Mutates: self, step"""
         inputs, hidden = step.inputs, computed.hidden
-        told: list[tuple[int, torch.Tensor | str | None]] = []
+        outcomes: list[tuple[int, torch.Tensor | str | None]] = []
         bounds = inputs.query_start.tolist()
         for index, one in enumerate(inputs.steps):
             row = self._rows[one.row]
             states = hidden[bounds[index] : bounds[index + 1]]
             if row.fault is not None:
-                told.append((one.row, row.fault))
+                outcomes.append((one.row, row.fault))
             elif one.samples:
-                told.append((one.row, self._pooled(row, states, self._batch.prompt_ids(one.row))))
+                outcomes.append(
+                    (one.row, self._pooled(row, states, self._batch.prompt_ids(one.row)))
+                )
             else:
                 self._keep(row, states)
-                told.append((one.row, None))
-        step.finish = lambda: tuple(_result(row, what) for row, what in told)
+                outcomes.append((one.row, None))
+        step.finish = lambda: tuple(_result(row, what) for row, what in outcomes)
 
     def _pooler(self, params: PoolingParams) -> Pooler:
         return self._poolers.get(params.task, self._token_pooler)
@@ -248,13 +250,13 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _result(row: int, told: torch.Tensor | str | None) -> RowResult:
+def _result(row: int, outcome: torch.Tensor | str | None) -> RowResult:
     """Return a row's result: numbers, a fault, or nothing yet."""
-    if told is None:
+    if outcome is None:
         return RowResult(row=row)
-    if isinstance(told, str):
-        return RowResult(row=row, fault=told)
-    numbers = told.detach().cpu().numpy()
+    if isinstance(outcome, str):
+        return RowResult(row=row, fault=outcome)
+    numbers = outcome.detach().cpu().numpy()
     if not np.isfinite(numbers).all():
         return RowResult(row=row, fault="the model's numbers for this prompt are not finite.")
     return RowResult(row=row, pooled=Pooled(shape=numbers.shape, data=numbers.tobytes()))

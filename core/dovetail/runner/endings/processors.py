@@ -15,7 +15,9 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 def chosen_processors(run: RunSpec, device: torch.device) -> dict[str, LogitsProcessor]:
     """Return the selected processors, with no rows added yet. Raises: BrokenPlugin"""
-    made = {one.name: registry.make(one, run.model.vocab_size) for one in run.logits_processors}
+    processors = {
+        one.name: registry.make(one, run.model.vocab_size) for one in run.logits_processors
+    }
     context = ProcessorContext(
         model=run.model,
         device=device,
@@ -24,9 +26,9 @@ def chosen_processors(run: RunSpec, device: torch.device) -> dict[str, LogitsPro
         tokenizer_path=run.tokenizer_path,
         tokenizer=lambda: _tokenizer(run),
     )
-    for processor in made.values():
+    for processor in processors.values():
         processor.set_up(context)
-    return made
+    return processors
 
 
 def _tokenizer(run: RunSpec) -> Tokenizer:

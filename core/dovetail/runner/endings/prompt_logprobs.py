@@ -100,8 +100,10 @@ class PromptLogprobs:
 def _finish(begun: Mapping[int, RowFinish]) -> Told:
     """Return the logprobs of rows, and the faults of rows whose logits are not finite."""
     found = {index: finish() for index, finish in begun.items()}
-    faults = {index: NOT_FINITE for index, told in found.items() if told is None}
-    return {index: tuple(told) for index, told in found.items() if told is not None}, faults
+    faults = {index: NOT_FINITE for index, logprobs in found.items() if logprobs is None}
+    return {
+        index: tuple(logprobs) for index, logprobs in found.items() if logprobs is not None
+    }, faults
 
 
 def _chunks(
@@ -142,14 +144,14 @@ def _queued(
         (chunk.tolist(), tell(logits, on_device(chunk, logits.device), [num_top] * len(chunk)))
         for logits, chunk in _chunks(hidden, token_ids, logits_of)
     ]
-    reading = HostCopy([told.numbers for _, told in parts])
+    reading = HostCopy([chunk_logprobs.numbers for _, chunk_logprobs in parts])
 
     def finish() -> list[TokenLogprobs] | None:
         positions: list[TokenLogprobs] = []
-        for (chunk, told), numbers in zip(parts, reading.wait(), strict=True):
+        for (chunk, chunk_logprobs), numbers in zip(parts, reading.wait(), strict=True):
             if not np.isfinite(best_of(numbers)).all():
                 return None
-            positions += read(told, numbers, chunk, tells_logits=tells_logits)
+            positions += read(chunk_logprobs, numbers, chunk, tells_logits=tells_logits)
         return positions
 
     return finish

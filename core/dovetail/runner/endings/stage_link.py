@@ -62,9 +62,9 @@ class HandOnEnd(Ending):
     def prepare(self, item: Preparation) -> None:
         """Ignore a constraint: the last stage uses it."""
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Await tokens for the rows of a batch. Mutates: self"""
-        self._batch = made.batch
+        self._batch = storage.batch
         self._steps: dict[int, Expected] = {}
 
     def end(self, step: BegunStep, computed: Computed) -> None:

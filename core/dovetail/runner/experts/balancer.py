@@ -53,15 +53,15 @@ class ExpertBalancer(RunnerPart):
         self._num_steps = 0
         self._noted: deque[tuple[int, torch.Tensor]] = deque()
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Raise ConfigError unless all slots of a layer have the same storage layout. All ranks
         call it."""
         if not self._layers:
             return
         group = self._group()
         found = [layer.slot_layouts() for layer in self._layers]
-        told = [crc32(texts.pop().encode()) if len(texts) == 1 else MIXED for texts in found]
-        mine = torch.tensor(told, device=group.device)
+        digests = [crc32(texts.pop().encode()) if len(texts) == 1 else MIXED for texts in found]
+        mine = torch.tensor(digests, device=group.device)
         others = group.all_gather(mine)
         if bool((others == MIXED).any() | (others != mine).any()):
             raise ConfigError(
@@ -107,25 +107,27 @@ class ExpertBalancer(RunnerPart):
         if slots.column.size > 1:
             loads = slots.column.joined().all_reduce(loads.contiguous())
         group = self._group()
-        told = group.broadcast(loads.contiguous(), 0).tolist()
-        before = self._balance(told)
+        layer_loads = group.broadcast(loads.contiguous(), 0).tolist()
+        before = self._balance(layer_loads)
         moved = sum(
-            self._move(layer, balanced(own, _held(layer)), group)
-            for layer, own in zip(self._layers, told, strict=True)
+            self._move(layer, balanced(own, _placement_of(layer)), group)
+            for layer, own in zip(self._layers, layer_loads, strict=True)
         )
         log.log(
             logging.INFO if self._spec.is_logged and group.rank == 0 else logging.DEBUG,
             "experts: balance %.2f over the last %d steps, %.2f by the same loads after %d moves",
             before,
             step - first,
-            self._balance(told),
+            self._balance(layer_loads),
             moved,
         )
 
     def _balance(self, loads: Sequence[Sequence[int]]) -> float:
         """Return the mean balance of the layers: 1 is even."""
         pairs = zip(self._layers, loads, strict=True)
-        return sum(balancedness(own, _held(layer)) for layer, own in pairs) / len(self._layers)
+        return sum(balancedness(own, _placement_of(layer)) for layer, own in pairs) / len(
+            self._layers
+        )
 
     def _group(self) -> Communicator:
         slots = self._layers[0].slots
@@ -134,31 +136,31 @@ class ExpertBalancer(RunnerPart):
 
     def _move(self, layer: Experts, wanted: Held, group: Communicator) -> int:
         """Move each expert to its new slots; return how many moved. Mutates: layer"""
-        held, arrived = _held(layer), {}
-        for rank, (old, new) in enumerate(zip(held, wanted, strict=True)):
+        placement, arrived = _placement_of(layer), {}
+        for rank, (old, new) in enumerate(zip(placement, wanted, strict=True)):
             for slot, expert in enumerate(new):
                 if old[slot] == expert:
                     continue
-                source = _holder(held, expert, rank)
-                found = _sent(layer, held[source].index(expert), source, group)
+                source = _holder(placement, expert, rank)
+                found = _sent(layer, placement[source].index(expert), source, group)
                 if rank == group.rank:
                     arrived[slot] = found
         for slot, content in arrived.items():
             _fill(layer, slot, content)
         assert layer.slots is not None
         layer.slots.assign(wanted)
-        pairs = zip(held, wanted, strict=True)
+        pairs = zip(placement, wanted, strict=True)
         return sum(a != b for old, new in pairs for a, b in zip(old, new, strict=True))
 
 
-def _held(layer: Experts) -> Held:
+def _placement_of(layer: Experts) -> Held:
     assert layer.slots is not None
     return layer.slots.held
 
 
-def _holder(held: Held, expert: int, rank: int) -> int:
+def _holder(placement: Held, expert: int, rank: int) -> int:
     """Return a rank that holds an expert, preferably `rank` itself."""
-    holders = [number for number, experts in enumerate(held) if expert in experts]
+    holders = [number for number, experts in enumerate(placement) if expert in experts]
     return rank if rank in holders else holders[0]
 
 

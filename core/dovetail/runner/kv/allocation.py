@@ -69,7 +69,7 @@ def small_layout(
 ) -> KVLayout:
     """Return a layout of few blocks in which every layer has its own tensor, for steps before the
     number of blocks is known. `draft` is the layout of a drafter's layers."""
-    kept = KVLayout(
+    layout = KVLayout(
         groups=_two_groups(layers),
         num_tensors=len(layers),
         num_blocks=num_blocks,
@@ -77,8 +77,8 @@ def small_layout(
         block_bytes=0,
         draft=draft,
     )
-    sizes = [_block_bytes(kept, layer, backend) for layer in layers]
-    return msgspec.structs.replace(kept, block_bytes=max(sizes, default=0))
+    sizes = [_block_bytes(layout, layer, backend) for layer in layers]
+    return msgspec.structs.replace(layout, block_bytes=max(sizes, default=0))
 
 
 def _two_groups(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
@@ -87,8 +87,11 @@ def _two_groups(layers: Sequence[CachedLayer]) -> tuple[KVGroup, ...]:
     own = [layer.name for layer in layers if not isinstance(layer, CrossLayer)]
     groups = [KVGroup(layers=tuple(own))] if own else []
     if cross:
-        names, most = tuple(layer.name for layer in cross), max(layer.max_rows for layer in cross)
-        groups.append(KVGroup(layers=names, cross_rows=most))
+        names, max_rows = (
+            tuple(layer.name for layer in cross),
+            max(layer.max_rows for layer in cross),
+        )
+        groups.append(KVGroup(layers=names, cross_rows=max_rows))
     return tuple(groups)
 
 

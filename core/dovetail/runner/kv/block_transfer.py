@@ -282,9 +282,9 @@ class BlockTransfers(RunnerPart):
         self._made: Allocated | None = None
         self._current: BlockTransfer | None = None
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Note the KV tensors, and the layers that use them. Mutates: self"""
-        self._made = made
+        self._made = storage
 
     def open(self) -> None:
         """Start to follow orders for the KV tensors. Raises: ConfigError. Mutates: self"""

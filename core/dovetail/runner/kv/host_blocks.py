@@ -108,9 +108,9 @@ class HostBlockStorage:
 class SwappedBlocks(RunnerPart):
     """The host blocks of a runner, if its layout has any."""
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Store blocks of these KV tensors from now on. Mutates: self"""
-        self._storage = HostBlockStorage(made.layout, made.tensors)
+        self._storage = HostBlockStorage(storage.layout, storage.tensors)
 
     def before(self, plan: StepPlan) -> None:
         """Copy blocks to and from the host. Mutates: the KV tensors, host memory"""

@@ -156,8 +156,8 @@ def trim_heap() -> None:
 
 def num_bytes(module: nn.Module) -> int:
     """Return the bytes of all parameters and buffers, counting shared ones once."""
-    held = {t.data_ptr(): t.nbytes for t in (*module.parameters(), *module.buffers())}
-    return sum(held.values())
+    bytes_by_address = {t.data_ptr(): t.nbytes for t in (*module.parameters(), *module.buffers())}
+    return sum(bytes_by_address.values())
 
 
 @contextmanager

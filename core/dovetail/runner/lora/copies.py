@@ -101,13 +101,13 @@ class Copies:
     def _carry_out(self, memory: torch.Tensor) -> int:
         """Copy all with the native library; return the index of a matrix that is not finite, or -1.
         Mutates: self, memory, the content"""
-        told = ScaledCopies(self._sources, self._targets, self._scales)
+        copies = ScaledCopies(self._sources, self._targets, self._scales)
         if self._content is not None:
-            self.prepared = FileCopies.of(told, self._content)
+            self.prepared = FileCopies.of(copies, self._content)
             if self.prepared is not None:
                 return self.prepared.carry_out(self._content, memory.data_ptr())
         self.look_at_numbers()
-        return told(target_shift=memory.data_ptr())
+        return copies(target_shift=memory.data_ptr())
 
     def _of(self, memory: torch.Tensor, number: int) -> torch.Tensor:
         """Return the target view of one matrix."""

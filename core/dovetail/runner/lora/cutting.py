@@ -187,12 +187,12 @@ class Cutting:
         if found != part.full and not (is_joined and found == layer.full):
             raise self._misfit(f"{found} outputs", part.full)
         start, count = offset + part.start, layer.held[number]
-        held = tensor if start == 0 and count == found else tensor.narrow(0, start, count)
+        rows = tensor if start == 0 and count == found else tensor.narrow(0, start, count)
         if count == part.local:
-            return held
+            return rows
         self._copies.look_at_numbers()
-        padding = held.new_zeros(part.local - count, *held.shape[1:])
-        return torch.cat([held, padding])
+        padding = rows.new_zeros(part.local - count, *rows.shape[1:])
+        return torch.cat([rows, padding])
 
     def _cut_inputs(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         layer, found = self._layer, tensor.shape[axis]
@@ -215,13 +215,13 @@ class Cutting:
     ) -> tuple[MemorySlice | None, MemorySlice | None]:
         """Return the low-rank matrices of all parts, padded to the maximum rank, with `down`
         multiplied by the input scales. Shapes: inputs [P, I]. Mutates: the copies"""
-        most = max(0 if c.down is None else c.down.shape[0] for c, _ in changes)
-        if not most:
+        max_rank = max(0 if c.down is None else c.down.shape[0] for c, _ in changes)
+        if not max_rank:
             return None, None
         layer, add, where = self._layer, self._copies.add, self._where
-        in_size, out_size, of_part = layer.in_size, layer.out_size, most * layer.in_size
+        in_size, out_size, of_part = layer.in_size, layer.out_size, max_rank * layer.in_size
         first_down = self._copies.take(len(changes) * of_part)
-        first_up = self._copies.take(most * out_size)
+        first_up = self._copies.take(max_rank * out_size)
         for number, (change, offset) in enumerate(changes):
             if change.down is None or change.up is None:
                 continue
@@ -232,8 +232,8 @@ class Cutting:
                 down = down.float() * inputs[number]
             add(where, down, first_down + number * of_part, (in_size, 1), change.scale)
             add(where, up, first_up + layer.columns[number], (1, out_size), 1.0)
-        downs = MemorySlice((len(changes), most, in_size), (of_part, in_size, 1), first_down)
-        return downs, MemorySlice((most, out_size), (out_size, 1), first_up)
+        downs = MemorySlice((len(changes), max_rank, in_size), (of_part, in_size, 1), first_down)
+        return downs, MemorySlice((max_rank, out_size), (out_size, 1), first_up)
 
     def _vectors(
         self, given: Iterable[tuple[torch.Tensor | None, int]], default: float

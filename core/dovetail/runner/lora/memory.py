@@ -36,9 +36,9 @@ class AdapterMemory:
         piece = self._spare_of(num_bytes)
         is_new = piece is None
         piece = piece or mmap.mmap(-1, num_bytes, flags=FLAGS)
-        held = np.frombuffer(piece, dtype=np.uint8, count=num_bytes)
-        weakref.finalize(held, self._spare.append, piece).atexit = False
-        memory = torch.from_numpy(held).view(dtype)
+        array = np.frombuffer(piece, dtype=np.uint8, count=num_bytes)
+        weakref.finalize(array, self._spare.append, piece).atexit = False
+        memory = torch.from_numpy(array).view(dtype)
         return memory if is_new or is_filled else memory.zero_()
 
     def _spare_of(self, num_bytes: int) -> mmap.mmap | None:

@@ -45,10 +45,10 @@ class AdapterPlan:
         Mutates: memory"""
         if len(content.memory) != self.copies.content_bytes:
             return None
-        kept = memory.take(self.size, self.dtype, is_filled=not self.has_gaps)
-        if self.copies.carry_out(content, kept.data_ptr()) >= 0:
+        weights = memory.take(self.size, self.dtype, is_filled=not self.has_gaps)
+        if self.copies.carry_out(content, weights.data_ptr()) >= 0:
             return None
-        return {path: cut.of(kept) for path, cut in self.linears.items()}
+        return {path: cut.of(weights) for path, cut in self.linears.items()}
 
 
 class AdapterPlans:

@@ -146,7 +146,7 @@ class RunnerAdapters(RunnerPart):
                 self._experts[path] = layer
                 for leaf in layer.specs:
                     self._divisions[f"{path}.{leaf}"] = Division.of(layer.matrix_of(leaf))
-        self._of_tables = TableReader(self._tables, self._spec, self._run, self._kept)
+        self._of_tables = TableReader(self._tables, self._spec, self._run, self._stored)
 
     def _note_names(self, path: str, layer: Linear) -> None:
         """Note the checkpoint names of a layer or its parts, to find the first adapter's modules
@@ -155,9 +155,9 @@ class RunnerAdapters(RunnerPart):
             if name.endswith(WEIGHT) and not target.is_tied:
                 self._found[name.removesuffix(WEIGHT)] = path, layer, target
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Apply adapters to the rows of a batch from now on. Mutates: self"""
-        self._batch = made.batch
+        self._batch = storage.batch
 
     def prepare(self, item: Preparation) -> AdapterFacts:
         """Read an adapter into host memory, and return its facts. Any thread may call this, during
@@ -318,7 +318,7 @@ class RunnerAdapters(RunnerPart):
         found.has_prompt, path = True, self._of_tables.token_table
         if path:
             table = found.tables.get(path, TableChange())
-            found.tables[path] = replace(table, prompt=self._kept(prompt))
+            found.tables[path] = replace(table, prompt=self._stored(prompt))
 
     def _rope_table(self, source: AdapterSource, factor: float | None) -> int:
         """Return the number of an adapter's rope scaling. Raises: ConfigError"""
@@ -343,9 +343,9 @@ class RunnerAdapters(RunnerPart):
         """Raises: ConfigError for more vectors than the flags allow"""
         if prompt.shape[0] <= self._spec.max_prompt_tokens:
             return
-        most = self._spec.max_prompt_tokens
+        max_vectors = self._spec.max_prompt_tokens
         raise ConfigError(
-            f"there are {prompt.shape[0]}, and {most} is the most.",
+            f"there are {prompt.shape[0]}, and {max_vectors} is the most.",
             where=f"{source.path}: {PROMPT_VECTORS}",
             fix="start with --enable-prompt-adapter and "
             f"--max-prompt-adapter-token {prompt.shape[0]}.",
@@ -427,7 +427,7 @@ class RunnerAdapters(RunnerPart):
                 fix="start with --enable-lora-bias.",
             )
 
-    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype).contiguous()
 
 

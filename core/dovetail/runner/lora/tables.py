@@ -161,15 +161,15 @@ class TableReader:
                 change = _with_rows(change, added, weight[added])
             weight = self._keep(weight[:vocab])
         ids, rows = self._rows(where, change, vocab, layer.size)
-        kept = TableChange(weight=weight, ids=ids, rows=rows)
+        built = TableChange(weight=weight, ids=ids, rows=rows)
         if change.down is None or change.up is None:
-            return kept
+            return built
         up = change.up * change.scale
         first, second = (up, change.down) if is_head else (change.down.t(), up.t())
-        most = vocab if ids is None else max(vocab, int(ids[-1]) + 1)
-        self._fits(where, first, vocab, first.shape[1], most=most)
+        max_rows = vocab if ids is None else max(vocab, int(ids[-1]) + 1)
+        self._fits(where, first, vocab, first.shape[1], max_rows=max_rows)
         self._fits(where, second, second.shape[0], layer.size)
-        return replace(kept, first=self._keep(first), second=self._keep(second))
+        return replace(built, first=self._keep(first), second=self._keep(second))
 
     def _rows(
         self, where: str, change: ModuleChange, vocab: int, size: int
@@ -199,12 +199,12 @@ class TableReader:
         return torch.tensor(ids, dtype=torch.int64), self._keep(rows)
 
     def _fits(
-        self, where: str, tensor: torch.Tensor, vocab: int, size: int, most: int | None = None
+        self, where: str, tensor: torch.Tensor, vocab: int, size: int, max_rows: int | None = None
     ) -> None:
-        """Raises: ConfigError for a tensor that is not [vocab or more, size]; `most`: the maximum
-        number of rows"""
+        """Raises: ConfigError for a tensor that is not [vocab or more, size]; `max_rows`: the
+        maximum number of rows"""
         is_fitting = tensor.dim() == 2 and tensor.shape[0] >= vocab and tensor.shape[1] == size
-        if is_fitting and (most is None or tensor.shape[0] <= most):
+        if is_fitting and (max_rows is None or tensor.shape[0] <= max_rows):
             return
         raise ConfigError(
             f"its shape is {list(tensor.shape)}, and the model's [{vocab}, {size}].",
@@ -214,10 +214,10 @@ class TableReader:
 
     def _verify_added(self, where: str, count: int) -> None:
         """Raises: ConfigError if `count` added tokens cannot be served"""
-        most = self._spec.max_added_tokens
-        if count > most:
+        max_added = self._spec.max_added_tokens
+        if count > max_added:
             raise ConfigError(
-                f"the adapter adds {count} tokens, and {most} is the most.",
+                f"the adapter adds {count} tokens, and {max_added} is the most.",
                 where=where,
                 fix=f"start with {FLAG} {count}.",
             )

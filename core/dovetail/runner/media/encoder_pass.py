@@ -57,7 +57,7 @@ class EncoderPass:
         self._turn.release()
         self._told.acquire()
 
-    def made(self) -> torch.Tensor:
+    def result(self) -> torch.Tensor:
         """Return the vectors of a finished pass. Raises: what the encoder raised. Shapes: [rows,
         E]"""
         if self._error is not None:
@@ -78,7 +78,7 @@ class EncoderPass:
         try:
             with self._queue(), torch.inference_mode():
                 self._made = self._make()
-        except BaseException as error:  # raised again in `made`
+        except BaseException as error:  # raised again in `result`
             self._error = error
         self._told.release()
 

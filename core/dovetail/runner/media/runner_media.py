@@ -61,10 +61,10 @@ class RunnerMedia(RunnerPart):
         self._blocks_a_row: dict[str, float] = {}
         pause_before(blocks)
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Start without encodings and rows. Mutates: self"""
         self.close()
-        self._batch = made.batch
+        self._batch = storage.batch
         self._alignment = PromptAlignment(self._run, self._module.modules(), self._device)
         self._encodings: dict[str, torch.Tensor] = {}
         self._failures: dict[str, str] = {}
@@ -119,7 +119,7 @@ class RunnerMedia(RunnerPart):
         key, kind, is_last = content.key, content.kind, content.share == 1
         owner = zlib.crc32(key.encode()) % self._group.size
         if key not in self._passes:
-            make = lambda: self._made(kind, [content])[0]  # noqa: E731
+            make = lambda: self._encoded(kind, [content])[0]  # noqa: E731
             self._passes[key] = EncoderPass(make, self._calls.queue())
         running = self._passes[key]
         if owner == self._group.rank:
@@ -131,7 +131,7 @@ class RunnerMedia(RunnerPart):
         if owner == self._group.rank:
             self._blocks_a_row[kind] = running.num_begun / content.num_rows
             try:
-                self._keep([content], [running.made()])
+                self._keep([content], [running.result()])
             except Exception as error:  # one client's data must not end other requests
                 self._fail(content, error)
         if self._group.size > 1:
@@ -205,18 +205,18 @@ class RunnerMedia(RunnerPart):
 
     def _step_positions(self, inputs: StepInputs) -> torch.Tensor:
         """Return the step's positions in three dimensions. Shapes: [3, T]"""
-        told = torch.from_numpy(inputs.told_positions).repeat(3, 1)
+        positions = torch.from_numpy(inputs.told_positions).repeat(3, 1)
         for step, first in zip(inputs.steps, inputs.query_start.tolist(), strict=False):
             table = self._positions.get(step.row)
             if table is not None and step.start < table.shape[1]:
                 part = table[:, step.start : step.start + step.num_tokens]
-                told[:, first : first + part.shape[1]] = part
-        return told.to(self._device)
+                positions[:, first : first + part.shape[1]] = part
+        return positions.to(self._device)
 
     def _encode(self, kind: str, contents: Sequence[Encode]) -> None:
         """Make encodings, one by one if making them together fails. Mutates: self"""
         try:
-            self._keep(contents, self._made(kind, contents))
+            self._keep(contents, self._encoded(kind, contents))
         except Exception as error:  # one client's data must not end other requests
             if len(contents) == 1:
                 self._fail(contents[0], error)
@@ -263,21 +263,21 @@ class RunnerMedia(RunnerPart):
         if has_failed and not is_mine:
             self._failures[content.key] = f"rank {owner} could not encode the {content.kind}"
 
-    def _made(self, kind: str, contents: Sequence[Encode]) -> Sequence[torch.Tensor]:
+    def _encoded(self, kind: str, contents: Sequence[Encode]) -> Sequence[torch.Tensor]:
         features = [
             {feature.name: tensor_of(feature).to(self._device) for feature in content.features}
             for content in contents
         ]
         if kind == VECTORS:
             return [next(iter(one.values())) for one in features]
-        kept = [one.pop(KEPT, None) for one in features]
-        made = self._model.encode(kind, features)
-        pairs = zip(made, kept, strict=True)
+        cells = [one.pop(KEPT, None) for one in features]
+        encodings = self._model.encode(kind, features)
+        pairs = zip(encodings, cells, strict=True)
         return [vectors if rows is None else vectors[rows] for vectors, rows in pairs]
 
-    def _keep(self, contents: Sequence[Encode], made: Sequence[torch.Tensor]) -> None:
+    def _keep(self, contents: Sequence[Encode], encodings: Sequence[torch.Tensor]) -> None:
         """Store encodings by key. Raises: ValueError. Mutates: self"""
-        for content, vectors in zip(contents, made, strict=True):
+        for content, vectors in zip(contents, encodings, strict=True):
             if len(vectors) != content.num_rows:
                 raise ValueError(
                     f"it has {len(vectors)} vectors and the prompt room for {content.num_rows}"

@@ -85,7 +85,7 @@ class CompiledForward:
             "compiled the model's forward pass in %.1f s, %d graphs; speed by number of tokens: %s",
             compile_s,
             self.num_graphs,
-            ", ".join(_told(*pair) for pair in ratios.items()),
+            ", ".join(_summary(*pair) for pair in ratios.items()),
         )
 
     def compile(self, run: Callable[[], object]) -> bool:
@@ -119,12 +119,12 @@ class CompiledForward:
 
     def _ratio(self, run: Pass, *, is_captured: bool) -> float:
         """Return the median ratio of eager to compiled time, both timed in turns."""
-        own, made = (self._timer(run, is_captured, is_made) for is_made in (False, True))
-        own(), made()
+        own, compiled = (self._timer(run, is_captured, is_made) for is_made in (False, True))
+        own(), compiled()
         until_s = time.perf_counter() + PAIRS_S
-        pairs = [(own(), made())]
+        pairs = [(own(), compiled())]
         while len(pairs) < MAX_PAIRS and time.perf_counter() < until_s:
-            pairs.append((own(), made()))
+            pairs.append((own(), compiled()))
         return statistics.median(one / other for one, other in pairs)
 
     def _timer(self, run: Pass, is_captured: bool, is_made: bool) -> Callable[[], float]:
@@ -155,9 +155,9 @@ class CompiledForward:
         return lambda: timed(graph.replay)
 
 
-def _told(size: int, ratio: float) -> str:
-    kept = "compiled" if ratio >= LEAST_GAIN else "own"
-    return f"{size} x{ratio:.2f} ({kept})"
+def _summary(size: int, ratio: float) -> str:
+    choice = "compiled" if ratio >= LEAST_GAIN else "own"
+    return f"{size} x{ratio:.2f} ({choice})"
 
 
 def _first_line(error: Exception) -> str:

@@ -217,8 +217,8 @@ class GraphManager:
                 own[:used] = table.slots(inputs.rows, inputs.positions)
             if inputs.adapters is not None:
                 adapters[:used] = inputs.adapters
-        told = [adapters] if key.uses_adapters else []
-        return [token_ids, positions, row_ids, seq_lens, *slots, *told]
+        extra = [adapters] if key.uses_adapters else []
+        return [token_ids, positions, row_ids, seq_lens, *slots, *extra]
 
     def _capture_one(self, graph: Graph, key: Key) -> None:
         """Capture one size over the buffers that its steps are uploaded to. Mutates: graph"""

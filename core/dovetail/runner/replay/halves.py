@@ -210,8 +210,8 @@ def divided_inputs(inputs: StepInputs, token: int) -> tuple[StepInputs, StepInpu
     drafts_first = [index for index in inputs.drafted if index < row]
     drafts_second = [index - row for index in inputs.drafted if index >= row]
     parts = (first, slice(token), drafts_first), (second, slice(token, None), drafts_second)
-    made = [_inputs_of(inputs, *part) for part in parts]
-    return made[0], made[1]
+    halves = [_inputs_of(inputs, *part) for part in parts]
+    return halves[0], halves[1]
 
 
 def _inputs_of(whole: StepInputs, steps: list[Any], part: slice, drafted: list[int]) -> StepInputs:

@@ -57,17 +57,17 @@ Size = tuple[int, bool]
 def padded(count: int) -> int:
     """Return the number of rows for a step with `count` known and drafted tokens, padded so that
     few sizes have to be recorded."""
-    for most, multiple in STEPS_OF_SIZES:
-        if count <= most:
+    for limit, multiple in STEPS_OF_SIZES:
+        if count <= limit:
             return -(-count // multiple) * multiple
     return count
 
 
-def sizes_ahead(most: int) -> Iterator[int]:
-    """Yield sizes of steps with drafts, up to `most`, each at most LARGER times the one before."""
+def sizes_ahead(max_count: int) -> Iterator[int]:
+    """Yield sizes of steps with drafts up to `max_count`, each at most LARGER times the last."""
     first = 2
-    while first <= most:
-        last = min(most, max(padded(first), int(LARGER * first)))
+    while first <= max_count:
+        last = min(max_count, max(padded(first), int(LARGER * first)))
         found = max(size for size in range(first, last + 1) if padded(size) == size)
         yield found
         first = found + 1
@@ -87,9 +87,13 @@ def recorded_rows(
     """Return the recorder of steps in which every row computes one token. `sizes`: only these
     numbers of rows are recorded (None: all). `inner`, `states`, `pads`: see RecordedForward;
     `shares_rows`: see RowInputs."""
-    most = max_rows if sizes is None else min(max_rows, MAX_ROWS, max(sizes, default=1))
-    counts = range(1, most + 1) if sizes is None else frozenset(s for s in sizes if s <= most)
-    inputs = RowInputs(tables, most, shares_rows=shares_rows)
+    max_recorded = max_rows if sizes is None else min(max_rows, MAX_ROWS, max(sizes, default=1))
+    counts = (
+        range(1, max_recorded + 1)
+        if sizes is None
+        else frozenset(s for s in sizes if s <= max_recorded)
+    )
+    inputs = RowInputs(tables, max_recorded, shares_rows=shares_rows)
     return RecordedForward(forward, inputs, counts, inner, states, pads=pads)
 
 
@@ -253,9 +257,9 @@ class RecordedForward:
 
     def _record(self, size: Size) -> Program | None:
         """Return the program of steps of a size; None, permanently, if the model has none."""
-        kept: list[BatchLayout] = []
+        layouts: list[BatchLayout] = []
         try:
-            program = record(lambda: self._run_model(size, kept), self._pool, kept=kept)
+            program = record(lambda: self._run_model(size, layouts), self._pool, owner=layouts)
         except NotRecordable as error:
             self._give_up(size, str(error))
             return None
@@ -273,12 +277,13 @@ class RecordedForward:
             self._reason = reason
             log.info("steps are not recorded: %s", reason)
 
-    def _run_model(self, size: Size, kept: list[BatchLayout] | None = None) -> torch.Tensor:
-        """Return the hidden states for the fixed buffers' content. `kept` receives the layouts."""
+    def _run_model(self, size: Size, all_layouts: list[BatchLayout] | None = None) -> torch.Tensor:
+        """Return the hidden states for the fixed buffers' content. `all_layouts`, if given, gets
+        the layouts."""
         count, has_adapters = size
         layouts = self._inputs.layouts(count)
-        if kept is not None:
-            kept.extend(layouts)
+        if all_layouts is not None:
+            all_layouts.extend(layouts)
         adapters = self._inputs.adapters(count) if has_adapters else None
         second_text = self._inputs.second_text(count)
         return self._forward(*self._inputs.tokens(count), layouts, second_text, adapters)

@@ -34,8 +34,8 @@ def choose_forward(
 ) -> None:
     """Find out at which sizes a compiled pass is faster than `forward`. Mutates: compiled"""
     rows, most_captured = rows_run_again(run, *captured)
-    most = min(run.max_step_tokens, run.max_model_tokens)
-    passes = timing_passes(forward, tables, device, most_rows=rows, most_tokens=most)
+    max_tokens = min(run.max_step_tokens, run.max_model_tokens)
+    passes = timing_passes(forward, tables, device, most_rows=rows, most_tokens=max_tokens)
     compiled.choose(passes, most_captured)
 
 
@@ -47,8 +47,8 @@ def rows_run_again(
     if recorded is not None and recorded.reason is None:
         return 0, 0
     if graphs is not None and graphs.reason is None:
-        most = max(run.graph_sizes or (1,))
-        return most, most
+        max_rows = max(run.graph_sizes or (1,))
+        return max_rows, max_rows
     return run.max_rows, 0
 
 
@@ -63,18 +63,18 @@ def timing_passes(
     """Return passes by number of tokens: up to `most_rows` rows of one token (0: none), and one
     prompt of a single row. They write to the null block."""
     sizes = [size for size in FEW_TOKENS if size < most_rows] + [most_rows] * bool(most_rows)
-    made = {size: _pass(forward, tables, device, [1] * size) for size in sizes}
+    passes = {size: _pass(forward, tables, device, [1] * size) for size in sizes}
     prompt = min(most_tokens, CPU_PROMPT_TOKENS if device.type == "cpu" else PROMPT_TOKENS)
     if prompt > most_rows:
-        made[prompt] = _pass(forward, tables, device, [prompt])
-    return made
+        passes[prompt] = _pass(forward, tables, device, [prompt])
+    return passes
 
 
 def _pass(
     forward: Forward, tables: Sequence[BlockTable], device: torch.device, counts: list[int]
 ) -> Callable[[], torch.Tensor]:
     """Return a pass over rows with these numbers of tokens, all in the null block."""
-    num_tokens, most = sum(counts), max(counts)
+    num_tokens, max_tokens = sum(counts), max(counts)
     starts = torch.tensor([0, *counts]).cumsum(0)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     positions = torch.cat([torch.arange(count) for count in counts]).to(device)
@@ -83,14 +83,14 @@ def _pass(
             query_start=starts.to(device, torch.int32),
             seq_lens=torch.tensor(counts, dtype=torch.int32, device=device),
             block_table=torch.zeros(
-                len(counts), -(-most // table.block_tokens), dtype=torch.int32, device=device
+                len(counts), -(-max_tokens // table.block_tokens), dtype=torch.int32, device=device
             ),
             slots=token_ids.clone(),
             query_start_host=starts.tolist(),
             seq_lens_host=counts,
             block_tokens=table.block_tokens,
-            max_query_tokens=most,
-            max_seq_tokens=most,
+            max_query_tokens=max_tokens,
+            max_seq_tokens=max_tokens,
         )
         for table in tables
     ]

@@ -86,8 +86,10 @@ def warm_up_prompt(
 
 def _in_groups(layout: KVLayout, blocks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return a row's blocks in each group; for encodings no more than they can fill."""
-    most = (-(-group.cross_rows // layout.block_tokens) or len(blocks) for group in layout.groups)
-    return tuple(blocks[:count] for count in most)
+    max_blocks = (
+        -(-group.cross_rows // layout.block_tokens) or len(blocks) for group in layout.groups
+    )
+    return tuple(blocks[:count] for count in max_blocks)
 
 
 def _places(read: tuple[Encode, ...]) -> tuple[PartPlace, ...]:

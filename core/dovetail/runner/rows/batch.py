@@ -69,8 +69,8 @@ class StepInputs:
         """Return the positions that the model gets. Shapes: [T]"""
         if self.shifts is None:
             return self.positions
-        told: np.ndarray = self.positions + self.shifts
-        return told
+        positions: np.ndarray = self.positions + self.shifts
+        return positions
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -117,12 +117,12 @@ class Batch:
         self.num_rows = max_rows
         self._epochs = np.zeros(max_rows, dtype=np.int64)
         num_tables = num_groups + has_step_blocks
-        most = [cross_rows.get(group, 0) if cross_rows else 0 for group in range(num_tables)]
+        table_rows = [cross_rows.get(group, 0) if cross_rows else 0 for group in range(num_tables)]
         self.tables = [
             BlockTable(
                 max_rows, -(-(rows or width) // block_tokens), block_tokens, is_cross=rows > 0
             )
-            for rows in most
+            for rows in table_rows
         ]
         self._cross = CrossRows(max_rows) if cross_rows else None
         self._kept = self.tables[:num_groups]

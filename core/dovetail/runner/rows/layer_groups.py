@@ -40,8 +40,8 @@ class LayerGroups:
         self, backend: AttentionBackend, layouts: Sequence[BatchLayout]
     ) -> Mapping[str, Any]:
         """Return each layer's prepared view of a step, by name. `layouts` are the groups'."""
-        made = {group: backend.prepare(layouts[group]) for group in self._used}
-        found = {name: made[group] for name, group in self._attended.items()}
+        by_group = {group: backend.prepare(layouts[group]) for group in self._used}
+        found = {name: by_group[group] for name, group in self._attended.items()}
         states = {group: RowStates(layouts[group]) for group in set(self.states.values())}
         return found | {name: states[group] for name, group in self.states.items()}
 

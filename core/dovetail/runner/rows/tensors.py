@@ -174,7 +174,7 @@ def _layouts(
     slots: Sequence[torch.Tensor],
 ) -> list[BatchLayout]:
     """Return the layout of each KV group."""
-    query_start_host, most = laid.query_start.tolist(), int(laid.counts.max())
+    query_start_host, max_query_tokens = laid.query_start.tolist(), int(laid.counts.max())
     on_host = [laid.lens_in(table).tolist() for table in tables]
     return [
         BatchLayout(
@@ -185,7 +185,7 @@ def _layouts(
             query_start_host=query_start_host,
             seq_lens_host=on_host[group],
             block_tokens=table.block_tokens,
-            max_query_tokens=most,
+            max_query_tokens=max_query_tokens,
             max_seq_tokens=max(on_host[group]),
         )
         for group, table in enumerate(tables)

@@ -53,7 +53,7 @@ class RunnerPart:
         """Return new logits processors, by name. Raises: BrokenPlugin"""
         return {}
 
-    def allocate(self, made: Allocated) -> None:
+    def allocate(self, storage: Allocated) -> None:
         """Create what the part holds for a layout. Raises: ConfigError"""
 
     def open(self) -> None:

@@ -129,7 +129,7 @@ class ServedAdapters:
         """Load the adapter from the first resolver that finds it and return it. Raises:
         RequestError"""
         for label, resolver in self._resolvers:
-            source = await asyncio.to_thread(_asked, label, resolver, name)
+            source = await asyncio.to_thread(_found_by, label, resolver, name)
             if source is not None:
                 return await self._loaded(source, label)
         return None
@@ -147,7 +147,7 @@ class ServedAdapters:
         return source
 
 
-def _asked(label: str, resolver: AdapterResolver, name: str) -> AdapterSource | None:
+def _found_by(label: str, resolver: AdapterResolver, name: str) -> AdapterSource | None:
     """Return the adapter that a resolver finds. Exceptions other than RequestError are logged."""
     try:
         source = resolver.find(name)

@@ -83,14 +83,14 @@ class Beams:
         it."""
         return max(2, 1 + len(self.end_ids)) * self.settings.width
 
-    def grow(self, told: Sequence[TokenLogprobs]) -> None:
-        """Extend every live beam by its most likely tokens. `told[i]` belongs to `live[i]`.
+    def grow(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Extend every live beam by its most likely tokens. `logprobs[i]` belongs to `live[i]`.
 
         Mutates: self
         """
         candidates = [
             (beam.total + logprob, place, beam, token_id)
-            for place, (beam, one) in enumerate(zip(self.live, told, strict=True))
+            for place, (beam, one) in enumerate(zip(self.live, logprobs, strict=True))
             for token_id, logprob in zip(one.top_ids, one.top_logprobs, strict=True)
         ]
         candidates.sort(key=lambda found: (-found[0], found[1]))
@@ -160,10 +160,10 @@ def check_beams(
         )
     ends = _end_ids(params, vocabulary)
     wanted = Beams(settings=settings, end_ids=ends, max_tokens=1).num_wanted
-    most = engine.spec.max_logprobs
-    if most != -1 and wanted > most:
+    max_logprobs = engine.spec.max_logprobs
+    if max_logprobs != -1 and wanted > max_logprobs:
         raise RequestError(
-            f"{settings.width} beams need {wanted} logprobs, and this server gives {most}.",
+            f"{settings.width} beams need {wanted} logprobs, and this server gives {max_logprobs}.",
             where="best_of",
             fix="use fewer beams, or start the server with a higher --max-logprobs.",
         )
@@ -192,7 +192,7 @@ async def beam_outputs(
     assert params.max_tokens is not None
     ends = _end_ids(params, vocabulary)
     beams = Beams(settings=settings, end_ids=ends, max_tokens=params.max_tokens)
-    asked = SamplingParams(
+    step_params = SamplingParams(
         max_tokens=1, seed=0, logprobs=beams.num_wanted, ignore_eos=True, detokenize=False
     )
     how = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
@@ -200,7 +200,7 @@ async def beam_outputs(
         async with asyncio.TaskGroup() as group:
             asking = [
                 group.create_task(
-                    _next_tokens(engine, (*prompt_ids, *beam.tokens), asked, request_id, how)
+                    _next_tokens(engine, (*prompt_ids, *beam.tokens), step_params, request_id, how)
                 )
                 for beam in beams.live
             ]
@@ -225,16 +225,16 @@ async def _next_tokens(
 ) -> TokenLogprobs:
     """Return the most likely next tokens. `how` has further arguments of `generate`."""
     outputs = engine.generate(ids, params, request_id, **how)
-    told: TokenLogprobs | None = None
+    logprobs: TokenLogprobs | None = None
     try:
         async for output in outputs:
             for delta in output.deltas:
-                told = delta.logprobs[0] if delta.logprobs else told
+                logprobs = delta.logprobs[0] if delta.logprobs else logprobs
     finally:
         await outputs.aclose()
-    if told is None:
+    if logprobs is None:
         raise RequestFault("the engine ended the request (abort).", where=request_id)
-    return told
+    return logprobs
 
 
 def _delta(

@@ -178,14 +178,14 @@ def generation_for(
     limit = text.engine.spec.run.max_model_tokens
     wanted = fields.get("max_tokens")
     parts = prompt.parts if isinstance(prompt, PlacedPrompt) else ()
-    kept = truncated(
+    prompt_ids = truncated(
         prompt.token_ids if isinstance(prompt, PlacedPrompt) else prompt,
         body.truncate_prompt_tokens,
         limit,
         wanted,
         keeps_start=body.truncation_side == "right",
     )
-    params, clamped_tokens = build_sampling(text.engine, body, fields, len(kept))
+    params, clamped_tokens = build_sampling(text.engine, body, fields, len(prompt_ids))
     if clamped_tokens is not None:
         meta.clamped_tokens = clamped_tokens
     beams = beam_settings(body) if body.use_beam_search else None
@@ -200,7 +200,7 @@ def generation_for(
     return Generation(
         meta=meta,
         request_id=meta.request_id,
-        prompt_ids=kept,
+        prompt_ids=prompt_ids,
         parts=parts,
         params=params,
         plan=plan.with_stops(

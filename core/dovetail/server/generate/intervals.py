@@ -17,20 +17,20 @@ async def in_intervals(
 
     Closing it closes `steps`. Held steps are sent before an error.
     """
-    held: dict[int, Step] = {}
+    waiting: dict[int, Step] = {}
     begun: set[int] = set()
     try:
         async for step in steps:
-            earlier = held.pop(step.index, None)
+            earlier = waiting.pop(step.index, None)
             whole = step if earlier is None else joined(earlier, step)
             is_over = whole.finish_reason is not None or len(whole.token_ids) >= num_tokens
             if is_over or step.index not in begun:
                 begun.add(step.index)
                 yield whole
             else:
-                held[step.index] = whole
+                waiting[step.index] = whole
     except Exception:
-        for whole in held.values():
+        for whole in waiting.values():
             yield whole
         raise
     finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.requests.io_processing import make_io_processor
 from dovetail.engine.client.requests.prompt_checks import verify_text
-from dovetail.engine.client.text.long_text import LONG_TEXT_CHARS, encoded, kept
+from dovetail.engine.client.text.long_text import LONG_TEXT_CHARS, encoded, max_kept_tokens
 from dovetail.engine.client.text.no_tokenizer import text_refused
 from dovetail.engine.client.text.vocabularies import Vocabulary
 from dovetail.engine.context_length import PROMPT
@@ -247,18 +247,18 @@ class ModelText:
         """
         verify_text(PROMPT, text)
         run = self.engine.spec.run
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "add_special_tokens": add_special_tokens,
-            "most": None if takes_any_length else run.max_model_tokens,
-            "keep": kept(truncates_to, run.max_model_tokens),
+            "max_tokens": None if takes_any_length else run.max_model_tokens,
+            "keep": max_kept_tokens(truncates_to, run.max_model_tokens),
             "keeps_start": keeps_start,
             "plain": plain,
         }
         process = self.engine.text_process
         if process is not None and len(text) > LONG_TEXT_CHARS:
-            return await process.encode(text, **asked, folder=self.vocabulary.tokenizer_path)
+            return await process.encode(text, **arguments, folder=self.vocabulary.tokenizer_path)
         answers = run.pooling is None
-        encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **asked)
+        encode = partial(encoded, self.vocabulary.tokenizer, text, answers=answers, **arguments)
         return await self.threads.run(encode, len(text))
 
 

@@ -141,7 +141,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Answe
     raises
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(request.receive))
+    watch = asyncio.ensure_future(_disconnected(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         has_left = not task.done()
@@ -163,7 +163,7 @@ async def _given_up(task: asyncio.Future[Any]) -> None:
             await answer.aclose()
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -299,7 +299,7 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         pump = asyncio.ensure_future(self._pump(send))
-        watch = asyncio.ensure_future(_gone(receive))
+        watch = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():

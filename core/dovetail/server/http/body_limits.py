@@ -71,15 +71,15 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
-        most = self._max_bytes_of.get(path, self._max_bytes)
-        if length.isdecimal() and int(length[:20]) > most:
-            await self._refuse(_too_large(most), scope, receive, send)
+        max_bytes = self._max_bytes_of.get(path, self._max_bytes)
+        if length.isdecimal() and int(length[:20]) > max_bytes:
+            await self._refuse(_too_large(max_bytes), scope, receive, send)
             return
-        await self._limited(most, scope, receive, send)
+        await self._limited(max_bytes, scope, receive, send)
 
-    async def _limited(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limited(self, max_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; if its body is refused, the refusal replaces the app's own answer."""
-        body = _Body(receive, most, self._pace)
+        body = _Body(receive, max_bytes, self._pace)
         has_started = False
 
         async def pass_on(message: Message) -> None:
@@ -93,7 +93,7 @@ class BodyLimitMiddleware:
         except _BodyRefused:
             logger.debug("a body was cut off at %d bytes", body.num_bytes)
         if body.is_refused and not has_started:
-            found = _too_large(most) if body.is_too_large else _TOO_SLOW
+            found = _too_large(max_bytes) if body.is_too_large else _TOO_SLOW
             await self._refuse(found, scope, receive, send)
 
     async def _refuse(self, found: Problem, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,10 +111,10 @@ class BodyLimitMiddleware:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _too_large(most: int) -> Problem:
+def _too_large(max_bytes: int) -> Problem:
     return problem(
         413,
-        f"the request body is above {most} bytes.",
+        f"the request body is above {max_bytes} bytes.",
         code="body_too_large",
         headers={"Connection": "close"},
     )

@@ -138,9 +138,9 @@ class ExceptionMiddleware:
         try:
             await self._app(scope, receive, _noting(send, sent))
         except ClientDisconnect:
-            gone = client_left(scope["state"]["request_id"])
+            problem = client_left(scope["state"]["request_id"])
             if not sent.status:
-                await gone.response(scope)(scope, receive, send)
+                await problem.response(scope)(scope, receive, send)
         except Exception as error:
             logger.error("request %s failed", scope["state"]["request_id"], exc_info=error)
             if not sent.status:

@@ -202,11 +202,11 @@ async def _watch(
         if await _next(news) != NO_SIGNAL:
             deadline_s = deadline_s or loop.time() + timeout_s + GRACE_S
             _signal(children, signal.SIGTERM)
-        gone = [child.status for child in children if child.status is not None]
-        if len(gone) == len(children):
-            return 0 if deadline_s and not any(gone) else 1
-        if deadline_s is None and gone and engine.is_alive:
-            logger.error("a server process ended with status %d: stopping", gone[0])
+        statuses = [child.status for child in children if child.status is not None]
+        if len(statuses) == len(children):
+            return 0 if deadline_s and not any(statuses) else 1
+        if deadline_s is None and statuses and engine.is_alive:
+            logger.error("a server process ended with status %d: stopping", statuses[0])
             return 1
         if deadline_s is None and engine.is_alive:
             engine.give_up(beats.read())
@@ -214,7 +214,7 @@ async def _watch(
                 logger.error("%s: stopping", silence)
                 return 1
         if deadline_s is not None and loop.time() > deadline_s:
-            logger.warning("%d server processes did not end in time", len(children) - len(gone))
+            logger.warning("%d server processes did not end in time", len(children) - len(statuses))
             return 1
 
 

@@ -38,12 +38,12 @@ class StartupTimer:
     def note_parts(self, name: str, parts: Iterable[tuple[str, float]]) -> None:
         """Record the parts of a recorded phase, one after another up to its end. Mutates: self Time
         before the first part, such as starting a process, belongs to none of them."""
-        told = list(parts)
+        durations = list(parts)
         at_s = self.began_s[name] + self.durations_s[name]
-        for part, duration_s in reversed(told):
+        for part, duration_s in reversed(durations):
             at_s -= duration_s
             self.began_s[f"{name}: {part}"] = at_s
-        for part, duration_s in told:
+        for part, duration_s in durations:
             self.durations_s[f"{name}: {part}"] = duration_s
 
     def total_s(self) -> float:

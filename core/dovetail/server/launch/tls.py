@@ -135,7 +135,7 @@ def _load(frontend: FrontendConfig) -> ssl.SSLContext:
             context.load_verify_locations(frontend.ssl_ca_certs)
         except OSError as error:
             raise ConfigError(
-                f"no certificates can be read from {frontend.ssl_ca_certs}: {_told(error)}.",
+                f"no certificates can be read from {frontend.ssl_ca_certs}: {_error_text(error)}.",
                 where="--ssl-ca-certs",
                 fix="name a PEM file with the authorities' certificates.",
             ) from error
@@ -179,12 +179,12 @@ def _chain_error(cert: str, key: str | None, error: Exception, *, is_locked: boo
         return ConfigError(what, where=where, fix="name the key the certificate was made with.")
     return ConfigError(
         f"no certificate and key can be read from {cert} and {key or 'the same file'}: "
-        f"{_told(error)}.",
+        f"{_error_text(error)}.",
         where=where,
         fix="name PEM files: the chain with --ssl-certfile, its key with --ssl-keyfile.",
     )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error's text without the location in OpenSSL's source."""
     return str(error).partition(" (_ssl.c")[0]

@@ -145,13 +145,15 @@ def _readings(parts: tuple[_Part, ...], depth: int = 0) -> Iterator[ItemState]:
                 yield from _readings((part, *rest), depth + 1)
         case _Several(several):
             yield from _readings((*several, *rest), depth + 1)
-        case _Again(part, least, most):
-            if most != 0:
+        case _Again(part, minimum, maximum):
+            if maximum != 0:
                 again = first
-                if least or most is not None:
-                    again = _Again(part, max(0, least - 1), None if most is None else most - 1)
+                if minimum or maximum is not None:
+                    again = _Again(
+                        part, max(0, minimum - 1), None if maximum is None else maximum - 1
+                    )
                 yield from _readings((part, again, *rest), depth + 1)
-            if not least:
+            if not minimum:
                 yield from _readings(rest, depth + 1)
 
 
@@ -163,9 +165,9 @@ def _part(constraint: Constraint) -> _Part:
             return _Json(shape_of(schema))
         case Concat(parts) | Choice(parts):
             return _Several(tuple(map(_part, parts)), isinstance(constraint, Choice))
-        case Repeat(part, least, most):
+        case Repeat(part, minimum, maximum):
             inner = _part(part)
-            return inner if isinstance(inner, _Loose) else _Again(inner, least, most)
+            return inner if isinstance(inner, _Loose) else _Again(inner, minimum, maximum)
     return _Loose()
 
 

@@ -61,8 +61,8 @@ def base64_json(data: bytes) -> msgspec.Raw:
 
 
 def _scaled(vector: Array) -> Array:
-    most = np.abs(vector).max(axis=-1, keepdims=True)
-    return np.rint(vector * (_MOST / np.where(most > 0, most, 1))).astype(np.int8)
+    peak = np.abs(vector).max(axis=-1, keepdims=True)
+    return np.rint(vector * (_MOST / np.where(peak > 0, peak, 1))).astype(np.int8)
 
 
 def _shifted(vector: Array) -> Array:

@@ -146,8 +146,10 @@ def check_inputs(prompts: Sequence[Prompt], where: str, *, is_list: bool = True)
             raise RequestError("is empty.", where=place, fix="send some text.")
 
 
-async def answered(server: App, job: PoolingJob, told: Callable[[RequestOutput], Told]) -> Answers:
-    """Return the results of the prompts, each converted by `told`.
+async def answered(
+    server: App, job: PoolingJob, convert: Callable[[RequestOutput], Told]
+) -> Answers:
+    """Return the results of the prompts, each converted by `convert`.
 
     Raises: RequestError in the client's field names, RequestFault, Overloaded, EngineDead
     """
@@ -155,7 +157,7 @@ async def answered(server: App, job: PoolingJob, told: Callable[[RequestOutput],
         return Answers()
     window = min(len(job.prompts), server.engine.spec.total_rows)
     with server.admission.admit(window):
-        run = _Run(server, job, told)
+        run = _Run(server, job, convert)
         if not server.frontend.enable_log_requests:
             await run.all(window)
             return run.answers
@@ -179,10 +181,12 @@ def _log_first_prompt(job: PoolingJob, limit: int | None) -> None:
 class _Run:
     """The prompts of one job while they are processed."""
 
-    def __init__(self, server: App, job: PoolingJob, told: Callable[[RequestOutput], Any]) -> None:
+    def __init__(
+        self, server: App, job: PoolingJob, convert: Callable[[RequestOutput], Any]
+    ) -> None:
         self._server = server
         self._job = job
-        self._told = told
+        self._told = convert
         self._num_numbers = 0
         self.answers = Answers(items=[None] * len(job.prompts))
 

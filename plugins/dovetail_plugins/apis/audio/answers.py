@@ -36,13 +36,13 @@ def answer(listener: Listener, segments: Sequence[Segment]) -> tuple[bytes, str]
     found: dict[str, Any] = {"text": text, "usage": usage(listener)}
     if wanted == VERBOSE:
         found = {
-            **_heard(listener),
+            **_recording_facts(listener),
             **found,
         }
         if SEGMENT in listener.request.granularities:
-            found["segments"] = [*map(_told, range(len(segments)), segments)]
+            found["segments"] = [*map(_segment_json, range(len(segments)), segments)]
         if listener.request.needs_words:
-            found["words"] = [_told_word(word) for one in segments for word in one.words]
+            found["words"] = [_word_json(word) for one in segments for word in one.words]
     return msgspec.json.encode(found), JSON_TYPE
 
 
@@ -68,7 +68,7 @@ def _clock(seconds: float, comma: str) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
 
 
-def _heard(listener: Listener) -> dict[str, Any]:
+def _recording_facts(listener: Listener) -> dict[str, Any]:
     language = listener.language or "en"
     return {
         "task": "translate" if listener.request.is_translation else "transcribe",
@@ -77,11 +77,11 @@ def _heard(listener: Listener) -> dict[str, Any]:
     }
 
 
-def _told_word(word: TimedWord) -> dict[str, Any]:
+def _word_json(word: TimedWord) -> dict[str, Any]:
     return {"word": word.text.strip(), "start": word.start, "end": word.end}
 
 
-def _told(number: int, segment: Segment) -> dict[str, Any]:
+def _segment_json(number: int, segment: Segment) -> dict[str, Any]:
     return {
         "id": number,
         "seek": round(segment.seek_s * FRAMES_PER_S),

@@ -146,11 +146,11 @@ def _request(
     )
 
 
-def _check_granularities(asked: Sequence[str], response_format: str) -> None:
+def _check_granularities(granularities: Sequence[str], response_format: str) -> None:
     """Raises: RequestError for unknown granularities, and for times in an answer without any"""
-    if set(asked) - {WORD, SEGMENT}:
+    if set(granularities) - {WORD, SEGMENT}:
         raise RequestError("must be word or segment.", where="timestamp_granularities")
-    if asked and response_format != VERBOSE:
+    if granularities and response_format != VERBOSE:
         raise RequestError(
             "times stand in verbose_json alone.",
             where="timestamp_granularities",

@@ -89,14 +89,14 @@ async def _worked_out(
     request: Request, raw: bytes, server: App, state: AudioState, *, is_translation: bool
 ) -> Response:
     kind = request.headers.get("content-type", "")
-    asked = await asyncio.to_thread(audio_request, kind, raw, is_translation=is_translation)
-    model = await server.model_name(asked.model)
+    form = await asyncio.to_thread(audio_request, kind, raw, is_translation=is_translation)
+    model = await server.model_name(form.model)
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
-        listener = await _listener(request, server, state, asked, model)
+        listener = await _listener(request, server, state, form, model)
         segments = listener.segments()
         owned.push_async_callback(segments.aclose)
-        if asked.stream:
+        if form.stream:
             first = await anext(segments, None)  # errors are raised before the stream begins
             head = StreamHead(
                 headers={},
@@ -111,23 +111,23 @@ async def _worked_out(
 
 
 async def _listener(
-    request: Request, server: App, state: AudioState, asked: AudioRequest, model: str
+    request: Request, server: App, state: AudioState, body: AudioRequest, model: str
 ) -> Listener:
     """Return the decoded audio, ready for transcription. Raises: RequestError"""
     spec = server.engine.spec
     tokens = speech_tokens(spec, server.engine.tokenizer)
-    tokens.prompt(asked.language or next(iter(tokens.languages), None),
-                  "translate" if asked.is_translation else "transcribe",
+    tokens.prompt(body.language or next(iter(tokens.languages), None),
+                  "translate" if body.is_translation else "transcribe",
                   has_times=False)  # fmt: skip
     assert spec.sounds is not None, "a model of speech says how sounds are read"
-    sound = await state.sound(asked.file, spec.sounds)
+    sound = await state.sound(body.file, spec.sounds)
     spectrum = await asyncio.to_thread(state.spectrum, spec.run.model)
     return Listener(
         engine=server.engine,
         tokens=tokens,
         spectrogram=await asyncio.to_thread(log_mel, sound.samples, spectrum),
         duration_s=len(sound.samples) / RATE_HZ,
-        request=asked,
+        request=body,
         request_id=str(request.state.request_id),
         adapter=spec.adapter_of(model),
     )
@@ -137,14 +137,14 @@ async def _events(
     listener: Listener, first: Segment | None, segments: AsyncIterator[Segment]
 ) -> AsyncGenerator[bytes, None]:
     """Yield a delta per segment, then the whole text."""
-    heard: list[Segment] = []
+    spoken: list[Segment] = []
     segment = first
     while segment is not None:
-        text = segment.text if heard else segment.text.lstrip()
-        heard.append(segment)
+        text = segment.text if spoken else segment.text.lstrip()
+        spoken.append(segment)
         yield _event("transcript.text.delta", delta=text)
         segment = await anext(segments, None)
-    yield _event("transcript.text.done", text=whole_text(heard), usage=usage(listener))
+    yield _event("transcript.text.done", text=whole_text(spoken), usage=usage(listener))
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -142,49 +142,49 @@ class Listener:
             self._context = self.engine.tokenizer.encode(text, add_special_tokens=False)
         seek = 0
         while seek < self.spectrogram.shape[1]:
-            heard = await asyncio.to_thread(self._window, seek)
+            window = await asyncio.to_thread(self._window, seek)
             if self.language is None and self.tokens.languages:
-                await self._find_language(heard)
-            written = await self._write(heard)
+                await self._find_language(window)
+            written = await self._write(window)
             if written.is_silence:
-                seek += heard.frames
+                seek += window.frames
                 continue
             found = cut(
                 written.token_ids,
                 self.tokens.first_time,
-                heard.length_s,
+                window.length_s,
                 has_times=self._has_times,
             )
-            made = [self._segment(written, heard, *piece) for piece in found.pieces]
+            segments = [self._segment(written, window, *piece) for piece in found.pieces]
             seek += max(1, round(found.heard_s * FRAMES_PER_S))
             if self.request.needs_words:
-                made = await self._with_words(heard, made)
-                if made and made[-1].words and not found.is_closed:
-                    seek = max(heard.first + 1, round(made[-1].end * FRAMES_PER_S))
-            made = [one for one in made if one.text.strip() and one.start < one.end]
-            self._remember(written, made)
-            for segment in made:
+                segments = await self._with_words(window, segments)
+                if segments and segments[-1].words and not found.is_closed:
+                    seek = max(window.first + 1, round(segments[-1].end * FRAMES_PER_S))
+            segments = [one for one in segments if one.text.strip() and one.start < one.end]
+            self._remember(written, segments)
+            for segment in segments:
                 yield segment
 
     def _segment(
-        self, written: _Written, heard: _Window, start: float, end: float, ids: Sequence[int]
+        self, written: _Written, window: _Window, start: float, end: float, ids: Sequence[int]
     ) -> Segment:
         return Segment(
-            start=round(heard.start_s + start, 2),
-            end=round(heard.start_s + end, 2),
+            start=round(window.start_s + start, 2),
+            end=round(window.start_s + end, 2),
             text=self.engine.tokenizer.decode(ids, skip_special_tokens=True),
             token_ids=tuple(ids),
             temperature=written.temperature,
             avg_logprob=written.avg_logprob,
             compression_ratio=written.compression_ratio,
             no_speech_prob=written.no_speech_prob or 0.0,
-            seek_s=heard.start_s,
+            seek_s=window.start_s,
         )
 
-    def _remember(self, written: _Written, made: Sequence[Segment]) -> None:
+    def _remember(self, written: _Written, segments: Sequence[Segment]) -> None:
         """Store the text as context for the next window. Mutates: self"""
-        told = [one for segment in made for one in segment.token_ids]
-        self._context = [] if written.temperature > COLD else [*self._context, *told]
+        token_ids = [one for segment in segments for one in segment.token_ids]
+        self._context = [] if written.temperature > COLD else [*self._context, *token_ids]
 
     def _window(self, first: int) -> _Window:
         """Return the encoder's input from a frame on."""
@@ -198,16 +198,16 @@ class Listener:
         frames = min(self._window_frames, self.spectrogram.shape[1] - first)
         return _Window(part=part, first=first, frames=frames)
 
-    async def _find_language(self, heard: _Window) -> None:
+    async def _find_language(self, window: _Window) -> None:
         """Detect the spoken language. Mutates: self"""
         languages = {one: code for code, one in self.tokens.languages.items()}
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=tuple(languages), detokenize=False
         )
-        (delta,) = await self._run(heard.part, (self.tokens.start,), params)
+        (delta,) = await self._run(window.part, (self.tokens.start,), params)
         self.language = languages[delta.token_ids[0]]
 
-    async def _no_speech_prob(self, heard: _Window, ids: tuple[int, ...]) -> float:
+    async def _no_speech_prob(self, window: _Window, ids: tuple[int, ...]) -> float:
         """Return the probability of silence, which the decoder predicts after the start token."""
         quiet = self.tokens.no_speech
         if quiet is None:
@@ -216,12 +216,12 @@ class Listener:
             temperature=0.0, max_tokens=1, logprob_token_ids=(quiet,), detokenize=False
         )
         start = ids[: ids.index(self.tokens.start) + 1]
-        (delta,) = await self._run(heard.part, start, params)
-        (told,) = delta.logprobs or ()
-        found = dict(zip(told.top_ids, told.top_logprobs, strict=True))
+        (delta,) = await self._run(window.part, start, params)
+        (logprobs,) = delta.logprobs or ()
+        found = dict(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
         return float(np.exp(found.get(quiet, -np.inf)))
 
-    async def _write(self, heard: _Window) -> _Written:
+    async def _write(self, window: _Window) -> _Written:
         """Return the decoder's text for a window: the first that is credible or silence, else the
         last. The probability of silence is computed if a text is not credible, or if the answer
         includes it."""
@@ -229,11 +229,11 @@ class Listener:
         room = self.engine.spec.run.max_model_tokens // 2 - 1
         if self._context and self.tokens.before is not None:
             ids = (self.tokens.before, *self._context[-room:], *ids)
-        quiet = await self._no_speech_prob(heard, ids) if self.request.tells_silence else None
+        quiet = await self._no_speech_prob(window, ids) if self.request.tells_silence else None
         for temperature in self.request.temperatures:
-            written = await self._attempt(heard.part, ids, temperature)
+            written = await self._attempt(window.part, ids, temperature)
             if quiet is None and not written.is_credible:
-                quiet = await self._no_speech_prob(heard, ids)
+                quiet = await self._no_speech_prob(window, ids)
             written = replace(written, no_speech_prob=quiet)
             if written.is_credible or written.is_silence:
                 break
@@ -243,19 +243,19 @@ class Listener:
     def _task(self) -> str:
         return "translate" if self.request.is_translation else "transcribe"
 
-    async def _with_words(self, heard: _Window, made: list[Segment]) -> list[Segment]:
+    async def _with_words(self, window: _Window, segments: list[Segment]) -> list[Segment]:
         """Return segments with their words, and with times corrected by the words. Mutates: self"""
-        plain = [self._text_ids(segment) for segment in made]
+        plain = [self._text_ids(segment) for segment in segments]
         ids = [one for part in plain for one in part]
         if not ids:
-            return made
+            return segments
         decode = partial(self.engine.tokenizer.decode, skip_special_tokens=True)
-        times = await self._token_times(heard, ids)
+        times = await self._token_times(window, ids)
         words = timed(divided(ids, decode, self.language), times)
         usual = usual_length(words)
         words = with_marks(within_sentences(words, usual * 2) if usual else words)
         found, taken = [], 0
-        for segment, part in zip(made, plain, strict=True):
+        for segment, part in zip(segments, plain, strict=True):
             own: list[TimedWord] = []
             while taken < len(words) and sum(one.num_tokens for one in own) < len(part):
                 own.append(words[taken])
@@ -271,24 +271,24 @@ class Listener:
         """Return a segment's tokens without time tokens."""
         return [one for one in segment.token_ids if one < self.tokens.start]
 
-    async def _token_times(self, heard: _Window, ids: Sequence[int]) -> list[float]:
+    async def _token_times(self, window: _Window, ids: Sequence[int]) -> list[float]:
         """Return the start time of each token of a window, and the end of the last one. Units:
         seconds of the whole recording"""
         start = self.tokens.prompt(self.language, self._task, has_times=False)
-        most = self.engine.spec.run.max_model_tokens - len(start) - 2
+        max_tokens = self.engine.spec.run.max_model_tokens - len(start) - 2
         first = len(start) - 1
-        rows = max(1, heard.frames // FRAMES_PER_ROW)
+        rows = max(1, window.frames // FRAMES_PER_ROW)
         params = SamplingParams(
             temperature=0.0,
             max_tokens=1,
             detokenize=False,
             alignment=Alignment(first=first, num_rows=rows),
         )
-        prompt = (*start, *ids[:most])
-        outputs = await self._outputs(heard.part, prompt, params)
+        prompt = (*start, *ids[:max_tokens])
+        outputs = await self._outputs(window.part, prompt, params)
         pooled = next((one.pooled for one in outputs if one.pooled is not None), None)
         assert pooled is not None, "a prompt to be aligned is answered with numbers"
-        times = [heard.start_s + row * TIME_STEP_S for row in numbers(pooled).tolist()]
+        times = [window.start_s + row * TIME_STEP_S for row in numbers(pooled).tolist()]
         return times + times[-1:] * (len(ids) + 1 - len(times))
 
     async def _attempt(
@@ -305,11 +305,11 @@ class Listener:
         drawn = tuple(one for delta in deltas for one in delta.token_ids)
         logprobs = [one.logprob for delta in deltas for one in delta.logprobs or ()]
         self.num_tokens += len(drawn)
-        kept = drawn[:-1] if drawn and drawn[-1] == self.tokens.end else drawn
-        text = self.engine.tokenizer.decode(kept, skip_special_tokens=True).strip()
+        text_ids = drawn[:-1] if drawn and drawn[-1] == self.tokens.end else drawn
+        text = self.engine.tokenizer.decode(text_ids, skip_special_tokens=True).strip()
         data = text.encode()
         return _Written(
-            token_ids=kept,
+            token_ids=text_ids,
             avg_logprob=sum(logprobs) / max(1, len(logprobs)),
             temperature=temperature,
             compression_ratio=len(data) / len(zlib.compress(data)) if data else 0.0,

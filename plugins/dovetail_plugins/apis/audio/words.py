@@ -74,12 +74,12 @@ def _characters(ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
 
 def timed(words: Sequence[tuple[str, int]], times_s: Sequence[float]) -> list[TimedWord]:
     """Return words with times. `times_s` has the start of each token, and the end of the last."""
-    made, first = [], 0
+    timed_words, first = [], 0
     for text, count in words:
         start, end = times_s[first], times_s[first + count]
-        made.append(TimedWord(text=text, start=start, end=end, num_tokens=count))
+        timed_words.append(TimedWord(text=text, start=start, end=end, num_tokens=count))
         first += count
-    return made
+    return timed_words
 
 
 def usual_length(words: Sequence[TimedWord]) -> float:
@@ -90,15 +90,15 @@ def usual_length(words: Sequence[TimedWord]) -> float:
 
 def within_sentences(words: Sequence[TimedWord], most_s: float) -> list[TimedWord]:
     """Return the words, with those at sentence boundaries shortened to `most_s`."""
-    made = list(words)
-    for at in range(1, len(made)):
-        one = made[at]
+    result = list(words)
+    for at in range(1, len(result)):
+        one = result[at]
         if one.length_s > most_s:
             if one.text in SENTENCE_ENDS:
-                made[at] = replace(one, end=one.start + most_s)
-            elif made[at - 1].text in SENTENCE_ENDS:
-                made[at] = replace(one, start=one.end - most_s)
-    return made
+                result[at] = replace(one, end=one.start + most_s)
+            elif result[at - 1].text in SENTENCE_ENDS:
+                result[at] = replace(one, start=one.end - most_s)
+    return result
 
 
 def with_marks(words: Sequence[TimedWord]) -> list[TimedWord]:
@@ -110,13 +110,13 @@ def with_marks(words: Sequence[TimedWord]) -> list[TimedWord]:
             openings[-1] = _joined(one, following, following)
         else:
             openings.append(one)
-    made: list[TimedWord] = []
+    merged: list[TimedWord] = []
     for one in reversed(openings):
-        if made and not made[-1].text.endswith(" ") and one.text in BELONG_TO_LAST:
-            made[-1] = _joined(made[-1], one, made[-1])
+        if merged and not merged[-1].text.endswith(" ") and one.text in BELONG_TO_LAST:
+            merged[-1] = _joined(merged[-1], one, merged[-1])
         else:
-            made.append(one)
-    return made
+            merged.append(one)
+    return merged
 
 
 def _joined(first: TimedWord, second: TimedWord, timed_as: TimedWord) -> TimedWord:
@@ -126,16 +126,18 @@ def _joined(first: TimedWord, second: TimedWord, timed_as: TimedWord) -> TimedWo
 
 def after_pause(words: list[TimedWord], last_end: float, usual_s: float) -> None:
     """Shorten the first words of a segment that follows a pause. Mutates: words"""
-    most = usual_s * 2
+    max_length_s = usual_s * 2
     first = words[0]
     both_s = words[1].end - first.start if len(words) > 1 else 0.0
-    if first.end - last_end <= usual_s * 4 or (first.length_s <= most and both_s <= most * 2):
+    if first.end - last_end <= usual_s * 4 or (
+        first.length_s <= max_length_s and both_s <= max_length_s * 2
+    ):
         return
-    if len(words) > 1 and words[1].length_s > most:
-        border = max(words[1].end / 2, words[1].end - most)
+    if len(words) > 1 and words[1].length_s > max_length_s:
+        border = max(words[1].end / 2, words[1].end - max_length_s)
         words[1] = replace(words[1], start=border)
         first = replace(first, end=border)
-    words[0] = replace(first, start=max(0.0, first.end - most))
+    words[0] = replace(first, start=max(0.0, first.end - max_length_s))
 
 
 def fitted(
@@ -144,19 +146,19 @@ def fitted(
     """Return (words, start, end) of a segment, each corrected by the other. The segment takes the
     words' times, unless a word extends far outside it. `last_end` is the end of the last
     segment."""
-    made = list(words)
-    if not made:
-        return made, start, end
-    after_pause(made, last_end, usual_s)
-    first = made[0]
+    corrected = list(words)
+    if not corrected:
+        return corrected, start, end
+    after_pause(corrected, last_end, usual_s)
+    first = corrected[0]
     if first.start + SPLIT_S < start < first.end:
-        made[0] = replace(first, start=max(0.0, min(first.end - usual_s, start)))
+        corrected[0] = replace(first, start=max(0.0, min(first.end - usual_s, start)))
     else:
         start = first.start
-    last = made[-1]
+    last = corrected[-1]
     if last.start < end and end + SPLIT_S < last.end:
-        made[-1] = replace(last, end=max(last.start + usual_s, end))
+        corrected[-1] = replace(last, end=max(last.start + usual_s, end))
     else:
         end = last.end
-    rounded = [replace(one, start=round(one.start, 2), end=round(one.end, 2)) for one in made]
+    rounded = [replace(one, start=round(one.start, 2), end=round(one.end, 2)) for one in corrected]
     return rounded, start, end

@@ -54,12 +54,12 @@ async def answer(line: Line, name: str, custom_id: str | None, caller: Caller) -
         if not caller.takes(request.url):
             raise _no_route(request.url)
         status, body = await caller.post(request.url, bytes(request.body), name)
-        kept = RouteAnswer(status_code=status, request_id=name, body=_json(status, body))
+        reply = RouteAnswer(status_code=status, request_id=name, body=_json(status, body))
     except BadLine as error:
         logger.info("line %d: %s", line.number, error)
         fault = LineFault(code=error.code, message=f"line {line.number}: {error}")
         return ResultLine(id=name, custom_id=custom_id, error=fault)
-    return ResultLine(id=name, custom_id=custom_id, response=kept)
+    return ResultLine(id=name, custom_id=custom_id, response=reply)
 
 
 def _no_route(url: str) -> BadLine:

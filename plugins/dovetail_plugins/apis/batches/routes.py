@@ -74,19 +74,19 @@ async def upload_file(request: Request, state: BatchesOf) -> Any:
     facts = state.storage.new_file(owner, parts["file"].filename or "file", purpose)
     with _storing():
         await asyncio.to_thread(state.storage.add_file, facts, data)
-    return JSONResponse(facts.told())
+    return JSONResponse(facts.to_json())
 
 
 async def list_files(request: Request, state: BatchesOf) -> Any:
     """Return the files of this key, newest first, a page at a time."""
     found = await asyncio.to_thread(state.storage.files, owner_of(request))
     purpose = request.query_params.get("purpose")
-    return _page([one.told() for one in found if purpose in (None, one.purpose)], request)
+    return _page([one.to_json() for one in found if purpose in (None, one.purpose)], request)
 
 
 async def get_file(file_id: str, request: Request, state: BatchesOf) -> Any:
     """Return the metadata of a file."""
-    return JSONResponse(state.storage.file(file_id, owner_of(request)).told())
+    return JSONResponse(state.storage.file(file_id, owner_of(request)).to_json())
 
 
 async def get_file_content(file_id: str, request: Request, state: BatchesOf) -> Any:
@@ -123,18 +123,18 @@ async def create_batch(body: NewBatch, request: Request, server: ServerOf, state
             state.storage.new_batch, owner, body.endpoint, facts.id, body.metadata
         )
     state.runner.has_news.set()
-    return JSONResponse(batch.told())
+    return JSONResponse(batch.to_json())
 
 
 async def list_batches(request: Request, state: BatchesOf) -> Any:
     """Return the batches of this key, newest first, a page at a time."""
     found = await asyncio.to_thread(state.storage.batches, owner_of(request))
-    return _page([one.told() for one in found], request)
+    return _page([one.to_json() for one in found], request)
 
 
 async def get_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
     """Return a batch and its progress."""
-    return JSONResponse(state.storage.batch(batch_id, owner_of(request)).told())
+    return JSONResponse(state.storage.batch(batch_id, owner_of(request)).to_json())
 
 
 async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
@@ -144,7 +144,7 @@ async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any
         with _storing():
             await asyncio.to_thread(state.storage.cancel, batch)
         batch.status = "cancelling"
-    return JSONResponse(batch.told())
+    return JSONResponse(batch.to_json())
 
 
 @contextmanager

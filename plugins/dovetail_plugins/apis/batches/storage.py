@@ -52,7 +52,7 @@ class FileFacts(msgspec.Struct, kw_only=True):
     created_at: int
     bytes: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
         return {
             "id": self.id,
@@ -106,7 +106,7 @@ class BatchFacts(msgspec.Struct, kw_only=True):
         self.status = status
         self.times[f"{status}_at"] = int(time.time())
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return OpenAI's batch object."""
         errors = [msgspec.to_builtins(fault) for fault in self.faults]
         states = (
@@ -183,11 +183,11 @@ class FileStorage:
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
         """Raise RequestError if a key's files would exceed its quota."""
         mine = self.files(owner)
-        held = sum(one.bytes for one in mine)
-        if held + num_bytes <= self._max_bytes and len(mine) < MAX_FILES:
+        used_bytes = sum(one.bytes for one in mine)
+        if used_bytes + num_bytes <= self._max_bytes and len(mine) < MAX_FILES:
             return
         raise RequestError(
-            f"the files of this key take {held} bytes in {len(mine)} files. It may have "
+            f"the files of this key take {used_bytes} bytes in {len(mine)} files. It may have "
             f"{self._max_bytes} bytes in {MAX_FILES} files.",
             where="file",
             fix="delete files that are not needed any more.",

@@ -84,7 +84,7 @@ class ChatResponseOptions:
     echo: str = ""
     shows_timings: bool = False
 
-    def told(self, counts: UsageCounter) -> dict[str, Any]:
+    def extra_fields(self, counts: UsageCounter) -> dict[str, Any]:
         """Return the answer's fields besides its text: its timings if shown, and the KV transfer
         params with which another engine can continue."""
         times = {"metrics": counts.timings()} if self.shows_timings else {}
@@ -168,7 +168,7 @@ class ChatChunks:
                 yield self._chunk([choice], fields)
         if self._options.stream_usage != "never" or self._counts.transfer:
             yield self._encoded(
-                [], {"usage": self._counts.usage(), **self._options.told(self._counts)}
+                [], {"usage": self._counts.usage(), **self._options.extra_fields(self._counts)}
             )
 
     def _choices(self, step: Step) -> list[ChatChunkChoice]:
@@ -259,7 +259,7 @@ async def chat_reply(
         model=meta.model,
         choices=[_choice(index, answers[index], options) for index in sorted(answers)],
         usage=counts.usage(),
-        **options.told(counts),
+        **options.extra_fields(counts),
         system_fingerprint=meta.fingerprint,
         **fields,
     )

@@ -28,11 +28,13 @@ async def embed(body: CohereEmbedRequest, request: Request, server: ServerOf) ->
     text, model = await server.text_for(body.model)
     ignored = server.fields.check(body)
     texts, field = texts_of(body)
-    most = server.engine.spec.run.max_model_tokens
+    max_tokens = server.engine.spec.run.max_model_tokens
     fields = InputFields(
         input=texts,
         input_type=body.input_type,
-        truncate_prompt_tokens=min(body.max_tokens or most, most) if cuts(body) else None,
+        truncate_prompt_tokens=min(body.max_tokens or max_tokens, max_tokens)
+        if cuts(body)
+        else None,
         truncation_side="left" if body.truncate == "START" else "right",
         priority=body.priority,
     )

@@ -49,7 +49,7 @@ class CompletionResponseOptions:
     shows_prompt_logprobs: bool = False
     shows_timings: bool = False
 
-    def told(self, counts: UsageCounter) -> dict[str, Any]:
+    def extra_fields(self, counts: UsageCounter) -> dict[str, Any]:
         """Return the answer's fields besides its text: its timings if shown, and the KV transfer
         params with which another engine can continue."""
         times = {"metrics": counts.timings()} if self.shows_timings else {}
@@ -172,7 +172,7 @@ async def completion_chunks(
             fields["usage"] = None
         yield _body(meta, [piece], fields).model_dump_json(exclude_unset=True).encode()
     if options.stream_usage != "never" or counts.transfer:
-        usage = {"usage": counts.usage(), **options.told(counts)}
+        usage = {"usage": counts.usage(), **options.extra_fields(counts)}
         yield _body(meta, [], usage).model_dump_json(exclude_unset=True).encode()
 
 
@@ -194,7 +194,7 @@ async def completion_body(
         known = choices.get(piece.index)
         choices[piece.index] = piece if known is None else _joined(known, piece)
     ordered = [choices[index] for index in sorted(choices)]
-    return _body(meta, ordered, {"usage": counts.usage(), **options.told(counts)})
+    return _body(meta, ordered, {"usage": counts.usage(), **options.extra_fields(counts)})
 
 
 def _joined(first: CompletionChoice, second: CompletionChoice) -> CompletionChoice:

@@ -43,10 +43,10 @@ async def health(server: ServerOf) -> Response:
     failed = sorted({*failing(), *(name for state in states for name in state.failing)})
     if reason is not None or (len(states) == 1 and not failed):
         return _answer(reason)
-    engines = [_told(state) for state in states]
+    engines = [_engine_report(state) for state in states]
     is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
-    told: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
-    return JSONResponse(told | ({"failing_tasks": failed} if failed else {}))
+    report: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
+    return JSONResponse(report | ({"failing_tasks": failed} if failed else {}))
 
 
 async def ping(server: ServerOf) -> Response:
@@ -73,17 +73,17 @@ async def show_metrics() -> Response:
     return Response(metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
 
 
-def _told(state: EngineState) -> dict[str, Any]:
+def _engine_report(state: EngineState) -> dict[str, Any]:
     """Return the report of /health about one of several engines."""
-    told = {"engine": state.engine, "state": "up", "running": state.running}
-    told |= {"waiting": state.waiting}
+    report = {"engine": state.engine, "state": "up", "running": state.running}
+    report |= {"waiting": state.waiting}
     if state.machine:
-        told["machine"] = state.machine
+        report["machine"] = state.machine
     if state.reason is not None:
-        return told | {"state": "dead", "reason": state.reason}
+        return report | {"state": "dead", "reason": state.reason}
     if state.is_stalled:
-        return told | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
-    return told | {"state": "asleep"} if state.asleep else told
+        return report | {"state": "stalled", "silent_s": round(state.heartbeat_age_s, 1)}
+    return report | {"state": "asleep"} if state.asleep else report
 
 
 def _dead_reason(server: App) -> str | None:

@@ -32,11 +32,13 @@ NEVER = "9999-12-31T23:59:59Z"
 MAX_KNOWN = 4
 
 
-async def meant_model(server: App, asked: str) -> str:
+async def meant_model(server: App, requested: str) -> str:
     """Return the served name for a requested one; the tag `latest` may be missing or added. Raises:
     as `App.model_name`"""
-    bare = asked.removesuffix(LATEST)
-    return await server.model_name(bare if asked not in server.engine.spec.model_names else asked)
+    bare = requested.removesuffix(LATEST)
+    return await server.model_name(
+        bare if requested not in server.engine.spec.model_names else requested
+    )
 
 
 async def list_models(server: ServerOf) -> dict[str, Any]:

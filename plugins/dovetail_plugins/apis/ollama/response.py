@@ -65,7 +65,7 @@ class ContentDelta:
         self.logprobs += other.logprobs
 
 
-def nothing() -> ContentDelta:
+def empty_delta() -> ContentDelta:
     """Return an empty News."""
     return ContentDelta(calls=[], logprobs=[])
 
@@ -111,7 +111,7 @@ class OllamaAnswer:
     def take(self, step: Step) -> ContentDelta:
         """Return the content of a step. A call is emitted once its arguments are complete, and
         dropped if the answer ends within them. Mutates: self"""
-        news = nothing()
+        news = empty_delta()
         changes = self._blocks.feed(step.events)
         if step.finish_reason is not None:
             changes += self._blocks.finish()
@@ -189,12 +189,12 @@ async def answer_lines(
         if news:
             yield encoded(answer.fields(news))
         if step.finish_reason is not None:
-            yield encoded(answer.fields(nothing(), step))
+            yield encoded(answer.fields(empty_delta(), step))
 
 
 async def whole_answer(steps: AsyncIterator[Step], answer: OllamaAnswer) -> bytes:
     """Return the JSON of the whole answer: its stream, joined. Mutates: answer"""
-    said, last = nothing(), None
+    said, last = empty_delta(), None
     async for step in steps:
         said.add(answer.take(step))
         if step.finish_reason is not None:
@@ -228,6 +228,6 @@ def framing(answer: OllamaAnswer) -> Framing:
         frame=line,
         end=b"",
         error=error,
-        keep_alive=lambda: line(encoded(answer.fields(nothing()))),
+        keep_alive=lambda: line(encoded(answer.fields(empty_delta()))),
         media_type=MEDIA_TYPE,
     )

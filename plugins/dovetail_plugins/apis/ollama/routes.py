@@ -64,11 +64,11 @@ from dovetail_plugins.apis.ollama.response import (
     answer_lines,
     as_message,
     as_response,
+    empty_delta,
     encoded,
     error_body,
     framing,
     line,
-    nothing,
     whole_answer,
 )
 
@@ -173,7 +173,7 @@ def _loaded(body: OllamaRequest, shape: Shape) -> Response:
             where="keep_alive",
             fix="`dovetail stop` ends the server.",
         )
-    data = encoded(answer_fields(body.model, shape(nothing()), {"done_reason": "load"}))
+    data = encoded(answer_fields(body.model, shape(empty_delta()), {"done_reason": "load"}))
     headers = {} if body.keep_alive is None else {HEADER: header_value(["keep_alive"])}
     is_stream = body.stream is not False
     return Response(

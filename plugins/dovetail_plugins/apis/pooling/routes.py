@@ -112,11 +112,11 @@ def refuse_inputs(body: PoolingRequest) -> None:
             raise RequestError("cannot be combined with data.", where=name)
 
 
-def task_of(asked: str | None, pooling: PoolingSpec) -> str:
+def task_of(requested: str | None, pooling: PoolingSpec) -> str:
     """Return the requested task; the model's default if none is named."""
-    if asked is None:
+    if requested is None:
         return pooling.tasks[0]
-    names = _OLDER.get(asked, (asked,))
+    names = _OLDER.get(requested, (requested,))
     return next((name for name in names if name in pooling.tasks), names[0])
 
 
@@ -132,18 +132,20 @@ async def classify(body: ClassifyRequest, request: Request, server: ServerOf) ->
         "object": "list",
         "created": int(time.time()),
         "model": model,
-        "data": [_classified(i, told, labels) for i, told in enumerate(answers.items)],
+        "data": [
+            _classified(i, probabilities, labels) for i, probabilities in enumerate(answers.items)
+        ],
         "usage": answers.usage(server).model_dump(),
     }
     return raw_reply(reply, ignored)
 
 
-def _classified(index: int, told: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+def _classified(index: int, probabilities: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
     return {
         "index": index,
-        "label": label_of(int(told.argmax()), labels),
-        "probs": told.tolist(),
-        "num_classes": len(told),
+        "label": label_of(int(probabilities.argmax()), labels),
+        "probs": probabilities.tolist(),
+        "num_classes": len(probabilities),
     }
 
 

@@ -33,47 +33,47 @@ async def create_conversation(
     check_keeps(server, "conversation")
     server.fields.check(body, is_answered=False)
     items = checked_items(body.items)
-    made = state.conversations.begin(owner_of(request), body.metadata or {})
-    state.conversations.add(made, items)
-    return JSONResponse(made.told())
+    conversation = state.conversations.begin(owner_of(request), body.metadata or {})
+    state.conversations.add(conversation, items)
+    return JSONResponse(conversation.to_json())
 
 
 async def get_conversation(conversation_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return a conversation, without its items."""
-    return JSONResponse(_kept(conversation_id, request, state).told())
+    return JSONResponse(_conversation(conversation_id, request, state).to_json())
 
 
 async def update_conversation(
     conversation_id: str, body: ChangedConversation, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Replace the metadata of a conversation."""
-    kept = _kept(conversation_id, request, state)
-    state.conversations.describe(kept, body.metadata)
-    return JSONResponse(kept.told())
+    conversation = _conversation(conversation_id, request, state)
+    state.conversations.describe(conversation, body.metadata)
+    return JSONResponse(conversation.to_json())
 
 
 async def delete_conversation(
     conversation_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Delete a conversation and its items."""
-    kept = _kept(conversation_id, request, state)
-    state.conversations.drop(kept.id)
-    return JSONResponse({"id": kept.id, "object": "conversation.deleted", "deleted": True})
+    conversation = _conversation(conversation_id, request, state)
+    state.conversations.drop(conversation.id)
+    return JSONResponse({"id": conversation.id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(conversation_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return the items of a conversation, a page at a time."""
-    kept = _kept(conversation_id, request, state)
-    return JSONResponse(page_of(kept.items, request.query_params))
+    conversation = _conversation(conversation_id, request, state)
+    return JSONResponse(page_of(conversation.items, request.query_params))
 
 
 async def add_items(
     conversation_id: str, body: NewItems, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Add items to a conversation."""
-    kept = _kept(conversation_id, request, state)
+    conversation = _conversation(conversation_id, request, state)
     items = checked_items(body.items)
-    state.conversations.add(kept, items)
+    state.conversations.add(conversation, items)
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
     return JSONResponse({"object": "list", "data": items, "has_more": False, **ends})
 
@@ -82,19 +82,19 @@ async def get_item(
     conversation_id: str, item_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Return one item of a conversation."""
-    return JSONResponse(_item(_kept(conversation_id, request, state), item_id))
+    return JSONResponse(_item(_conversation(conversation_id, request, state), item_id))
 
 
 async def delete_item(
     conversation_id: str, item_id: str, request: Request, state: ResponsesStateOf
 ) -> Any:
     """Delete one item of a conversation."""
-    kept = _kept(conversation_id, request, state)
-    state.conversations.remove(kept, _item(kept, item_id))
-    return JSONResponse(kept.told())
+    conversation = _conversation(conversation_id, request, state)
+    state.conversations.remove(conversation, _item(conversation, item_id))
+    return JSONResponse(conversation.to_json())
 
 
-def _kept(conversation_id: str, request: Request, state: ResponsesStateOf) -> Conversation:
+def _conversation(conversation_id: str, request: Request, state: ResponsesStateOf) -> Conversation:
     return state.conversations.get(conversation_id, owner_of(request), "conversation_id")
 
 

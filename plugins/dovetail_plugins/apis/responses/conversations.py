@@ -64,7 +64,7 @@ class Conversation:
         """Return its memory size in bytes."""
         return self.num_item_bytes + len(json.dumps(self.metadata))
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the conversation in the API's format."""
         return {
             "id": self.id,
@@ -96,16 +96,16 @@ class ConversationStore:
 
     def get(self, conversation_id: str, owner: str, where: str = "conversation") -> Conversation:
         """Return a conversation and mark it as used last. Raises: NotFound. Mutates: self"""
-        kept = self._kept.get(conversation_id, owner)
-        if kept is None:
+        conversation = self._kept.get(conversation_id, owner)
+        if conversation is None:
             raise NotFound(
                 f'there is no conversation "{conversation_id[:128]}".',
                 where=where,
                 fix="conversations are kept in memory until the server ends or needs the room.",
                 code="conversation_not_found",
             )
-        self._kept.touch(kept.id)
-        return kept
+        self._kept.touch(conversation.id)
+        return conversation
 
     def add(self, conversation: Conversation, items: Sequence[Item]) -> None:
         """Add items, unless the conversation was deleted meanwhile. Mutates: self, conversation"""

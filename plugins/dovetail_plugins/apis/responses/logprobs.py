@@ -29,8 +29,8 @@ class TextLogprobs:
     def note(self, positions: Sequence[TokenLogprobs]) -> None:
         """Add the tokens of a step. Mutates: self"""
         texts = self._texts.of([position.token_id for position in positions])
-        told = chat_logprobs(positions, self._num_top, self._names, is_named=self._is_named)
-        self._pending += zip(texts, told, strict=True)
+        entries = chat_logprobs(positions, self._num_top, self._names, is_named=self._is_named)
+        self._pending += zip(texts, entries, strict=True)
 
     def skip(self, text: str) -> None:
         """Drop the tokens of reasoning or call arguments, if these appear verbatim in the model's
@@ -54,8 +54,8 @@ class TextLogprobs:
         return [_entry(one) for _, one in pending[first:last]]
 
 
-def _entry(told: TokenLogprob) -> Entry:
-    entry = told.model_dump()
+def _entry(token: TokenLogprob) -> Entry:
+    entry = token.model_dump()
     for one in (entry, *entry["top_logprobs"]):
         one["bytes"] = one["bytes"] or []
     return entry

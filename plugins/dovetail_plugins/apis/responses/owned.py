@@ -58,17 +58,17 @@ class OwnedObjects(Generic[Kept]):
         """Return an owner's objects, least recently used first."""
         return list(self._by_owner.get(owner, {}).values())
 
-    def has(self, name: str, kept: Kept) -> bool:
+    def has(self, name: str, stored: Kept) -> bool:
         """Return whether exactly this object is stored."""
-        return self.get(name, kept.owner) is kept
+        return self.get(name, stored.owner) is stored
 
-    def keep(self, name: str, kept: Kept) -> None:
+    def keep(self, name: str, stored: Kept) -> None:
         """Store an object, or update the size of a changed one, and evict others if needed.
         Mutates: self"""
-        self._owners[name] = kept.owner
-        self._by_owner.setdefault(kept.owner, OrderedDict())[name] = kept
-        size = kept.num_bytes + OVERHEAD_BYTES
-        self._bytes_of[kept.owner] += size - self._sizes.get(name, 0)
+        self._owners[name] = stored.owner
+        self._by_owner.setdefault(stored.owner, OrderedDict())[name] = stored
+        size = stored.num_bytes + OVERHEAD_BYTES
+        self._bytes_of[stored.owner] += size - self._sizes.get(name, 0)
         self._sizes[name] = size
         while self._bytes_of.total() > self._max_bytes and (victim := self._victim()) is not None:
             self.drop(victim)
@@ -90,7 +90,7 @@ class OwnedObjects(Generic[Kept]):
     def drop_oldest(self, is_old: Callable[[Kept], bool]) -> None:
         """Remove each owner's leading objects that are old. Mutates: self"""
         for mine in list(self._by_owner.values()):
-            able = ((name, kept) for name, kept in mine.items() if self._may_go(kept))
+            able = ((name, stored) for name, stored in mine.items() if self._may_go(stored))
             for name, _ in list(takewhile(lambda one: is_old(one[1]), able)):
                 self.drop(name)
 
@@ -101,7 +101,7 @@ class OwnedObjects(Generic[Kept]):
         for owner, num_bytes in self._bytes_of.most_common():
             if num_bytes <= share:
                 return None
-            for name, kept in self._by_owner[owner].items():
-                if self._may_go(kept):
+            for name, stored in self._by_owner[owner].items():
+                if self._may_go(stored):
                     return name
         return None

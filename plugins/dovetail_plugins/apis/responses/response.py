@@ -139,7 +139,7 @@ class GrowingResponse:
         """Return the event that a response has left the queue, if it was queued. Mutates: self"""
         was_queued = self.status == "queued"
         self.status = "in_progress"
-        return [self.told("response.in_progress")] if was_queued else []
+        return [self.response_event("response.in_progress")] if was_queued else []
 
     def _taken(self, news: News) -> list[dict[str, Any]]:
         match news:
@@ -155,22 +155,22 @@ class GrowingResponse:
                 changes = self._blocks.feed(news.events)
                 if news.finish_reason is not None:
                     return [*events, *self._finish(news.finish_reason, changes)]
-                return [*events, *self._told_of(changes)]
+                return [*events, *self._events_of(changes)]
 
     def _finish(self, reason: str | None, changes: list[BlockChange]) -> list[dict[str, Any]]:
         """Return the events at the end of a turn; with a reason the whole answer ends."""
         if reason is None:
-            events = self._told_of([*changes, *self._blocks.next_turn()])
+            events = self._events_of([*changes, *self._blocks.next_turn()])
             self._turn, self._turn_start = self._turn + 1, len(self._blocks.blocks)
             return events
         self.status = reason
-        events = self._told_of([*changes, *self._blocks.finish()])
+        events = self._events_of([*changes, *self._blocks.finish()])
         for block in self.pending():
             events.append(self._item_done(block))
         self._completed_s = int(time.time())
-        return [*events, self.told(f"response.{self.status}")]
+        return [*events, self.response_event(f"response.{self.status}")]
 
-    def _told_of(self, changes: Sequence[BlockChange]) -> list[dict[str, Any]]:
+    def _events_of(self, changes: Sequence[BlockChange]) -> list[dict[str, Any]]:
         return [event for change in changes for event in self._events(change)]
 
     def _is_mcp(self, block: ContentBlock) -> bool:
@@ -181,14 +181,17 @@ class GrowingResponse:
 
     def begin(self) -> list[dict[str, Any]]:
         """Return the events before the first step. Mutates: self"""
-        return [self.told("response.created"), self.told(f"response.{self.status}")]
+        return [
+            self.response_event("response.created"),
+            self.response_event(f"response.{self.status}"),
+        ]
 
     def fail(self, found: Problem) -> dict[str, Any]:
         """End with an error; return the event that reports it. Mutates: self"""
         self.status = "failed"
         code = "rate_limit_exceeded" if found.status == 429 else "server_error"
         self._fault = ResponseFault(code=code, message=found.info.message)
-        return self.told("response.failed")
+        return self.response_event("response.failed")
 
     def cancel(self) -> None:
         """End because the client cancelled. Mutates: self"""
@@ -255,7 +258,7 @@ class GrowingResponse:
             total_tokens=usage.total_tokens,
         )
 
-    def told(self, kind: str) -> dict[str, Any]:
+    def response_event(self, kind: str) -> dict[str, Any]:
         """Return an event that contains the current response. Mutates: self"""
         return self._event(kind, response=self.reply().model_dump())
 
@@ -358,10 +361,10 @@ class GrowingResponse:
         done = self._event
         if block.kind == "call":
             text = INPUT if block.is_custom else ARGUMENTS
-            told = {text.field: block.text}
+            fields = {text.field: block.text}
             if not block.is_custom:
-                told["name"] = self._namespaces.get(block.name, ("", block.name))[1]
-            ends = [done(text.done, **told, **inner)]
+                fields["name"] = self._namespaces.get(block.name, ("", block.name))[1]
+            ends = [done(text.done, **fields, **inner)]
         else:
             more = {"logprobs": self._told.get(block.index, [])} if block.kind == "text" else {}
             ends = [
@@ -372,13 +375,13 @@ class GrowingResponse:
 
     def _grown(self, block: ContentBlock, text: str) -> dict[str, Any]:
         """Return a delta's fields besides its text. Mutates: self"""
-        told: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         if self._logprobs is not None and block.kind == "text":
-            told = self._logprobs.take(text)
-            self._told.setdefault(block.index, []).extend(told)
+            entries = self._logprobs.take(text)
+            self._told.setdefault(block.index, []).extend(entries)
         elif self._logprobs is not None:
             self._logprobs.skip(text)
-        return {"logprobs": told} if block.kind == "text" else {}
+        return {"logprobs": entries} if block.kind == "text" else {}
 
     def _part(self, block: ContentBlock) -> dict[str, Any]:
         return _part(block) | (

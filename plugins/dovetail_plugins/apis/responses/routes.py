@@ -120,7 +120,7 @@ async def create_response(
             owned.callback(_add_to, plan.conversation, state, body, answer)
         if plan.is_stored:
             log = EventLog() if body.background and body.stream else None
-            kept = state.stored.begin(
+            stored = state.stored.begin(
                 answer,
                 plan.owner,
                 is_background=bool(body.background),
@@ -130,7 +130,7 @@ async def create_response(
             owned.callback(_settle, state, plan, answer)
             if body.background:
                 reply = answer.encoded()
-                kept.task = asyncio.create_task(_run(owned.pop_all(), answer, steps, log))
+                stored.task = asyncio.create_task(_run(owned.pop_all(), answer, steps, log))
                 headers = meta.headers()
                 return _json(reply, headers) if log is None else _followed(log, request, headers)
         if body.stream:
@@ -146,33 +146,33 @@ async def create_response(
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return a stored response, complete or partial, or its stream after the event given by
     `starting_after` in the query."""
-    kept = state.stored.get(response_id, owner_of(request))
+    stored = state.stored.get(response_id, owner_of(request))
     after = _starting_after(request.query_params.get("starting_after"))
     if request.query_params.get("stream", "").lower() not in ("true", "1"):
-        return _json(kept.reply_json())
-    if kept.events is None:
+        return _json(stored.reply_json())
+    if stored.events is None:
         raise RequestError(
             "only responses made with background and stream can be streamed again.",
             where="stream",
             fix="request it without stream.",
             code="unsupported_field",
         )
-    return _followed(kept.events, request, {}, after)
+    return _followed(stored.events, request, {}, after)
 
 
 async def delete_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Delete a stored response; cancel it first if it runs in the background."""
-    kept = state.stored.get(response_id, owner_of(request))
-    if kept.task is not None:
-        kept.task.cancel()
+    stored = state.stored.get(response_id, owner_of(request))
+    if stored.task is not None:
+        stored.task.cancel()
     state.stored.drop(response_id)
     return _json(DeletedReply(id=response_id).model_dump_json().encode())
 
 
 async def list_input_items(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Return the input items of a stored response, a page at a time."""
-    kept = state.stored.get(response_id, owner_of(request))
-    page = page_of(json_value(kept.items), request.query_params)
+    stored = state.stored.get(response_id, owner_of(request))
+    page = page_of(json_value(stored.items), request.query_params)
     return _json(json.dumps(page).encode())
 
 
@@ -189,17 +189,17 @@ async def count_input_tokens(
 
 async def cancel_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
     """Cancel a response that runs in the background; one that has ended stays unchanged."""
-    kept = state.stored.get(response_id, owner_of(request))
-    if not kept.is_background:
+    stored = state.stored.get(response_id, owner_of(request))
+    if not stored.is_background:
         raise RequestError(
             "only responses made in the background can be cancelled.",
             where="response_id",
             fix="close the connection to end one that is not.",
         )
-    if kept.task is not None:
-        kept.task.cancel()
-        await asyncio.gather(kept.task, return_exceptions=True)
-    return _json(kept.reply_json())
+    if stored.task is not None:
+        stored.task.cancel()
+        await asyncio.gather(stored.task, return_exceptions=True)
+    return _json(stored.reply_json())
 
 
 def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogprobs | None:
@@ -274,7 +274,7 @@ def _is_stored(server: App, body: ResponsesRequest) -> bool:
 def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Message]:
     """Return the turns up to and including an earlier response. Raises: RequestError"""
     try:
-        kept = state.stored.get(response_id, owner)
+        stored = state.stored.get(response_id, owner)
     except NotFound as error:
         raise RequestError(
             error.what,
@@ -282,9 +282,9 @@ def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Messag
             fix=error.fix,
             code="previous_response_not_found",
         ) from error
-    if kept.answer is not None:
+    if stored.answer is not None:
         raise RequestError("that response has not ended yet.", where="previous_response_id")
-    found: list[Message] = json_value(kept.messages)
+    found: list[Message] = json_value(stored.messages)
     return found
 
 
@@ -386,15 +386,15 @@ async def _run(
     log: EventLog | None,
 ) -> None:
     """Generate a background response; `log` receives the events. Mutates: answer, log"""
-    kept = log or EventLog()
-    with contextlib.closing(kept):
+    events = log or EventLog()
+    with contextlib.closing(events):
         async with owned:
             try:
                 async for frame in response_frames(steps, answer):
                     if log is not None:
                         log.add(frame)
             except Exception as error:
-                kept.add(event_frame(answer.fail(problem_of(error))))
+                events.add(event_frame(answer.fail(problem_of(error))))
 
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:

@@ -71,7 +71,7 @@ class ResponseStore:
     ) -> None:
         self._kept_s = kept_s
         self._clock = clock
-        self._kept = OwnedObjects[StoredResponse](max_bytes, lambda kept: kept.answer is None)
+        self._kept = OwnedObjects[StoredResponse](max_bytes, lambda stored: stored.answer is None)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -86,7 +86,7 @@ class ResponseStore:
         events: EventLog | None = None,
     ) -> StoredResponse:
         """Store a response that is about to run, with its input. Mutates: self"""
-        kept = StoredResponse(
+        stored = StoredResponse(
             owner=owner,
             since_s=self._clock(),
             is_background=is_background,
@@ -94,52 +94,52 @@ class ResponseStore:
             answer=answer,
             items=json.dumps(list(items)).encode(),
         )
-        self._kept.keep(answer.id, kept)
-        return kept
+        self._kept.keep(answer.id, stored)
+        return stored
 
     def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
         """Store the final state of a response that has ended; one deleted meanwhile stays deleted.
 
         Mutates: self
         """
-        kept = self._kept.find(answer.id)
-        if kept is None or kept.answer is None:
+        stored = self._kept.find(answer.id)
+        if stored is None or stored.answer is None:
             return
-        kept.reply = kept.reply_json()
-        kept.messages = json.dumps(messages, ensure_ascii=False).encode()
-        kept.answer = kept.task = None
-        self._kept.keep(answer.id, kept)
+        stored.reply = stored.reply_json()
+        stored.messages = json.dumps(messages, ensure_ascii=False).encode()
+        stored.answer = stored.task = None
+        self._kept.keep(answer.id, stored)
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
         """Return a response. Raises: NotFound, also for a response of another key"""
         self._drop_old()
-        kept = self._kept.get(response_id, owner)
-        if kept is None:
+        stored = self._kept.get(response_id, owner)
+        if stored is None:
             raise NotFound(
                 f'there is no response "{response_id[:128]}".',
                 where="response_id",
                 fix="responses are kept for an hour, unless sent with store false.",
                 code="response_not_found",
             )
-        return kept
+        return stored
 
     def find_item(self, item_id: str, owner: str) -> dict[str, Any] | None:
         """Return an item from the output or input of the owner's ended responses, newest first."""
         self._drop_old()
         mark = json.dumps(item_id).encode()
-        for kept in reversed(self._kept.of(owner)):
-            if kept.answer is not None:
+        for stored in reversed(self._kept.of(owner)):
+            if stored.answer is not None:
                 continue
-            if mark not in kept.reply and mark not in kept.items:
+            if mark not in stored.reply and mark not in stored.items:
                 continue
-            for item in (*json_value(kept.reply)["output"], *json_value(kept.items)):
+            for item in (*json_value(stored.reply)["output"], *json_value(stored.items)):
                 if item.get("id") == item_id:
                     return dict(item)
         return None
 
     def _drop_old(self) -> None:
         oldest_s = self._clock() - self._kept_s
-        self._kept.drop_oldest(lambda kept: kept.since_s < oldest_s)
+        self._kept.drop_oldest(lambda stored: stored.since_s < oldest_s)
 
     def drop(self, response_id: str) -> None:
         """Delete a response. Mutates: self"""

@@ -180,8 +180,8 @@ def _mcp_text(item: Item, where: str) -> str:
         return _text(item.get("output"), f"{where}.output")
     if not isinstance(error, dict):
         return f"error: {_text(error, f'{where}.error')}"
-    told = error.get("message", error.get("content"))
-    return f"error: {_text(told, f'{where}.error')}"
+    detail = error.get("message", error.get("content"))
+    return f"error: {_text(detail, f'{where}.error')}"
 
 
 def _thought(item: Item, where: str) -> str:

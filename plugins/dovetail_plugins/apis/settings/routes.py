@@ -39,12 +39,12 @@ async def show_settings(request: Request, server: ServerOf) -> Response:
         return NOT_SHOWN.response(request.scope)
     if server.in_force is None:
         return problem(404, "this process does not know its settings.").response(request.scope)
-    told: dict[str, Any] = msgspec.to_builtins(server.in_force)
-    for row in told["settings"]:
+    settings: dict[str, Any] = msgspec.to_builtins(server.in_force)
+    for row in settings["settings"]:
         row["flag"], row["help"] = flags()[row["name"]].spelling, flags()[row["name"]].meta.help
-    for plugin in told["plugins"]:
+    for plugin in settings["plugins"]:
         plugin["summary"] = _summary(plugin["kind"], plugin["name"], plugin["target"])
-    return JSONResponse({"version": __version__, **told})
+    return JSONResponse({"version": __version__, **settings})
 
 
 def may_show(frontend: FrontendConfig) -> bool:

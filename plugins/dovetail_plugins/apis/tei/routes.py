@@ -86,22 +86,22 @@ async def predict(body: PredictRequest, request: Request, server: ServerOf) -> A
     job = job_of(fields, request, prompts, params, field=FIELD, is_list=not is_single)
     labels = pooling_of(server.engine).labels
     answers = await answered(server, job, array_of)
-    told = [_predicted(one, labels) for one in answers.items]
-    return raw_reply(told[0] if is_single else told, ignored)
+    predictions = [_predicted(one, labels) for one in answers.items]
+    return raw_reply(predictions[0] if is_single else predictions, ignored)
 
 
 def _prompt(server: App, sequence: list[str], body: CutFields) -> tuple[Prompt, int | None]:
     """Return (the prompt of a text or pair, the number of tokens of a pair's first text)."""
     if len(sequence) == 1:
         return sequence[0], None
-    most = server.engine.spec.run.max_model_tokens
+    max_tokens = server.engine.spec.run.max_model_tokens
     truncate = -1 if body.truncate else None
-    return pair_prompt(server.engine.tokenizer, *sequence, most=most, truncate=truncate)
+    return pair_prompt(server.engine.tokenizer, *sequence, max_tokens=max_tokens, truncate=truncate)
 
 
-def _predicted(told: np.ndarray, labels: tuple[str, ...]) -> list[dict[str, Any]]:
-    order = np.argsort(-told, kind="stable")
-    return [{"score": float(told[at]), "label": label_of(int(at), labels)} for at in order]
+def _predicted(probabilities: np.ndarray, labels: tuple[str, ...]) -> list[dict[str, Any]]:
+    order = np.argsort(-probabilities, kind="stable")
+    return [{"score": float(probabilities[at]), "label": label_of(int(at), labels)} for at in order]
 
 
 async def similarity(body: SimilarityRequest, request: Request, server: ServerOf) -> Any:

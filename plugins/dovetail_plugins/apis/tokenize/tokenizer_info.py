@@ -25,7 +25,7 @@ def tokenizer_info(
     """Return the facts as JSON values. `templates` are the chat templates in use, by name."""
     facts = tokenizer.facts()
     settings = _settings(Path(folder))
-    told = {
+    fields = {
         "tokenizer_class": settings.get("tokenizer_class") or type(tokenizer).__name__,
         "vocab_size": facts.vocab_size,
         "model_max_length": settings.get("model_max_length", facts.max_tokens),
@@ -37,7 +37,7 @@ def tokenizer_info(
         "chat_template": templates.get("default"),
         "chat_templates": templates,
     }
-    return {str(name): _plain(value) for name, value in {**settings, **told}.items()}
+    return {str(name): _plain(value) for name, value in {**settings, **fields}.items()}
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class IndexedAttention(LatentAttention):
         used."""
         if self.indexer is None:
             return ()
-        made: tuple[torch.Tensor, ...] = self.indexer(x, query_latent, rope)
-        return made
+        output: tuple[torch.Tensor, ...] = self.indexer(x, query_latent, rope)
+        return output
 
     def _attend(
         self,
@@ -92,10 +92,10 @@ class IndexedAttention(LatentAttention):
     def _rows(self, context: ForwardContext, picks: torch.Tensor | None) -> LatentRows | None:
         """Return the long rows of a step: of those that see more than a query picks only the ones
         in which keys and values of all latents are less work."""
-        least = self.config.min_expanded
+        min_expanded = self.config.min_expanded
         if picks is None:
-            return long_rows(context, self.name, least)
-        return long_rows(context, self.name, least, self._max_expanded)
+            return long_rows(context, self.name, min_expanded)
+        return long_rows(context, self.name, min_expanded, self._max_expanded)
 
     def _max_expanded(self, num_tokens: int) -> int:
         """Return up to how many tokens of a row with this many new ones expanding pays off.

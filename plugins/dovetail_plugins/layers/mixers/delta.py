@@ -109,8 +109,8 @@ class DeltaRule(DividedVectors):
         bias = even_part("dt", sizes.value_heads * sizes.key_size, group, name)
         own = bias if by_channel else parts["b"]
         self.add_vector(context, "dt_bias", (own,), dtype=torch.float32)
-        kept = Part(name=DELTA, shape=(self.value_heads, sizes.key_size, sizes.value_size))
-        self.state = State(name, (self.conv1d.state_part(CONV), kept))
+        delta_part = Part(name=DELTA, shape=(self.value_heads, sizes.key_size, sizes.value_size))
+        self.state = State(name, (self.conv1d.state_part(CONV), delta_part))
         self._widths = (q.local, k.local, v.local)
         self._delta = OverRows(gated_delta.OP, context, GatedDelta, self._bound, plain=chunked.run)
 

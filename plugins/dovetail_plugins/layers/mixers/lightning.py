@@ -80,8 +80,8 @@ class LightningAttention(nn.Module):
         self.out_proj = RowParallelLinear(context, f"{name}.out_proj", inner, hidden)
         self.norm = WholeRMSNorm(context, q, sizes.head, eps=sizes.eps)
         self._open = OutputGate(context)
-        kept = Part(name=STATE, shape=(self.heads, sizes.head, sizes.head))
-        self.state = State(name, (kept,))
+        state_part = Part(name=STATE, shape=(self.heads, sizes.head, sizes.head))
+        self.state = State(name, (state_part,))
         first = group.rank * self.heads
         own = torch.tensor(sizes.slopes[first : first + self.heads], device=context.device)
         self.register_buffer("decay", -own.float(), persistent=False)

@@ -122,8 +122,8 @@ class Mamba2Mixer(DividedVectors):
         normed = sizes.norm_group > 0
         self.norm = GroupGatedNorm(context, x, sizes) if normed else Product(context, "silu")
         self.out_proj = self.build_out(context, f"{name}.out_proj")
-        kept = Part(name=SSD, shape=(heads, sizes.head, sizes.state))
-        self.state = State(name, (self.conv1d.state_part(CONV), kept))
+        state_part = Part(name=SSD, shape=(heads, sizes.head, sizes.state))
+        self.state = State(name, (self.conv1d.state_part(CONV), state_part))
         self._ssd = OverRows(ssd.OP, context, Ssd, self._bound, plain=chunked.run)
 
     def build_out(self, context: BuildContext, name: str) -> RowParallelLinear:

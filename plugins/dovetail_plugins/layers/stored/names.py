@@ -76,8 +76,8 @@ class StoredNames:
         modules = tuple(self._modules(name))
         if not modules and bare(name) == HEAD:  # a head that the token table is
             modules = self.in_file(TABLE)
-        told = {self._is_plain(module) for module in modules}
-        return told.pop() if len(told) == 1 else None
+        answers = {self._is_plain(module) for module in modules}
+        return answers.pop() if len(answers) == 1 else None
 
     def _modules(self, name: str) -> Iterator[str]:
         for part in parts_of(name):

@@ -27,12 +27,12 @@ _WIDE, _OUTPUT = "int8_float32", "int8"
 """8 bits in groups with float activations; 8 bits with a scale per output and int8 activations."""
 
 
-def multiplied(weight: Weight, asked: str, spec: LinearSpec) -> tuple[Weight, str]:
+def multiplied(weight: Weight, activations: str, spec: LinearSpec) -> tuple[Weight, str]:
     """Return a layer's weight in the format of its product, and the type of its activations (see
-    `rounding.TAKES`). `asked`: the option `activations`."""
+    `rounding.TAKES`). `activations`: the option `activations`."""
     becomes = taken(
         takes_of(weight),
-        asked,
+        activations,
         is_cpu=is_cpu(spec.device, dtype_of(spec.dtype)),
         is_bfloat16=spec.weight_dtype == "bfloat16"
         and multiplies_pairs(in_groups=weight.format != "bfloat16"),

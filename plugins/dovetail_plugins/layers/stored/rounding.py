@@ -52,17 +52,17 @@ def asked_of(options: object) -> str:
     return options.activations if isinstance(options, ActivationOptions) else AUTO
 
 
-def taken(takes: str, asked: str, *, is_cpu: bool, is_bfloat16: bool) -> str:
+def taken(takes: str, activations: str, *, is_cpu: bool, is_bfloat16: bool) -> str:
     """Return what activations become: one of `TAKES`.
 
-    `takes`: the matrix's; `asked`: the option's. `is_bfloat16`: the model is stored in bfloat16 and
-    the CPU is faster with its pairs.
+    `takes`: the matrix's; `activations`: the option's. `is_bfloat16`: the model is stored in
+    bfloat16 and the CPU is faster with its pairs.
     """
     assert takes in TAKES, takes
-    if asked == FLOAT or takes == FLOAT:
+    if activations == FLOAT or takes == FLOAT:
         return FLOAT
-    if takes == TOKEN or (takes == INT8 and (asked == INT8 or is_cpu)):
+    if takes == TOKEN or (takes == INT8 and (activations == INT8 or is_cpu)):
         return takes
-    if takes == FLOAT8 and asked != BFLOAT16 and not is_cpu:
+    if takes == FLOAT8 and activations != BFLOAT16 and not is_cpu:
         return FLOAT8
     return BFLOAT16 if is_cpu and is_bfloat16 else FLOAT

@@ -121,15 +121,15 @@ def part_of(
     """Return the tensors of one of the fused parts."""
     parts = {}
     for one in stored:
-        held = range(len(spec.out_sizes)) if one.parts is None else one.parts
-        if number not in held:
+        own_parts = range(len(spec.out_sizes)) if one.parts is None else one.parts
+        if number not in own_parts:
             continue
         tensor = tensors[one.name]
         if one.is_per_part:
-            tensor = tensor[held.index(number)]
-        elif one.output_axis is not None and len(held) > 1:
-            sizes = [spec.out_sizes[part] for part in held]
-            size, place = tensor.shape[one.output_axis], held.index(number)
+            tensor = tensor[own_parts.index(number)]
+        elif one.output_axis is not None and len(own_parts) > 1:
+            sizes = [spec.out_sizes[part] for part in own_parts]
+            size, place = tensor.shape[one.output_axis], own_parts.index(number)
             start = size * sum(sizes[:place]) // sum(sizes)
             length = size * sizes[place] // sum(sizes)
             tensor = tensor.narrow(one.output_axis, start, length)

@@ -165,9 +165,9 @@ def test_tokens_are_those_of_the_tokenizer() -> None:
     text = "the quick \u00e9 " * 20_000
 
     async def work(process: TextProcess) -> None:
-        ids = await process.encode(text, add_special_tokens=True, most=None, keep=None)
+        ids = await process.encode(text, add_special_tokens=True, max_tokens=None, keep=None)
         assert list(ids) == tokenizer.encode(text)
-        tail = await process.encode(text, add_special_tokens=True, most=CONTEXT, keep=7)
+        tail = await process.encode(text, add_special_tokens=True, max_tokens=CONTEXT, keep=7)
         assert list(tail)[-7:] == tokenizer.encode(text)[-7:]
         assert len(tail) < 100
         shown = await process.describe(text, add_special_tokens=False, shows_texts=True)
@@ -179,7 +179,7 @@ def test_tokens_are_those_of_the_tokenizer() -> None:
         empty = await process.describe("", add_special_tokens=False, shows_texts=True)
         assert (empty.ids, empty.texts) == (b"[]", b"[]")
         with pytest.raises(RequestError, match="characters") as caught:
-            await process.encode(text, add_special_tokens=True, most=CONTEXT, keep=None)
+            await process.encode(text, add_special_tokens=True, max_tokens=CONTEXT, keep=None)
         assert caught.value.code == "context_length_exceeded"
 
     run(work)
@@ -367,7 +367,7 @@ def test_a_text_is_refused_after_its_first_pieces() -> None:
     tokenizer = Counting(None, "")
     text = "word " * 1_000_000
     with pytest.raises(RequestError, match="more than") as caught:
-        long_text.encoded(tokenizer, text, add_special_tokens=True, most=CONTEXT)
+        long_text.encoded(tokenizer, text, add_special_tokens=True, max_tokens=CONTEXT)
     assert caught.value.code == "context_length_exceeded"
     assert Counting.num_chars <= 2 * long_text.PIECE_CHARS
 
@@ -376,7 +376,7 @@ def test_the_end_of_a_text_is_tokenized_alone() -> None:
     tokenizer = Counting(None, "")
     Counting.num_chars = 0
     text = "".join(f"word{i} " for i in range(200_000))
-    ids = long_text.encoded(tokenizer, text, add_special_tokens=True, most=CONTEXT, keep=50)
+    ids = long_text.encoded(tokenizer, text, add_special_tokens=True, max_tokens=CONTEXT, keep=50)
     assert list(ids) == tokenizer.encode(text[-1000:])[-50:]
     assert Counting.num_chars < 20_000
 
@@ -386,7 +386,7 @@ def test_the_start_of_a_text_is_tokenized_alone() -> None:
     Counting.num_chars = 0
     text = "".join(f"word{i} " for i in range(200_000))
     ids = long_text.encoded(
-        tokenizer, text, add_special_tokens=True, most=CONTEXT, keep=50, keeps_start=True
+        tokenizer, text, add_special_tokens=True, max_tokens=CONTEXT, keep=50, keeps_start=True
     )
     assert list(ids) == tokenizer.encode(text[:1000])[:50]
     assert Counting.num_chars < 20_000

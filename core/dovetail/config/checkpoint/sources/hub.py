@@ -105,7 +105,7 @@ def fetch(
 
     Raises: ConfigError if the hub does not provide it, or has only GGUF files
     """
-    with _told(wanted, hub):
+    with _client_errors(wanted, hub):
         names = _listed(wanted, hub)
         ggufs = [one.label or one.stem for one in grouped(names)]
         needed = needed_files(names, with_weights=needs_weights, every_format=every_format)
@@ -119,7 +119,7 @@ def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:
     """Return the (first) file of the GGUF model with this quantization or file name. Raises:
     ConfigError if none or several match, or the hub does not provide it"""
     check_online(wanted)
-    with _told(wanted, hub):
+    with _client_errors(wanted, hub):
         ggufs = grouped(_listed(wanted, hub))
         found = named(ggufs, quant)
         if len(found) != 1:
@@ -171,7 +171,7 @@ def _download(wanted: Wanted, hub: Hub, names: Sequence[str]) -> Path:
 
 
 @contextmanager
-def _told(wanted: Wanted, hub: Hub) -> Iterator[None]:
+def _client_errors(wanted: Wanted, hub: Hub) -> Iterator[None]:
     """Turn a failure of the hub's client into one error. Raises: ConfigError"""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
@@ -181,14 +181,14 @@ def _told(wanted: Wanted, hub: Hub) -> Iterator[None]:
         reason = hub.masked(str(error).strip()) or type(error).__name__
         # The cause would expose the token's header in a traceback.
         raise ConfigError(
-            f"{_asked(wanted)}the hub did not give it: {reason.splitlines()[0]}",
+            f"{_error_start(wanted)}the hub did not give it: {reason.splitlines()[0]}",
             where=wanted.flag,
             fix="check the name and the connection; gated models need --hf-token, HF_TOKEN or "
             "`hf auth login`.",
         ) from None
 
 
-def _asked(wanted: Wanted) -> str:
+def _error_start(wanted: Wanted) -> str:
     """Return the start of an error: a flag may also mean a folder, a command cannot."""
     is_flag = wanted.flag.startswith("-")
     return f"there is no folder {wanted.name} here, and " if is_flag else f"{wanted.name}: "

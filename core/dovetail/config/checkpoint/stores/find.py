@@ -35,10 +35,10 @@ class Stores:
 
     def all_models(self) -> Iterator[StoredModel]:
         """Yield every model; names that an earlier store has are skipped."""
-        told: set[str] = set()
+        names: set[str] = set()
         for model in self._all():
-            if model.name not in told:
-                told.add(model.name)
+            if model.name not in names:
+                names.add(model.name)
                 yield model
 
     def _all(self) -> Iterator[StoredModel]:
@@ -67,8 +67,8 @@ class Stores:
     def of_others(self, name: str) -> StoredModel | None:
         """Return the model of this name in another program's store. Raises: ConfigError"""
         repo, colon, quant = name.partition(":")
-        kept = folders.modelscope_name(repo) + colon + quant
-        found = _first_in([self.modelscope / "models"], kept, MODELSCOPE)
+        folder_name = folders.modelscope_name(repo) + colon + quant
+        found = _first_in([self.modelscope / "models"], folder_name, MODELSCOPE)
         if found is not None and (found.path.is_file() or not missing_files(found.path)):
             return replace(found, name=name)
         found = _first_in(self.lm_studio, name, LM_STUDIO)

@@ -35,18 +35,18 @@ def lm_studio_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
     """Return the folders in which LM Studio may store models; they need not exist."""
     home = Path((os.environ if environ is None else environ).get("HOME") or "~").expanduser()
     pointer = home / _HOME_POINTER
-    told = []
+    folders = []
     if pointer.is_file():
-        told = [Path(pointer.read_text(encoding="utf-8").strip()) / "models"]
-    return [*told, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+        folders = [Path(pointer.read_text(encoding="utf-8").strip()) / "models"]
+    return [*folders, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
 
 
 def modelscope_cache(given: str | None = None, environ: Mapping[str, str] | None = None) -> Path:
     """Return ModelScope's cache folder: the given one, MODELSCOPE_CACHE, or the default."""
     environ = os.environ if environ is None else environ
-    told = given or environ.get("MODELSCOPE_CACHE")
-    if told:
-        return Path(told).expanduser()
+    folder = given or environ.get("MODELSCOPE_CACHE")
+    if folder:
+        return Path(folder).expanduser()
     home = Path(environ.get("HOME") or "~").expanduser()
     return home / ".cache" / "modelscope" / "hub"
 

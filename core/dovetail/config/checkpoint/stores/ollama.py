@@ -24,9 +24,9 @@ MAX_MANIFEST_BYTES = 1 << 20
 def store_folder(environ: Mapping[str, str] | None = None) -> Path | None:
     """Return the store's folder: OLLAMA_MODELS, or the usual ones; None if there is none."""
     environ = os.environ if environ is None else environ
-    told = environ.get("OLLAMA_MODELS")
+    variable = environ.get("OLLAMA_MODELS")
     home = Path(environ.get("HOME") or "~").expanduser()
-    places = [Path(told)] if told else [home / ".ollama" / "models", _SYSTEM_FOLDER]
+    places = [Path(variable)] if variable else [home / ".ollama" / "models", _SYSTEM_FOLDER]
     return next((folder for folder in places if (folder / "manifests").is_dir()), None)
 
 
@@ -66,14 +66,14 @@ def _stored(store: Path, manifest: Path, name: str) -> StoredModel | None:
     if not weights:
         return None
     blob = _blob(store, weights[0])
-    told = _read(_blob(store, content.get("config") or {}))
+    config = _read(_blob(store, content.get("config") or {}))
     return StoredModel(
         name=name,
         store=OLLAMA,
         path=blob,
         num_bytes=blob.stat().st_size if blob.is_file() else 0,
-        label=str(told.get("file_type") or ""),
-        family=str(told.get("model_family") or ""),
+        label=str(config.get("file_type") or ""),
+        family=str(config.get("model_family") or ""),
         fault=_fault(blob, layers, len(weights)),
     )
 

@@ -49,10 +49,10 @@ def draft_spec(
     keys = draft_keys(config.speculative)
     if keys is None:
         return None
-    asked = asked_drafter(config.model, config.load, config.speculative, config.plugin)
-    assert asked is not None, "there are keys"
+    choice = asked_drafter(config.model, config.load, config.speculative, config.plugin)
+    assert choice is not None, "there are keys"
     needed = {"drafts"}
-    if runs_on_worker(registry.admin.load_selection(asked.drafter)):
+    if runs_on_worker(registry.admin.load_selection(choice.drafter)):
         needed.add("worker_drafts")
     if not needed <= registry.admin.load_selection(scheduler).capabilities:
         raise ConfigError(
@@ -60,7 +60,7 @@ def draft_spec(
             where=FLAG,
             fix="use --scheduler-cls continuous, or leave the flag out.",
         )
-    max_tokens = asked.max_tokens
+    max_tokens = choice.max_tokens
     if max_tokens >= schedule.max_step_tokens:
         raise ConfigError(
             f"{max_tokens} guesses do not fit in a step of {schedule.max_step_tokens} tokens.",
@@ -68,9 +68,9 @@ def draft_spec(
             fix=f"use at most {schedule.max_step_tokens - 1}.",
         )
     return DraftSpec(
-        drafter=asked.drafter,
+        drafter=choice.drafter,
         max_tokens=max_tokens,
-        pause_above_requests=_pause_above(config.model, model, asked, keys),
+        pause_above_requests=_pause_above(config.model, model, choice, keys),
         max_model_tokens=keys.max_model_len,
     )
 

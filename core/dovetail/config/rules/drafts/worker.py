@@ -60,7 +60,7 @@ def runs_on_worker(plugin: type[Any]) -> bool:
 
 def worker_drafts(
     config: Config,
-    asked: Asked,
+    choice: Asked,
     target: ModelSpec,
     schedule: ScheduleSpec,
     kv_dtype: str,
@@ -68,12 +68,12 @@ def worker_drafts(
     hub: Hub,
 ) -> WorkerDraftSpec:
     """Return the drafter and its checkpoint. Raises: ConfigError naming the key at fault."""
-    plugin = registry.admin.load_selection(asked.drafter)
-    settings = asked.settings
+    plugin = registry.admin.load_selection(choice.drafter)
+    settings = choice.settings
     _check_place(config.parallel)
     if "own_weights" not in plugin.capabilities:
         where = target.path, platform.device_type
-        settings = with_bundled_draft(settings, asked.drafter.name, *where)
+        settings = with_bundled_draft(settings, choice.drafter.name, *where)
     model = _model(config.model, config.load, plugin, settings, target, platform, hub)
     _check_fit(plugin, model, target)
     if "own_weights" in plugin.capabilities:
@@ -87,8 +87,8 @@ def worker_drafts(
     if is_divided and model_plugin is not None:
         check_division(model, model_plugin, rank_spec(config.parallel))
     return WorkerDraftSpec(
-        drafter=asked.drafter,
-        max_tokens=asked.max_tokens,
+        drafter=choice.drafter,
+        max_tokens=choice.max_tokens,
         model=model,
         model_plugin=model_plugin,
         load_format=selections.select_load_format(
@@ -157,10 +157,14 @@ def _model(
         raw = {**raw, **target.hf_config}
     found = load_model_facts(folder, overrides=plugin.settings(raw, target))
     requested = registry.admin.value_of("dtype", model_config.dtype) or AUTO_DTYPE
-    _, kept = chosen_dtypes(requested, found.hf_config, platform)
+    _, weight_dtype = chosen_dtypes(requested, found.hf_config, platform)
     rope = with_rope(found.hf_config, None, {})
     return msgspec.structs.replace(
-        found, hf_config=rope, rope_rules=rope_rules(rope), dtype=target.dtype, weight_dtype=kept
+        found,
+        hf_config=rope,
+        rope_rules=rope_rules(rope),
+        dtype=target.dtype,
+        weight_dtype=weight_dtype,
     )
 
 
@@ -248,10 +252,10 @@ def _is_divided(
     """Return whether the drafter is divided over the model's ranks. Raises: ConfigError"""
     size = parallel.tensor_parallel_size
     key = "draft_tensor_parallel_size"
-    asked = settings.get(key)
-    if asked is None:
+    value = settings.get(key)
+    if value is None:
         return size > 1
-    number: int = convert(asked, int, f"{FLAG}.{key}")
+    number: int = convert(value, int, f"{FLAG}.{key}")
     if number not in (1, size):
         raise ConfigError(
             f"the drafter is whole on every rank (1) or divided as the model is ({size}), "
@@ -265,14 +269,14 @@ def _is_divided(
 def _is_sampled(settings: Mapping[str, Any]) -> bool:
     """Return whether drafts are sampled instead of taking the most likely tokens. Raises:
     ConfigError"""
-    asked = settings.get("draft_sample_method")
-    if asked not in (None, *SAMPLE_METHODS):
+    method = settings.get("draft_sample_method")
+    if method not in (None, *SAMPLE_METHODS):
         raise ConfigError(
-            f"{asked!r} is not a way to choose a draft.",
+            f"{method!r} is not a way to choose a draft.",
             where=f"{FLAG}.draft_sample_method",
             fix=f"use one of {', '.join(SAMPLE_METHODS)}.",
         )
-    return bool(asked == "probabilistic")
+    return bool(method == "probabilistic")
 
 
 def _load_flags(load: LoadConfig, plugin: type[WorkerDrafter]) -> LoadConfig:
@@ -290,8 +294,8 @@ def _longest(
 ) -> int:
     """Return the maximum number of tokens of a row that is drafted. Raises: ConfigError"""
     key = f"{FLAG}.max_model_len"
-    asked = settings.get("max_model_len")
-    length: int = schedule.max_model_tokens if asked is None else convert(asked, int, key)
+    value = settings.get("max_model_len")
+    length: int = schedule.max_model_tokens if value is None else convert(value, int, key)
     if length < 1:
         raise ConfigError(f"{length} is out of range.", where=key, fix="give at least 1.")
     if "whole_model" in plugin.capabilities:  # heads have no limit of their own

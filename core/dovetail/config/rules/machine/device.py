@@ -38,10 +38,10 @@ def block_tokens(cache: CacheConfig, platform: Platform) -> int:
     return found
 
 
-def check_dtypes(platform: Platform, *, kept: str, kv_dtype: str) -> None:
+def check_dtypes(platform: Platform, *, weight_dtype: str, kv_dtype: str) -> None:
     """Raise ConfigError for dtypes of weights or KV cache that the device does not support."""
     limits = platform.limits()
-    _check_one_of(kept, limits.dtypes, platform, where="--dtype", what="weights of {}")
+    _check_one_of(weight_dtype, limits.dtypes, platform, where="--dtype", what="weights of {}")
     cached = "a KV cache of {}"
     _check_one_of(kv_dtype, limits.kv_dtypes, platform, where="--kv-cache-dtype", what=cached)
 
@@ -54,17 +54,19 @@ def check_quantization(platform: Platform, selection: Selection) -> None:
     )
 
 
-def at_most(asked: int | None, usual: int, most: int | None, flag: str, platform: Platform) -> int:
+def at_most(
+    requested: int | None, usual: int, limit: int | None, flag: str, platform: Platform
+) -> int:
     """Return the requested number, or the usual one. Raises: ConfigError above the maximum."""
-    if most is None:
-        return asked or usual
-    if asked is not None and asked > most:
+    if limit is None:
+        return requested or usual
+    if requested is not None and requested > limit:
         raise ConfigError(
-            f"{asked} are more than the device {platform.device_type} takes.",
+            f"{requested} are more than the device {platform.device_type} takes.",
             where=flag,
-            fix=f"use at most {most}.",
+            fix=f"use at most {limit}.",
         )
-    return min(asked or usual, most)
+    return min(requested or usual, limit)
 
 
 def _check_one_of(

@@ -57,9 +57,9 @@ def launch_of(variables: Mapping[str, str] = os.environ) -> Launch:
     """Return the launcher's settings. Raises: ConfigError for a missing or wrong variable"""
     rank, size, local_rank, local_size = (_number(variables, name) for name in NUMBERS)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        told = ", ".join(f"{name}={variables[name]}" for name in NUMBERS)
+        numbers = ", ".join(f"{name}={variables[name]}" for name in NUMBERS)
         raise ConfigError(
-            f"the launcher's numbers contradict one another: {told}.",
+            f"the launcher's numbers contradict one another: {numbers}.",
             where=FLAG,
             fix="let torchrun set them.",
         )

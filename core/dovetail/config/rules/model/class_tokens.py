@@ -29,7 +29,7 @@ _ORIGINAL = "is_original_qwen3_reranker"
 
 
 def with_class_tokens(
-    model_config: ModelConfig, model: ModelSpec, asked: PoolerConfig
+    model_config: ModelConfig, model: ModelSpec, pooler: PoolerConfig
 ) -> ModelSpec:
     """Return the model with class tokens, if they are requested.
 
@@ -46,8 +46,8 @@ def with_class_tokens(
         _verify_method(facts.get(_METHOD))
         return _with_tokens(model, tokens, is_difference=is_difference)
     _, stored = stem(model.architecture)
-    if asked.returned_token_ids and stored == LOGITS:
-        return _with_tokens(model, asked.returned_token_ids, is_difference=False)
+    if pooler.returned_token_ids and stored == LOGITS:
+        return _with_tokens(model, pooler.returned_token_ids, is_difference=False)
     return model
 
 

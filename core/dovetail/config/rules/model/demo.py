@@ -50,6 +50,6 @@ def with_bundled_draft(
     is_demo = Path(model_path).resolve() == DEMO_PATH
     if settings.get("model") is not None or not is_demo or method not in bundled_drafts():
         return settings
-    kept = DRAFTS_QUANTIZATION.get(device_type)
-    usual = {} if kept is None else {"quantization": kept}
+    quantization = DRAFTS_QUANTIZATION.get(device_type)
+    usual = {} if quantization is None else {"quantization": quantization}
     return {**usual, **settings, "model": str(DRAFTS_PATH / method)}

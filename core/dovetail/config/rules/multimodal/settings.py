@@ -99,9 +99,9 @@ def _limit(modality: str, value: Any) -> MediaLimit:
         )
     whole = {key: _whole(limit, f"{where}.{key}") for key, limit in limits.items()}
     for key, limit in whole.items():
-        least = 0 if key == "count" else 1
-        if limit < least:
-            raise ConfigError(f"must be at least {least}.", where=f"{where}.{key}")
+        minimum = 0 if key == "count" else 1
+        if limit < minimum:
+            raise ConfigError(f"must be at least {minimum}.", where=f"{where}.{key}")
     return MediaLimit(**whole)
 
 

@@ -254,10 +254,12 @@ def _enough_cores(
     usable = usable_cores(processors)
     if word_of(device.cpu_cores) != UNBOUND and count * num_ranks > usable:
         needs = "a core each" if num_ranks == 1 else f"{num_ranks} cores each, one for each rank"
-        most = usable // num_ranks
+        cores_per_rank = usable // num_ranks
         raise ConfigError(
             f"{count} engines need {needs}, and this process may use {usable}.",
             where=SIZE if parallel.data_parallel_size_local is None else LOCAL,
-            fix=f"use at most {most}, or {CORES} {UNBOUND}." if most else "use fewer ranks.",
+            fix=f"use at cores_per_rank {cores_per_rank}, or {CORES} {UNBOUND}."
+            if cores_per_rank
+            else "use fewer ranks.",
         )
     return usable

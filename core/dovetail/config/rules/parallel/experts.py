@@ -173,9 +173,9 @@ def _balance(parallel: ParallelConfig) -> ExpertBalanceSpec:
         if key not in _KEYS:
             known = ", ".join([*_KEYS, "log_balancedness"])
             raise ConfigError(f'"{word}" is not a setting.', where=where, fix=f"use {known}.")
-        name, least = _KEYS[key]
+        name, minimum = _KEYS[key]
         fields[name] = convert(value, int, where)
-        if fields[name] < least:
-            fix = f"give at least {least}."
+        if fields[name] < minimum:
+            fix = f"give at least {minimum}."
             raise ConfigError(f"{fields[name]} is out of range.", where=where, fix=fix)
     return ExpertBalanceSpec(**fields)

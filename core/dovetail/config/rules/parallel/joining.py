@@ -119,14 +119,14 @@ def check_serves(parallel: ParallelConfig) -> None:
 
 def _check_headless(parallel: ParallelConfig, frontend: FrontendConfig) -> None:
     """Raise ConfigError for flags that only a server can have."""
-    meant = {
+    flags = {
         "--data-parallel-rank": parallel.data_parallel_rank is not None,
         "--data-parallel-hybrid-lb": parallel.data_parallel_hybrid_lb,
         "--api-server-count": frontend.api_server_count > 1,
         "--disable-frontend-multiprocessing": frontend.disable_frontend_multiprocessing,
         f"{BACKEND} {parallel.data_parallel_backend}": starter_of(parallel) is not None,
     }
-    for flag, is_meant in meant.items():
+    for flag, is_meant in flags.items():
         if is_meant:
             raise ConfigError(
                 f"{flag} is for a server, and this process is not one.",

@@ -111,14 +111,16 @@ def largest_stage(model: ModelSpec, rank: RankSpec) -> ModelSpec:
         return model
     kinds, num_layers, cache = _kinds(model), model.num_layers, model.cache
     keepers = range(num_layers) if cache is None or not cache.sources else cache.keepers
-    most: Counter[str] = Counter()
+    layer_counts: Counter[str] = Counter()
     for stage in range(rank.num_stages):
         own = msgspec.structs.replace(rank, stage=stage).layers(num_layers)
-        most |= Counter(kinds[number] for number in own if number in keepers)
-    config = {**model.hf_config, "layer_types": list(most.elements())}
+        layer_counts |= Counter(kinds[number] for number in own if number in keepers)
+    config = {**model.hf_config, "layer_types": list(layer_counts.elements())}
     if cache is not None and cache.sources:
-        cache = msgspec.structs.replace(cache, sources=tuple(range(most.total())))
-    return msgspec.structs.replace(model, num_layers=most.total(), hf_config=config, cache=cache)
+        cache = msgspec.structs.replace(cache, sources=tuple(range(layer_counts.total())))
+    return msgspec.structs.replace(
+        model, num_layers=layer_counts.total(), hf_config=config, cache=cache
+    )
 
 
 def _kinds(model: ModelSpec) -> list[str]:

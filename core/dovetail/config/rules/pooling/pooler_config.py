@@ -49,46 +49,46 @@ def pooler_config(model_config: ModelConfig) -> PoolerConfig:
     """Return --pooler-config. Raises: ConfigError naming the key"""
     given = dict(model_config.pooler_config)
     try:
-        asked = msgspec.convert(given, PoolerConfig)
+        pooler = msgspec.convert(given, PoolerConfig)
     except msgspec.ValidationError as error:
         known = ", ".join(PoolerConfig.__struct_fields__)
         raise ConfigError(f"{error}.", where=POOLER_CONFIG, fix=f"the keys are {known}.") from error
-    _verify(asked)
-    return asked
+    _verify(pooler)
+    return pooler
 
 
-def verify_fits(asked: PoolerConfig, model: ModelSpec, *, size: int, num_classes: int) -> None:
+def verify_fits(pooler: PoolerConfig, model: ModelSpec, *, size: int, num_classes: int) -> None:
     """Check the keys against a model with vectors of `size` numbers, or with `num_classes` classes.
     Raises: ConfigError naming the key"""
     makes_vectors = model.head in MAKES_VECTORS
     for key in _OF_CLASSES if makes_vectors else _OF_VECTORS:
-        if getattr(asked, key) != _default(key):
+        if getattr(pooler, key) != _default(key):
             does = "makes vectors of prompts" if makes_vectors else "tells classes apart"
             log.warning("%s.%s has no effect: the model %s", POOLER_CONFIG, key, does)
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
+    if pooler.dimensions is not None and not 1 <= pooler.dimensions <= size:
         raise _fault("dimensions", f"must be 1 to {size}, the size of the model's vectors.")
-    if asked.step_tag_id is not None and not 0 <= asked.step_tag_id < model.vocab_size:
+    if pooler.step_tag_id is not None and not 0 <= pooler.step_tag_id < model.vocab_size:
         raise _fault("step_tag_id", f"must be 0 to {model.vocab_size - 1}, a token's number.")
-    if any(not 0 <= number < num_classes for number in asked.returned_token_ids):
+    if any(not 0 <= number < num_classes for number in pooler.returned_token_ids):
         raise _fault("returned_token_ids", f"must be 0 to {num_classes - 1}, numbers of classes.")
 
 
-def _verify(asked: PoolerConfig) -> None:
+def _verify(pooler: PoolerConfig) -> None:
     """Check the keys as far as possible without a model. Raises: ConfigError naming the key"""
-    if isinstance(asked.activation, str) and asked.activation not in ACTIVATIONS:
+    if isinstance(pooler.activation, str) and pooler.activation not in ACTIVATIONS:
         raise _fault("activation", f"must be true, false or one of {', '.join(ACTIVATIONS)}.")
     given = {
         key: bool(value)
         for key in ("use_activation", "activation", "softmax")
-        if (value := getattr(asked, key)) is not None
+        if (value := getattr(pooler, key)) is not None
     }
     if len(set(given.values())) > 1:
         raise _fault(" and ".join(given), "say different things.", "leave all but one of them out.")
-    if asked.max_embed_len is None:
+    if pooler.max_embed_len is None:
         return
-    if asked.max_embed_len < 1:
+    if pooler.max_embed_len < 1:
         raise _fault("max_embed_len", "must be at least 1.")
-    if not asked.enable_chunked_processing:
+    if not pooler.enable_chunked_processing:
         fix = "add enable_chunked_processing, or use --max-model-len."
         raise _fault("max_embed_len", "is the length of texts that are embedded in pieces.", fix)
 

@@ -155,18 +155,18 @@ def _pooling_spec(
     model_config: ModelConfig,
     plugins: PluginConfig,
     model: ModelSpec,
-    asked: PoolerConfig,
+    pooler: PoolerConfig,
     sentences: SentenceSettings,
 ) -> PoolingSpec:
     facts = model.hf_config
     size = _size(model, sentences)
     names = labels(facts)
     if model.class_tokens:
-        asked = msgspec.structs.replace(asked, returned_token_ids=())
-    verify_fits(asked, model, size=size, num_classes=len(names))
-    step_token = _step_token(model, asked)
-    tasks, whole, of_tokens = _poolers(plugins, model, asked, sentences, step_token)
-    if asked.enable_chunked_processing:
+        pooler = msgspec.structs.replace(pooler, returned_token_ids=())
+    verify_fits(pooler, model, size=size, num_classes=len(names))
+    step_token = _step_token(model, pooler)
+    tasks, whole, of_tokens = _poolers(plugins, model, pooler, sentences, step_token)
+    if pooler.enable_chunked_processing:
         _verify_pieces(whole)
     allowed = tuple(facts.get("matryoshka_dimensions") or ())
     return PoolingSpec(
@@ -174,22 +174,22 @@ def _pooling_spec(
         pooler=whole,
         token_pooler=of_tokens,
         projections=sentences.projections,
-        activation=_activation(model_config, model, asked),
+        activation=_activation(model_config, model, pooler),
         size=size,
-        is_normalized=sentences.is_normalized if asked.normalize is None else asked.normalize,
-        dimensions=asked.dimensions,
+        is_normalized=sentences.is_normalized if pooler.normalize is None else pooler.normalize,
+        dimensions=pooler.dimensions,
         is_matryoshka=bool(allowed) or bool(facts.get("is_matryoshka")),
         allowed_dimensions=allowed,
         step_token_id=step_token,
-        returned_token_ids=asked.returned_token_ids,
+        returned_token_ids=pooler.returned_token_ids,
         labels=names,
         prompts=dict(sentences.prompts),
         default_prompt=sentences.default_prompt,
         prefix_tasks=_prefix_tasks(model, tasks, whole),
         includes_prompt=sentences.includes_prompt,
         lowers_case=sentences.lowers_case,
-        splits_long=asked.enable_chunked_processing,
-        most_tokens=asked.max_embed_len,
+        splits_long=pooler.enable_chunked_processing,
+        most_tokens=pooler.max_embed_len,
     )
 
 
@@ -205,7 +205,7 @@ def _size(model: ModelSpec, sentences: SentenceSettings) -> int:
 def _poolers(
     plugins: PluginConfig,
     model: ModelSpec,
-    asked: PoolerConfig,
+    pooler: PoolerConfig,
     sentences: SentenceSettings,
     step_token: int | None,
 ) -> tuple[tuple[str, ...], Selection, Selection]:
@@ -213,7 +213,7 @@ def _poolers(
     tokens."""
     tasks = _TASKS[model.head]
     facts = facts_of(model.hf_config)
-    named = _registered(asked.pooling_type) if asked.pooling_type else None
+    named = _registered(pooler.pooling_type) if pooler.pooling_type else None
     usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
     if model.head not in MAKES_VECTORS and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
@@ -266,24 +266,24 @@ def _prefix_tasks(model: ModelSpec, tasks: tuple[str, ...], whole: Selection) ->
     return tuple(task for task in tasks if task in (EMBED, CLASSIFY))
 
 
-def _step_token(model: ModelSpec, asked: PoolerConfig) -> int | None:
+def _step_token(model: ModelSpec, pooler: PoolerConfig) -> int | None:
     """Return the token that ends a step for a process reward model."""
-    if asked.step_tag_id is not None or not model.architecture.endswith(PROCESS_REWARD):
-        return asked.step_tag_id
+    if pooler.step_tag_id is not None or not model.architecture.endswith(PROCESS_REWARD):
+        return pooler.step_tag_id
     return added_token(Path(model.path), STEP_END)
 
 
-def _activation(model_config: ModelConfig, model: ModelSpec, asked: PoolerConfig) -> str:
+def _activation(model_config: ModelConfig, model: ModelSpec, pooler: PoolerConfig) -> str:
     """Return the function from class scores to probabilities. Raises: ConfigError"""
-    if model.head in MAKES_VECTORS or asked.activates is False:
+    if model.head in MAKES_VECTORS or pooler.activates is False:
         return "identity"
-    if isinstance(asked.activation, str):
-        return asked.activation
+    if isinstance(pooler.activation, str):
+        return pooler.activation
     facts = model.hf_config
     kind = facts.get("problem_type")
     is_single = len(labels(facts)) == 1
     usual = "sigmoid" if is_single or kind == "multi_label_classification" else "softmax"
-    if asked.activates:
+    if pooler.activates:
         return usual
     if kind == "regression" or _is_reward(model_config, model):
         return "identity"

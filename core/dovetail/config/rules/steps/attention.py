@@ -23,14 +23,14 @@ def attention_dtype(model_config: ModelConfig, model: ModelSpec) -> str:
     Raises: ConfigError for a model in which not all rows use an attention backend.
     """
     name = model_config.override_attention_dtype
-    asked: str = (registry.admin.value_of("dtype", name, where=DTYPE) or "") if name else ""
-    if asked and model.cache is not None and model.cache.latent_size:
+    dtype: str = (registry.admin.value_of("dtype", name, where=DTYPE) or "") if name else ""
+    if dtype and model.cache is not None and model.cache.latent_size:
         raise ConfigError(
             "long rows of latents are attended in the model's type alone.",
             where=DTYPE,
             fix="leave the flag out.",
         )
-    return asked
+    return dtype
 
 
 def select_attention(

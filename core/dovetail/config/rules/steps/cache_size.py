@@ -49,8 +49,8 @@ def kv_bytes(
     window = window_tokens(model.hf_config) or chunk_tokens(model.hf_config)
     keepers = range(model.num_layers) if model.cache is None else model.cache.keepers
     num_windowed = _num_windowed(model.hf_config, keepers) if window else 0
-    kept = min(num_tokens, (window or num_tokens) + step_tokens)
-    whole = num_windowed * kept + (len(keepers) - num_windowed) * num_tokens
+    windowed_tokens = min(num_tokens, (window or num_tokens) + step_tokens)
+    whole = num_windowed * windowed_tokens + (len(keepers) - num_windowed) * num_tokens
     return per_token * -(-whole // context_size) + draft_bytes * num_tokens
 
 
@@ -95,9 +95,9 @@ def _own_bytes(
     attended = facts.num_attention_layers * per_token * (num_tokens + block_tokens)
     read = (facts.cross_rows or num_tokens) + block_tokens
     attended += facts.num_cross_layers * per_token * read
-    kept = min(blocks, -(-(step_tokens - 1) // block_tokens) + 2)
+    state_blocks = min(blocks, -(-(step_tokens - 1) // block_tokens) + 2)
     block = max(state, block_tokens * per_token) if facts.num_attention_layers else state
-    return -(-attended // context_size) + facts.num_state_layers * (kept + 1) * block
+    return -(-attended // context_size) + facts.num_state_layers * (state_blocks + 1) * block
 
 
 def cpu_cache_bytes(available: int, share: float | None, useful: int) -> int:

@@ -115,17 +115,17 @@ def _check_key(key: str, value: Any) -> None:
     )
 
 
-def default_sizes(most: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, every 8th number up to 256, every 16th up to 512, and `most` if it is below
-    that. None exceeds `most`."""
+def default_sizes(max_size: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, every 8th number up to 256, every 16th up to 512, and `max_size` if it is
+    below that. None exceeds `max_size`."""
     fine = range(FINE_STEP, FINE_ROWS + 1, FINE_STEP)
     coarse = range(FINE_ROWS + COARSE_STEP, MOST_ROWS + 1, COARSE_STEP)
-    return _up_to((*FIRST_SIZES, *fine, *coarse), min(most, MOST_ROWS))
+    return _up_to((*FIRST_SIZES, *fine, *coarse), min(max_size, MOST_ROWS))
 
 
-def _up_to(sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return the sizes below `most`, then `most`."""
-    return (*(size for size in sizes if size < most), most)
+def _up_to(sizes: Sequence[int], max_size: int) -> tuple[int, ...]:
+    """Return the sizes below `max_size`, then `max_size`."""
+    return (*(size for size in sizes if size < max_size), max_size)
 
 
 def _sizes(
@@ -134,14 +134,16 @@ def _sizes(
     """Return the row counts to capture or record. Raises: ConfigError"""
     given = _given_sizes(scheduler, engine)
     limit = engine.compilation_config.get(MOST_KEY)
-    most = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
+    max_size = max_rows if limit is None else min(_number(limit, f"{FLAG}.{MOST_KEY}"), max_rows)
     if not given:
         if recorded_rows is None:
-            return default_sizes(most)
-        return tuple(range(1, min(most, recorded_rows) + 1))
+            return default_sizes(max_size)
+        return tuple(range(1, min(max_size, recorded_rows) + 1))
     if len(given) == 1:
-        return _up_to((*FIRST_SIZES, *range(FINE_STEP, given[0], FINE_STEP)), min(given[0], most))
-    return tuple(sorted({min(size, most) for size in given}))
+        return _up_to(
+            (*FIRST_SIZES, *range(FINE_STEP, given[0], FINE_STEP)), min(given[0], max_size)
+        )
+    return tuple(sorted({min(size, max_size) for size in given}))
 
 
 def _given_sizes(scheduler: SchedulerConfig, engine: EngineConfig) -> tuple[int, ...]:

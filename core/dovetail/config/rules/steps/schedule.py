@@ -120,20 +120,20 @@ def _is_for_adapters(model_config: ModelConfig, lora: LoRAConfig, model: ModelSp
 def _max_partial(scheduler: SchedulerConfig) -> int | None:
     """Return the maximum number of partial prefills, None for no limit. Raises: ConfigError for
     contradictory limits."""
-    most, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
-    if not scheduler.enable_chunked_prefill and max(most or 1, most_long or 1) > 1:
+    limit, most_long = scheduler.max_num_partial_prefills, scheduler.max_long_partial_prefills
+    if not scheduler.enable_chunked_prefill and max(limit or 1, most_long or 1) > 1:
         log.warning(
             "--max-num-partial-prefills and --max-long-partial-prefills have no effect: they need "
             "chunked prefill"
         )
         return None
-    if most is not None and most_long is not None and most_long > most:
+    if limit is not None and most_long is not None and most_long > limit:
         raise ConfigError(
-            f"{most_long} long partial prefills are more than {most} partial prefills in total.",
+            f"{most_long} long partial prefills are more than {limit} partial prefills in total.",
             where="--max-long-partial-prefills",
-            fix=f"give at most {most}, or raise --max-num-partial-prefills.",
+            fix=f"give at most {limit}, or raise --max-num-partial-prefills.",
         )
-    return most
+    return limit
 
 
 def _whole_prompt_tokens(requested: int | None, default: int, length: int) -> int:

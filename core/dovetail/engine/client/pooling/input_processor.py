@@ -127,7 +127,7 @@ class PooledInput:
             tokenizer,
             text,
             add_special_tokens=adds_special_tokens,
-            most=self._longest,
+            max_tokens=self._longest,
             keep=None if keep is None else keep + 1,
             keeps_start=keeps_start,
             answers=False,
@@ -152,12 +152,13 @@ class PooledInput:
     ) -> tuple[tuple[int, ...], ...]:
         """Return the prompt, split into pieces if it is longer than the context and may be split.
         Raises: RequestError if it is too long"""
-        most = self._most
+        max_tokens = self._most
         if self._pooling is not None and self._splits(params.task):
-            most = max(
-                most, len(ids) if self._pooling.most_tokens is None else self._pooling.most_tokens
+            max_tokens = max(
+                max_tokens,
+                len(ids) if self._pooling.most_tokens is None else self._pooling.most_tokens,
             )
-        verify_pooled(len(ids), most)
+        verify_pooled(len(ids), max_tokens)
         if len(ids) <= self._most:
             return (ids,)
         return pieces(ids, self._most, *(tokenizer.special_around() if self._has_tokenizer else ()))
@@ -195,20 +196,20 @@ class PooledInput:
         return msgspec.structs.replace(params, unpooled_tokens=len(before) + len(own))
 
 
-def tokens_kept(truncate: int | None, most: int) -> int | None:
+def tokens_kept(truncate: int | None, max_tokens: int) -> int | None:
     """Return the maximum number of prompt tokens; None: all. Raises: RequestError"""
     if truncate is None or truncate > 0:
         return truncate
     if truncate == -1:
-        return most
+        return max_tokens
     raise RequestError("must be -1 or at least 1.", where=TRUNCATE)
 
 
-def no_room(truncate: int, num_special: int, least: int) -> RequestError:
+def no_room(truncate: int, num_special: int, minimum: int) -> RequestError:
     """Return the error for a limit that leaves no room next to the special tokens."""
     return RequestError(
-        f"must be at least {least} here, not {truncate}: {num_special} special tokens are added to "
-        "a prompt.",
+        f"must be at least {minimum} here, not {truncate}: {num_special} special tokens are added "
+        "to a prompt.",
         where=TRUNCATE,
     )
 
@@ -230,9 +231,9 @@ def verify_pooling(model: PoolingSpec | None, params: PoolingParams) -> None:
     _verify_dimensions(model, params.dimensions)
 
 
-def _verify_dimensions(model: PoolingSpec, asked: int | None) -> None:
+def _verify_dimensions(model: PoolingSpec, dimensions: int | None) -> None:
     """Check a request's number of dimensions. Raises: RequestError"""
-    if asked is None or asked == model.size:
+    if dimensions is None or dimensions == model.size:
         return
     if not model.is_matryoshka:
         raise RequestError(
@@ -240,9 +241,9 @@ def _verify_dimensions(model: PoolingSpec, asked: int | None) -> None:
             where="dimensions",
             fix="leave it out, or start the server with --hf-overrides.is_matryoshka true.",
         )
-    if asked > model.size:
+    if dimensions > model.size:
         raise RequestError(f"the model's vectors have {model.size}.", where="dimensions")
-    if model.allowed_dimensions and asked not in model.allowed_dimensions:
+    if model.allowed_dimensions and dimensions not in model.allowed_dimensions:
         known = ", ".join(map(str, model.allowed_dimensions))
         raise RequestError(f"the model was trained for {known}.", where="dimensions")
 

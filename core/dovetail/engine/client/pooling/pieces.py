@@ -17,17 +17,17 @@ Tokens = Sequence[int]
 
 
 def pieces(
-    ids: tuple[int, ...], most: int, before: Tokens = (), after: Tokens = ()
+    ids: tuple[int, ...], max_tokens: int, before: Tokens = (), after: Tokens = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """Split a prompt's tokens into pieces of at most `most`. If the prompt is enclosed by `before`
-    and `after`, so is each piece."""
-    if len(ids) <= most:
+    """Split a prompt's tokens into pieces of at most `max_tokens`. If the prompt is enclosed by
+    `before` and `after`, so is each piece."""
+    if len(ids) <= max_tokens:
         return (ids,)
     before, after = tuple(before), tuple(after)
     is_framed = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
-    room = most - len(before) - len(after)
+    room = max_tokens - len(before) - len(after)
     if not is_framed or room < 1:
-        before, after, room = (), (), most
+        before, after, room = (), (), max_tokens
     inner = ids[len(before) : len(ids) - len(after)]
     return tuple(
         (*before, *inner[start : start + room], *after) for start in range(0, len(inner), room)

@@ -81,17 +81,17 @@ def plan_scores(
     """
     pairs = _paired(firsts, seconds)
     task = score_task(spec.run.pooling)
-    asked = msgspec.structs.replace(params or PoolingParams(task=task), task=task)
+    task_params = msgspec.structs.replace(params or PoolingParams(task=task), task=task)
     if task != CLASSIFY:
         starts = [prompt_before(spec.run.pooling, name) for name in prompt_names]
-        return _apart(pairs, starts, asked)
+        return _apart(pairs, starts, task_params)
     if join is None and spec.run.model.is_causal:
         join = _joined
     if join is not None:
-        prompts = [PooledPrompt(prompt=text, params=asked) for text in starmap(join, pairs)]
+        prompts = [PooledPrompt(prompt=text, params=task_params) for text in starmap(join, pairs)]
     else:
-        most = spec.run.max_model_tokens
-        prompts = [_as_pair(tokenizer, pair, most, truncate, asked) for pair in pairs]
+        max_tokens = spec.run.max_model_tokens
+        prompts = [_as_pair(tokenizer, pair, max_tokens, truncate, task_params) for pair in pairs]
     return Scoring(prompts=tuple(prompts), pairs=tuple((at,) for at in range(len(prompts))))
 
 
@@ -147,14 +147,14 @@ def _joined(first: str, second: str) -> str:
 def _as_pair(
     tokenizer: Tokenizer,
     pair: tuple[str, str],
-    most: int,
+    max_tokens: int,
     truncate: int | None,
     params: PoolingParams,
 ) -> PooledPrompt:
     """Return two texts as one prompt. Raises: RequestError"""
-    ids, first_tokens = pair_prompt(tokenizer, *pair, most=most, truncate=truncate)
-    told = msgspec.structs.replace(params, first_text_tokens=first_tokens)
-    return PooledPrompt(prompt=ids, params=told)
+    ids, first_tokens = pair_prompt(tokenizer, *pair, max_tokens=max_tokens, truncate=truncate)
+    pair_params = msgspec.structs.replace(params, first_text_tokens=first_tokens)
+    return PooledPrompt(prompt=ids, params=pair_params)
 
 
 def _apart(
@@ -162,12 +162,12 @@ def _apart(
 ) -> Scoring:
     """Return each text of the pairs as a prompt, without duplicates."""
     places: dict[str, int] = {}
-    made = []
+    index_pairs = []
     for pair in pairs:
         texts = [start + text for start, text in zip(starts, pair, strict=True)]
-        made.append(tuple(places.setdefault(text, len(places)) for text in texts))
+        index_pairs.append(tuple(places.setdefault(text, len(places)) for text in texts))
     prompts = tuple(PooledPrompt(prompt=text, params=params) for text in places)
-    return Scoring(prompts=prompts, pairs=tuple(made))
+    return Scoring(prompts=prompts, pairs=tuple(index_pairs))
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> float:

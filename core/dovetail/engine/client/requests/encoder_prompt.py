@@ -85,13 +85,15 @@ def read_prompt(
     return ReadPrompt(sent=sent, decoder=decoder, part=text_part(sent))
 
 
-def verify_alignment(asked: Alignment | None, encoder: EncoderSpec | None) -> None:
+def verify_alignment(alignment: Alignment | None, encoder: EncoderSpec | None) -> None:
     """Check a request's alignment by cross attention. Raises: RequestError"""
-    if asked is None:
+    if alignment is None:
         return
     if encoder is None:
         raise RequestError("only a model with an encoder aligns its prompt.", where="alignment")
-    if asked.first < 0 or not 1 <= asked.num_rows <= (encoder.max_rows or asked.num_rows):
+    if alignment.first < 0 or not 1 <= alignment.num_rows <= (
+        encoder.max_rows or alignment.num_rows
+    ):
         raise RequestError("names tokens or rows that there are not.", where="alignment")
 
 

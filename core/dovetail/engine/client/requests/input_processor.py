@@ -22,7 +22,7 @@ from dovetail.engine.client.requests.encoder_prompt import (
 from dovetail.engine.client.requests.fanout import child_params, child_seed, root_seed
 from dovetail.engine.client.requests.params import ParamsReader
 from dovetail.engine.client.requests.prompt_checks import truncated, verify_ids, verify_text
-from dovetail.engine.client.text.long_text import encoded, kept
+from dovetail.engine.client.text.long_text import encoded, max_kept_tokens
 from dovetail.engine.client.text.vocabularies import Vocabularies, Vocabulary
 from dovetail.engine.context_length import PROMPT, room_for_answer
 from dovetail.engine.messages import EngineRequest
@@ -187,13 +187,13 @@ class InputProcessor:
             )
         if not isinstance(prompt, EncoderPrompt):
             prompt = EncoderPrompt(encoder=prompt)
-        most = encoder.max_rows or self._max_model_tokens
+        max_tokens = encoder.max_rows or self._max_model_tokens
 
         def sent_ids(text: PlainPrompt) -> tuple[int, ...]:
             keep, wanted = params.truncate_prompt_tokens, params.max_tokens
-            return truncated(self._token_ids(text, params, vocabulary), keep, most, wanted)
+            return truncated(self._token_ids(text, params, vocabulary), keep, max_tokens, wanted)
 
-        read = read_prompt(prompt, encoder, most, sent_ids, self._bare_ids)
+        read = read_prompt(prompt, encoder, max_tokens, sent_ids, self._bare_ids)
         room_for_answer(len(read.decoder), self._max_model_tokens)
         return read.decoder, read.sent, (read.part,)
 
@@ -281,13 +281,13 @@ class InputProcessor:
 
     def _verify_parts(self, parts: Iterable[PromptPart]) -> None:
         """Raise RequestError for media too large for one step, if each must fit into one."""
-        most = self._most_part_tokens
+        limit = self._most_part_tokens
         for place in (part.place for part in parts):
             size = 0 if place.kind == VECTORS else place.end - place.start
-            if most is not None and size > most:
+            if limit is not None and size > limit:
                 raise RequestError(
                     f"an item of the prompt has {size} positions, which one step must compute, and "
-                    f"that has {most} for one request.",
+                    f"that has {limit} for one request.",
                     where=PROMPT,
                     fix="send a smaller one, or start the server with a higher "
                     "--max-num-batched-tokens or without --disable-chunked-mm-input.",
@@ -301,13 +301,13 @@ class InputProcessor:
         truncated only the end is tokenized."""
         if isinstance(prompt, str):
             verify_text(PROMPT, prompt)
-            most = self._max_model_tokens
+            max_tokens = self._max_model_tokens
             ids = encoded(
                 vocabulary.tokenizer,
                 prompt,
                 add_special_tokens=True,
-                most=most,
-                keep=kept(params.truncate_prompt_tokens, most),
+                max_tokens=max_tokens,
+                keep=max_kept_tokens(params.truncate_prompt_tokens, max_tokens),
             )
             return tuple(ids)
         prompt_ids = tuple(prompt)

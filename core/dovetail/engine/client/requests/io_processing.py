@@ -27,8 +27,8 @@ def make_io_processor(spec: EngineSpec) -> IOProcessor | None:
         tasks=spec.run.pooling.tasks,
         max_model_tokens=spec.run.max_model_tokens,
     )
-    made: IOProcessor = registry.make(spec.io_processor, facts)
-    return made
+    processor: IOProcessor = registry.make(spec.io_processor, facts)
+    return processor
 
 
 def processed_prompts(processor: IOProcessor, data: Any) -> list[str | Sequence[int]]:

@@ -55,10 +55,10 @@ class RequestCollector:
         """Return the deltas of one completion so far."""
         return self._deltas[index]
 
-    def pooled(self, made: type[Pooling]) -> Pooling:
-        """Return the result of a pooling request, as the class `made`."""
+    def pooled(self, result_type: type[Pooling]) -> Pooling:
+        """Return the result of a pooling request, as the class `result_type`."""
         last = self._last
-        return made(
+        return result_type(
             request_id=self._prepared.request_id,
             prompt=self._prompt,
             prompt_token_ids=self._prepared.prompt_ids,
@@ -99,12 +99,12 @@ class RequestCollector:
         )
 
     def _told_of_prompt(self) -> list[LogprobsById | None] | None:
-        told = self._prompt_logprobs
-        return None if told is None else [None, *self._by_id(told, are_ranked=True)]
+        positions = self._prompt_logprobs
+        return None if positions is None else [None, *self._by_id(positions, are_ranked=True)]
 
-    def _by_id(self, told: Sequence[TokenLogprobs], *, are_ranked: bool) -> list[LogprobsById]:
+    def _by_id(self, positions: Sequence[TokenLogprobs], *, are_ranked: bool) -> list[LogprobsById]:
         """Return the logprobs of consecutive positions by token id, with the tokens' texts."""
-        ids = list(dict.fromkeys(i for one in told for i in (one.token_id, *one.top_ids)))
+        ids = list(dict.fromkeys(i for one in positions for i in (one.token_id, *one.top_ids)))
         tokenizer = self._prepared.tokenizer if self._prepared.params.detokenize else None
         texts = {} if tokenizer is None else dict(zip(ids, tokenizer.tokens(ids), strict=True))
-        return [LogprobsById(one, texts, are_ranked=are_ranked) for one in told]
+        return [LogprobsById(one, texts, are_ranked=are_ranked) for one in positions]

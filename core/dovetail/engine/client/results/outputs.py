@@ -32,18 +32,22 @@ class LogprobsById(dict[int, Logprob]):
     __slots__ = ("logprob", "rank", "token_id", "top_ids", "top_logprobs")
 
     def __init__(
-        self, told: TokenLogprobs, texts: Mapping[int, str], *, are_ranked: bool = True
+        self, position: TokenLogprobs, texts: Mapping[int, str], *, are_ranked: bool = True
     ) -> None:
         """`are_ranked`: the other tokens are the most likely ones, in order, not requested ones."""
-        own = {told.token_id: Logprob(told.logprob, told.rank, texts.get(told.token_id))}
-        others = zip(told.top_ids, told.top_logprobs, strict=True)
+        own = {
+            position.token_id: Logprob(
+                position.logprob, position.rank, texts.get(position.token_id)
+            )
+        }
+        others = zip(position.top_ids, position.top_logprobs, strict=True)
         top = {
             token_id: Logprob(logprob, place if are_ranked else None, texts.get(token_id))
             for place, (token_id, logprob) in enumerate(others, start=1)
         }
         super().__init__(own | top | own)
-        self.token_id, self.logprob, self.rank = told.token_id, told.logprob, told.rank
-        self.top_ids, self.top_logprobs = told.top_ids, told.top_logprobs
+        self.token_id, self.logprob, self.rank = position.token_id, position.logprob, position.rank
+        self.top_ids, self.top_logprobs = position.top_ids, position.top_logprobs
 
 
 PromptLogprobs = tuple[TokenLogprobs, ...]
@@ -171,9 +175,9 @@ def merge(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """Join consecutive outputs of one request."""
     if len(outputs) == 1:
         return outputs[0]
-    told = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
+    prompt_logprobs = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
     return replace(
         outputs[-1],
         deltas=tuple(joined(delta for output in outputs for delta in output.deltas)),
-        prompt_logprobs=next(told, None),
+        prompt_logprobs=next(prompt_logprobs, None),
     )

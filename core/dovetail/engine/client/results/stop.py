@@ -55,19 +55,19 @@ class StopMatcher:
             length = self._advance(char)
             if length and may_stop:
                 return self._cut(text[: position + 1], length)
-        held = self._held + text
-        num_safe = len(held) - max(self._states)
-        self._held = held[num_safe:]
-        return held[:num_safe]
+        pending = self._held + text
+        num_safe = len(pending) - max(self._states)
+        self._held = pending[num_safe:]
+        return pending[:num_safe]
 
     def flush(self) -> str:
         """Return the held-back text, at the end or before something other than text.
 
         Mutates: self
         """
-        held, self._held = self._held, ""
+        pending, self._held = self._held, ""
         self._states = [0] * len(self._stops)
-        return held
+        return pending
 
     def _cut(self, text: str, length: int) -> str:
         """Return the text up to the match of `length` at the end of `text`, or including it."""

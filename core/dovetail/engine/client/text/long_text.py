@@ -39,7 +39,7 @@ def encoded(
     text: str,
     *,
     add_special_tokens: bool,
-    most: int | None = None,
+    max_tokens: int | None = None,
     keep: int | None = None,
     keeps_start: bool = False,
     answers: bool = True,
@@ -48,15 +48,17 @@ def encoded(
 ) -> Sequence[int]:
     """Return the tokens of a text, or with `keep` at least that many from its end or start.
 
-    `most` is the context length; None: unlimited. `answers`: the answer must fit into it too.
+    `max_tokens` is the context length; None: unlimited. `answers`: the answer must fit into it too.
     Control words in the ranges `plain` are ordinary text. `rest` is called between parts of a long
     text. Raises: RequestError
     """
     if keep and not plain:
         return _part(tokenizer, text, add_special_tokens, keep, keeps_start=keeps_start)
-    if most is not None and len(text) > LONG_TEXT_CHARS:
-        too_many_chars(len(text), tokenizer.longest_token_chars(), most, "prompt", answers=answers)
-        check_fits(tokenizer, text, most, rest, answers=answers)
+    if max_tokens is not None and len(text) > LONG_TEXT_CHARS:
+        too_many_chars(
+            len(text), tokenizer.longest_token_chars(), max_tokens, "prompt", answers=answers
+        )
+        check_fits(tokenizer, text, max_tokens, rest, answers=answers)
     if plain:
         return tokenizer.encode_with_plain(text, plain, add_special_tokens=add_special_tokens)
     ids = array("I")
@@ -66,7 +68,7 @@ def encoded(
     return ids
 
 
-def kept(truncates_to: int | None, context: int) -> int | None:
+def max_kept_tokens(truncates_to: int | None, context: int) -> int | None:
     """Return the maximum that truncate_prompt_tokens keeps; None: all tokens."""
     if not truncates_to:
         return None
@@ -74,14 +76,19 @@ def kept(truncates_to: int | None, context: int) -> int | None:
 
 
 def too_many_chars(
-    num_chars: int, longest_token_chars: int | None, most: int, where: str, *, answers: bool = True
+    num_chars: int,
+    longest_token_chars: int | None,
+    max_tokens: int,
+    where: str,
+    *,
+    answers: bool = True,
 ) -> None:
-    """Raise RequestError if a text has more characters than `most` tokens can hold."""
-    if longest_token_chars is None or num_chars <= most * longest_token_chars:
+    """Raise RequestError if a text has more characters than `max_tokens` tokens can hold."""
+    if longest_token_chars is None or num_chars <= max_tokens * longest_token_chars:
         return
     raise RequestError(
         f"the text has {num_chars} characters, and a token of this model stands for at most "
-        f"{longest_token_chars}; {context_length(most, answers=answers)}.",
+        f"{longest_token_chars}; {context_length(max_tokens, answers=answers)}.",
         where=where,
         fix="shorten the text, or set truncate_prompt_tokens to -1.",
         code="context_length_exceeded",
@@ -89,9 +96,9 @@ def too_many_chars(
 
 
 def check_fits(
-    tokenizer: Tokenizer, text: str, most: int, rest: Rest, *, answers: bool = True
+    tokenizer: Tokenizer, text: str, max_tokens: int, rest: Rest, *, answers: bool = True
 ) -> None:
-    """Raise RequestError for a long text as soon as its pieces have more than `most` tokens."""
+    """Raise RequestError for a long text once its pieces have more than `max_tokens` tokens."""
     if len(text) <= 2 * PIECE_CHARS:
         return
     num_tokens = num_spare = 0
@@ -99,10 +106,10 @@ def check_fits(
         num_tokens += len(tokenizer.encode(piece, add_special_tokens=False))
         num_spare += SPARE_TOKENS
         rest()
-        if num_tokens - num_spare > most:
+        if num_tokens - num_spare > max_tokens:
             raise RequestError(
                 f"the prompt has more than {num_tokens - num_spare} tokens; "
-                f"{context_length(most, answers=answers)}.",
+                f"{context_length(max_tokens, answers=answers)}.",
                 where="prompt",
                 fix="shorten the prompt, set truncate_prompt_tokens to -1, or start with a larger "
                 "--max-model-len.",

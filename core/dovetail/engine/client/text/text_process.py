@@ -93,7 +93,7 @@ class TextProcess:
         text: str,
         *,
         add_special_tokens: bool,
-        most: int | None,
+        max_tokens: int | None,
         keep: int | None,
         keeps_start: bool = False,
         plain: Sequence[tuple[int, int]] = (),
@@ -105,7 +105,7 @@ class TextProcess:
         job = EncodeText(
             num_bytes=len(data),
             add_special_tokens=add_special_tokens,
-            most=most,
+            most=max_tokens,
             keep=keep,
             keeps_start=keeps_start,
             plain=tuple(plain),

@@ -193,7 +193,7 @@ class TextReader:
                     tokenizer,
                     data.decode(),
                     add_special_tokens=job.add_special_tokens,
-                    most=job.most,
+                    max_tokens=job.most,
                     keep=job.keep,
                     keeps_start=job.keeps_start,
                     answers=self._spec.run.pooling is None,
@@ -210,11 +210,11 @@ class TextReader:
         if folder in self._loaded:
             self._loaded.move_to_end(folder)
             return self._loaded[folder]
-        made = load_tokenizer(self._spec, folder)
+        tokenizer = load_tokenizer(self._spec, folder)
         if len(self._loaded) > MAX_TOKENIZERS:
             self._loaded.pop(next(name for name in self._loaded if name))
-        self._loaded[folder] = made
-        return made
+        self._loaded[folder] = tokenizer
+        return tokenizer
 
     def _described(self, job: Describe, text: str) -> tuple[TextResult, bytes]:
         tokenizer = self._tokenizer(job.folder)

@@ -61,15 +61,15 @@ class Vocabularies:
         if not self.can_grow:
             return
         with self._lock:
-            told = {source.name: source for source in sources}
+            by_name = {source.name: source for source in sources}
             found = {
                 name: self._found[name]
                 if self._sources.get(name) == source
                 else self._vocabulary(source)
-                for name, source in told.items()
+                for name, source in by_name.items()
                 if source.num_added_tokens or source.has_tokenizer
             }
-            self._sources, self._found = told, found
+            self._sources, self._found = by_name, found
 
     def of(self, adapter: str) -> Vocabulary:
         """Return an adapter's vocabulary; the model's for one that adds nothing or is unknown.

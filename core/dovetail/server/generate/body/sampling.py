@@ -78,8 +78,8 @@ def build_sampling(
     params = engine.default_params(**{**sampling_fields(body), "extra_args": extra, **fields})
     room = room_for_answer(num_prompt_tokens, engine.spec.run.max_model_tokens)
     clamped = params.max_tokens is not None and params.max_tokens > room
-    most = max_tokens_within(room, params.max_tokens, params.min_tokens)
-    params = msgspec.structs.replace(params, max_tokens=most)
+    max_tokens = max_tokens_within(room, params.max_tokens, params.min_tokens)
+    params = msgspec.structs.replace(params, max_tokens=max_tokens)
     params.verify()
     return params, room if clamped else None
 

@@ -31,8 +31,8 @@ class CustomInput:
         if self._phase == "head":
             self._read_head()
         if self._phase == "raw":
-            told, self._pending = self._pending, ""
-            return told
+            pending, self._pending = self._pending, ""
+            return pending
         return self._read_text() if self._phase == "text" else ""
 
     def _read_head(self) -> None:

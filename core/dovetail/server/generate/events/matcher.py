@@ -54,13 +54,13 @@ def partial_length(text: str, markers: Sequence[str | Tag]) -> int:
     """Return how many characters at the end of `text` may be the start of a marker."""
     words = [marker if isinstance(marker, str) else marker.start for marker in markers]
     begun = [_num_begun(text, marker) for marker in markers if isinstance(marker, Tag)]
-    least = max(begun, default=0)
+    min_length = max(begun, default=0)
     longest = max(map(len, words), default=1) - 1
-    for size in range(min(longest, len(text)), least, -1):
+    for size in range(min(longest, len(text)), min_length, -1):
         tail = text[-size:]
         if any(len(word) > size and word.startswith(tail) for word in words):
             return size
-    return least
+    return min_length
 
 
 def _num_begun(text: str, tag: Tag) -> int:

@@ -92,8 +92,8 @@ class Region:
         sought = self._sought()
         window = self._tail + text
         match = find_first(window, sought)
-        held = 0 if is_final else partial_length(window, sought)
-        if match is None or (held and len(window) - held <= match.start):
+        num_pending = 0 if is_final else partial_length(window, sought)
+        if match is None or (num_pending and len(window) - num_pending <= match.start):
             self._add(text)
             keep = max(map(len, sought), default=1) - 1
             self._tail = window[-keep:] if keep > 0 else ""
@@ -156,7 +156,7 @@ class Region:
         self,
         calls: list[ToolCall],
         num_calls: int,
-        most: int | None,
+        max_calls: int | None,
         *,
         may_be_cut: bool = False,
         is_growing: bool = False,
@@ -165,8 +165,8 @@ class Region:
 
         Arguments are emitted as far as they are valid JSON: from the start once they are complete
         or too long to hold back, or, with `may_be_cut`, if the text ends inside the last call.
-        `num_calls` were emitted before this region; calls above `most` are dropped. `is_growing`:
-        more text follows, so the last call may wait for its id.
+        `num_calls` were emitted before this region; calls above `max_calls` are dropped.
+        `is_growing`: more text follows, so the last call may wait for its id.
         """
         events: list[Event] = []
         for position, call in enumerate(calls):
@@ -178,18 +178,18 @@ class Region:
                 is_cut = may_be_cut and is_last and not is_broken
                 if not (is_whole or is_cut or len(arguments) >= HELD_ARGUMENTS_CHARS):
                     continue
-                events += self._begin(position, call, num_calls + len(self._told), most)
-            told = self._told[position]
-            more = _escaped(arguments)[told.num_chars :]
-            told.num_chars += len(more)
-            if more and told.index is not None:
-                events.append(ToolCallArgsDelta(index=told.index, text=more))
+                events += self._begin(position, call, num_calls + len(self._told), max_calls)
+            progress = self._told[position]
+            more = _escaped(arguments)[progress.num_chars :]
+            progress.num_chars += len(more)
+            if more and progress.index is not None:
+                events.append(ToolCallArgsDelta(index=progress.index, text=more))
         return events
 
     def _begin(
-        self, position: int, call: ToolCall, number: int, most: int | None
+        self, position: int, call: ToolCall, number: int, max_calls: int | None
     ) -> list[ToolCallStart]:
-        is_over = most is not None and number >= most
+        is_over = max_calls is not None and number >= max_calls
         self._told[position] = _Told(index=None if is_over else number)
         if is_over:
             return []
@@ -207,7 +207,7 @@ class Region:
     @property
     def num_told(self) -> int:
         """Return how many of its calls were emitted."""
-        return sum(told.index is not None for told in self._told.values())
+        return sum(call.index is not None for call in self._told.values())
 
 
 def is_whole(call: ToolCall) -> bool:

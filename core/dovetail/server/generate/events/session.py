@@ -127,9 +127,9 @@ class Session:
             starts = [region.start for region in self._regions if not region.opens_answer]
             tags = [word for word in self._layout if isinstance(word, Tag)]
             self._pending = without_cut_marker(self._pending, (*starts, *tags))
-        held = 0 if is_final else partial_length(self._pending, markers)
-        safe = len(self._pending) - held
-        if match is None or (held and safe <= match.start):
+        num_pending = 0 if is_final else partial_length(self._pending, markers)
+        safe = len(self._pending) - num_pending
+        if match is None or (num_pending and safe <= match.start):
             text, self._pending = self._pending[:safe], self._pending[safe:]
             self._say(text)
             return None
@@ -231,20 +231,20 @@ class Session:
         self._pending = marker + self._pending
 
     def _step_held(self, is_final: bool) -> bool:
-        held, trial = self._held, self._trial
-        assert held is not None
+        candidate, trial = self._held, self._trial
+        assert candidate is not None
         assert trial is not None
         text, self._pending = self._pending, ""
-        is_closed = held.read(text)
-        if not is_closed and held.is_call is None:
-            held.judge(trial.feed(text))
-            held.judge(trial.finish(is_cut=self._is_cut) if is_final else ())
-        if is_final and self._is_cut and not is_closed and held.is_call is None:
+        is_closed = candidate.read(text)
+        if not is_closed and candidate.is_call is None:
+            candidate.judge(trial.feed(text))
+            candidate.judge(trial.finish(is_cut=self._is_cut) if is_final else ())
+        if is_final and self._is_cut and not is_closed and candidate.is_call is None:
             return False
-        is_none = held.is_call is False or (is_final and not held.is_call)
+        is_none = candidate.is_call is False or (is_final and not candidate.is_call)
         if not (is_closed or is_none or is_final):
             return False
-        self._pending, self._held, self._trial = held.whole(), None, None
+        self._pending, self._held, self._trial = candidate.whole(), None, None
         self._phase = "reasoning"
         self._is_closed_ahead = is_closed
         self._is_passing = is_none and not is_closed

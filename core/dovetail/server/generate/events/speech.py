@@ -39,9 +39,9 @@ class Speech:
     def say(self, text: str, *, is_settled: bool = False) -> None:
         """Emit text. Trailing blanks wait until more text follows, unless only text can."""
         if self._skips_blank:
-            kept = text.lstrip()
-            self._gap_behind += "" if self.is_reasoning else text[: len(text) - len(kept)]
-            text = kept
+            stripped = text.lstrip()
+            self._gap_behind += "" if self.is_reasoning else text[: len(text) - len(stripped)]
+            text = stripped
         if not text:
             return
         if self._skips_blank and not self.is_reasoning:

@@ -98,9 +98,14 @@ class ReaderStage:
             return []
         events = self._said(self._reader.finish(is_cut=is_cut), may_stop=True)
         calls = list(self._calls)
-        told = self._region.tell(calls, 0, self._max_calls, may_be_cut=is_cut)
+        call_events = self._region.tell(calls, 0, self._max_calls, may_be_cut=is_cut)
         untold = Reading(content="" if is_cut else self._region.untold(calls))
-        events += [*self._held(), *told, *self._said(untold, may_stop=True), *self._held()]
+        events += [
+            *self._held_text(),
+            *call_events,
+            *self._said(untold, may_stop=True),
+            *self._held_text(),
+        ]
         return events
 
     def _said(self, news: Reading, *, may_stop: bool) -> list[Event]:
@@ -116,7 +121,7 @@ class ReaderStage:
             self._is_reasoning = bool(news.reasoning and not (news.content or news.calls))
         return events
 
-    def _held(self) -> list[Event]:
+    def _held_text(self) -> list[Event]:
         """Return held-back text that might have been the start of a stop string."""
         text = self._stops.flush()
         return [ContentDelta(text=text)] if text else []
@@ -135,7 +140,7 @@ class ReaderStage:
         calls = list(self._calls)
         waits = (i for i, call in enumerate(calls) if not _is_due(call))
         events = self._region.tell(calls[: next(waits, len(calls))], 0, self._max_calls)
-        return [*self._held(), *events] if events else []
+        return [*self._held_text(), *events] if events else []
 
 
 def _is_due(call: ToolCall) -> bool:

@@ -25,11 +25,11 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     form = form if isinstance(form, Mapping) else {}
     form = {**form, **form["grammar"]} if isinstance(form.get("grammar"), Mapping) else dict(form)
     text: dict[str, Any] = {"type": "string"}
-    told = [str(tool["description"])] if tool.get("description") else []
+    parts = [str(tool["description"])] if tool.get("description") else []
     definition = form.get("definition")
     if isinstance(definition, str):
         syntax = str(form.get("syntax") or "grammar")
-        told.append(f"The input must follow this {syntax}:\n{definition}")
+        parts.append(f"The input must follow this {syntax}:\n{definition}")
         if syntax == "regex":
             text["pattern"] = f"^(?:{definition})$"
     parameters = {
@@ -39,7 +39,7 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
         "additionalProperties": False,
     }
     found = {"name": tool.get("name"), "parameters": parameters}
-    return {**found, "description": "\n\n".join(told)} if told else found
+    return {**found, "description": "\n\n".join(parts)} if parts else found
 
 
 def call_of(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,11 +27,11 @@ def named_parser(kind: str, name: str, tokenizer: Tokenizer) -> Any:
             where=kind,
             fix=f"use one of: {', '.join(sorted(known))}, {NOTHING}.",
         )
-    return _made(kind, name, tokenizer)
+    return _parser_of(kind, name, tokenizer)
 
 
 @lru_cache(maxsize=256)
-def _made(kind: str, name: str, tokenizer: Tokenizer) -> Any:
+def _parser_of(kind: str, name: str, tokenizer: Tokenizer) -> Any:
     try:
         selection = registry.choose(kind, name, options={})
         return registry.make(selection).bound(tokenizer)

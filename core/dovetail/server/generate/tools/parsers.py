@@ -73,12 +73,12 @@ def choose_parsers(config: Config, template: str) -> ParserChoice:
     )
 
 
-def _choose(config: Config, kind: str, asked: str | None, template: str) -> Selection | None:
-    if asked == NO_PARSER:
+def _choose(config: Config, kind: str, requested: str | None, template: str) -> Selection | None:
+    if requested == NO_PARSER:
         return None
     options = config.plugin.options_of(kind)
-    if asked not in AUTO:
-        return registry.choose(kind, asked, options=options)
+    if requested not in AUTO:
+        return registry.choose(kind, requested, options=options)
     candidates = [
         (entry.name, entry.id, _mentioned(_load(kind, entry.id), template))
         for entry in registry.entries(kind)
@@ -117,8 +117,8 @@ def _mentioned(plugin: type[Plugin], template: str) -> list[str]:
         texts |= {*plugin.inner, *_texts(plugin.layout)}
     elif issubclass(plugin, ReasoningParser):
         texts = {plugin.markers.start, plugin.markers.end, *_texts(plugin.layout)}
-    told = {text.strip() for text in texts if len(text.strip()) >= MIN_MARKER_CHARS}
-    return sorted((text for text in told if text in template), key=lambda t: (-len(t), t))
+    markers = {text.strip() for text in texts if len(text.strip()) >= MIN_MARKER_CHARS}
+    return sorted((text for text in markers if text in template), key=lambda t: (-len(t), t))
 
 
 def _texts(layout: Layout) -> list[str]:

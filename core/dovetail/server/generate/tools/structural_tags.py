@@ -199,10 +199,10 @@ class _Reader:
         bounds = {"optional": (0, 1), "plus": (1, None), "star": (0, None)}
         if kind in bounds:
             return Repeat(inner, *bounds[kind])
-        least, most = (_count(given, key, where) for key in ("min", "max"))
-        if most != -1 and most < least:
+        minimum, maximum = (_count(given, key, where) for key in ("min", "max"))
+        if maximum != -1 and maximum < minimum:
             raise RequestError("must not be less than min.", where=f"{where}.max")
-        return Repeat(inner, least, None if most == -1 else most)
+        return Repeat(inner, minimum, None if maximum == -1 else maximum)
 
     def _tag(self, given: Any, where: str) -> tuple[str, Constraint]:
         """Return (the begin of a tag, the rest of it)."""
@@ -236,9 +236,9 @@ class _Reader:
         for number, tag in enumerate(_list(given, "tags", where)):
             begin, rest = self._tag(tag, f"{where}.tags[{number}]")
             tags.append(concat(begin, rest))
-        most = 1 if given.get("stop_after_first") is True else None
-        made = separated(choice_of(tags), separator, most)
-        return made if given.get("at_least_one") is True else optional(made)
+        maximum = 1 if given.get("stop_after_first") is True else None
+        constraint = separated(choice_of(tags), separator, maximum)
+        return constraint if given.get("at_least_one") is True else optional(constraint)
 
     def _dispatch(self, given: Mapping[str, Any], where: str) -> TaggedText:
         tags = []
@@ -256,14 +256,14 @@ class _Reader:
 
 def _in_order(parts: Iterable[Constraint]) -> Constraint:
     """Return the parts in sequence. Free text before a literal ends where the literal begins."""
-    made: list[Constraint] = []
+    joined: list[Constraint] = []
     for part in parts:
         for one in part.parts if isinstance(part, Concat) else (part,):
-            before = made[-1] if made else None
+            before = joined[-1] if joined else None
             if isinstance(before, FreeText) and isinstance(one, Literal) and one.text:
-                made[-1] = _up_to(one.text, before.without)
-            made.append(one)
-    return made[0] if len(made) == 1 else Concat(tuple(made))
+                joined[-1] = _up_to(one.text, before.without)
+            joined.append(one)
+    return joined[0] if len(joined) == 1 else Concat(tuple(joined))
 
 
 def _up_to(word: str, others: Iterable[str]) -> FreeText:
@@ -297,9 +297,9 @@ def _list(given: Mapping[str, Any], key: str, where: str) -> Sequence[Any]:
 
 def _count(given: Mapping[str, Any], key: str, where: str) -> int:
     value = given.get(key)
-    least = -1 if key == "max" else 0
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_TIMES:
-        what = f"must be a number from {least} to {MAX_TIMES}."
+    minimum = -1 if key == "max" else 0
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MAX_TIMES:
+        what = f"must be a number from {minimum} to {MAX_TIMES}."
         raise RequestError(what, where=f"{where}.{key}")
     return value
 

@@ -229,11 +229,11 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
 
 
 def calls_constraint(
-    parser: ToolParser, tools: Sequence[Tool], most: int | None, *, where: str
+    parser: ToolParser, tools: Sequence[Tool], max_calls: int | None, *, where: str
 ) -> Constraint:
     """Return the constraint of one or more calls of these tools. Raises: RequestError"""
     constraints = [_call_constraint(parser, tool, where) for tool in tools]
-    return parser.calls_constraint(choice_of(constraints), most)
+    return parser.calls_constraint(choice_of(constraints), max_calls)
 
 
 def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
@@ -260,8 +260,8 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
         for tool, given in zip(offered, body.tools, strict=True)
     ]
     marker = parser.markers[0]
-    most = 1 if body.parallel_tool_calls is False else None
-    calls = parser.calls_constraint(choice_of(constraints), most)
+    max_calls = 1 if body.parallel_tool_calls is False else None
+    calls = parser.calls_constraint(choice_of(constraints), max_calls)
     if marker.opens_answer:
         other = Regex(f"(?s:[^{_escaped(marker.start[0])}].*)?")
         return ConstraintRequest(where=where, constraint=Choice((other, calls)))
