@@ -133,7 +133,7 @@ def _resolved(config: Config, aim: Purpose, platform: Platform, executor: Select
     aim = replace(aim, model=model)
     requested = registry.admin.value_of("kv_cache_dtype", config.cache.kv_cache_dtype)
     kv_dtype = requested or platform.defaults().kv_dtype or model.weight_dtype
-    check_dtypes(platform, kept=model.weight_dtype, kv_dtype=kv_dtype)
+    check_dtypes(platform, weight_dtype=model.weight_dtype, kv_dtype=kv_dtype)
     rank = stages.staged(rank_spec(config.parallel), config.parallel, model)
     cached = cached_model(model, rank)
     if config.scheduler.disable_hybrid_kv_cache_manager:

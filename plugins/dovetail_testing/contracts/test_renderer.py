@@ -47,7 +47,7 @@ STRANGE: dict[str, Sequence[dict[str, Any]]] = {
 
 
 @pytest.fixture
-def made(plugin: Any, tmp_path: Any) -> Renderer:
+def renderer(plugin: Any, tmp_path: Any) -> Renderer:
     """Return the renderer with default options, for a model that has no chat template."""
     template = TEMPLATE if TEMPLATES in plugin.capabilities else None
     facts = RendererFacts(
