@@ -25,7 +25,7 @@ async def served_app(*words: str) -> AsyncIterator[FastAPI]:
     from dovetail.config.resolve import resolve
     from dovetail.server.families import own_apis
     from dovetail.server.launch.startup_timer import StartupTimer
-    from dovetail.server.launch.whole_app import whole_app
+    from dovetail_plugins.batch.whole_app import whole_app
     from dovetail_plugins.commands._serve_flags import add_serve_arguments
 
     parser = argparse.ArgumentParser()

@@ -33,12 +33,12 @@ from dovetail.server.launch.event_loop import run_loop
 from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.sockets import bind, url_of, warn_if_open
 from dovetail.server.launch.startup_timer import StartupTimer
-from dovetail.server.launch.whole_app import whole_app
 from dovetail_plugins.apis.batches.lines import ROOM_BYTES, Scan, read_lines, scan
 from dovetail_plugins.batch.progress import Progress, is_terminal
 from dovetail_plugins.batch.results import ResultFile
 from dovetail_plugins.batch.settings import BatchFlags, answer_config, idle_settings
 from dovetail_plugins.batch.transfer import TransferError, fetch, is_address, send, shown
+from dovetail_plugins.batch.whole_app import whole_app
 
 logger = logging.getLogger("dovetail_plugins.batch")
 EXIT_SOME_FAILED = 1
