@@ -166,6 +166,20 @@ def with_test_models() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def module_ends_its_engines() -> Iterator[None]:
+    """Fail a module that leaves an engine or another process of dovetail to the next one."""
+    import psutil
+    from support.orphans import survivors
+
+    this = psutil.Process()
+    before = set(this.children())
+    yield
+    left = survivors(set(this.children()) - before, 2.0)
+    names = [" ".join(child.cmdline()) for child in left]
+    assert not [name for name in names if "dovetail." in name], names
+
+
 @pytest.fixture(autouse=True)
 def registry_is_left_as_found() -> Iterator[None]:
     """Forget plugins that a test added to or hid from this process's registry."""

@@ -70,6 +70,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.lead = 0  # the end of the anchors and lookaheads that the expression begins with
         self.depth = 0
         self.is_dot_all = False
         self.is_folded = False
@@ -150,8 +151,11 @@ class _Parser:
                 return self.escape()
             case ".":
                 return Chars(ANY if self.is_dot_all else IN_LINE)
-            case "^" | "$":
-                return Edge(character == "^")
+            case "^":
+                self.lead += self.lead == self.at - 1
+                return Edge(is_start=True)
+            case "$":
+                return Edge(is_start=False)
             case "*" | "+" | "?":
                 raise self.fault("counts nothing")
         return Chars(self.folded(ranges(character)))
@@ -168,9 +172,11 @@ class _Parser:
     def group(self) -> Node:
         flags = (self.is_dot_all, self.is_folded)
         if (is_wanted := self.take("?=")) or self.take("?!"):
-            seen = Look(self.remainder(self.alternatives()), is_wanted)
+            is_first = 0 < self.lead == self.at - len("(?=")
+            seen = Look(self.remainder(self.alternatives(), is_first), is_wanted)
             if not self.take(")"):
                 raise self.fault("has a group that is not closed")
+            self.lead = self.at if is_first else self.lead
             self.is_dot_all, self.is_folded = flags
             return seen
         if self.take("?"):
@@ -183,9 +189,10 @@ class _Parser:
         self.is_dot_all, self.is_folded = flags
         return inner
 
-    def remainder(self, node: Node) -> Node:
-        """Return the rest of a text in a lookahead; without an end anchor, any text may follow."""
-        if any(branch[:1] == (Edge(True),) for branch in _branches(node)):
+    def remainder(self, node: Node, is_first: bool) -> Node:
+        """Return the rest of a text in a lookahead; without an end anchor, any text may follow. A
+        start anchor holds where the expression begins (`is_first`)."""
+        if not is_first and any(branch[:1] == (Edge(True),) for branch in _branches(node)):
             raise self.fault("looks ahead for the beginning of the text")
         return _without_edges(node, has_start=False, has_end=True)
 

@@ -61,7 +61,8 @@ class Template(Renderer):
         return _OfRequest(source, self._facts.tokenizer.special_tokens)
 
     def _compiled(self, source: str | None) -> ChatTemplate | None:
-        where = "--chat-template" if self._facts.template else "the checkpoint's chat template"
+        flag = f"--chat-template {self._facts.template_file}".strip()
+        where = flag if self._facts.template else "the checkpoint's chat template"
         special = self._facts.tokenizer.special_tokens
         return ChatTemplate(source, special, where=where) if source else None
 

@@ -92,7 +92,7 @@ def verify_divided(folder: Path, **settings: Any) -> None:
         wanted = [drawn(llm.generate([p], LONG, use_tqdm=False))[0] for p in prompts[:2]]
         late = drawn(llm.generate(prompts[2:], SHORT, use_tqdm=False))[0]
         core_of(llm).reset_prefix_cache()
-        encodings_of(core_of(llm)).forget_all()
+        encodings_of(core_of(llm)).forget_memory()
         watched = Watched(llm)
         running = [watched.begin(prompt, LONG) for prompt in TEXTS]
         watched.run(5)
@@ -132,7 +132,7 @@ def test_a_pass_that_nobody_waits_for_ends(tmp_path: Path) -> None:
         (late,) = drawn(llm.generate(listed(asked(folder, 2)), SHORT, use_tqdm=False))
         core = core_of(llm)
         core.reset_prefix_cache()
-        encodings_of(core).forget_all()
+        encodings_of(core).forget_memory()
         watched = Watched(llm)
         watched.begin(TEXTS[0], LONG)
         watched.run(5)

@@ -283,13 +283,13 @@ def test_tracebacks_of_error_answers(caplog: pytest.LogCaptureFixture, has_flag:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_are_logged_whole(caplog: pytest.LogCaptureFixture, stream: bool) -> None:
-    script = Script(pieces=("<think>w", "hy</think>", "be\n", "cause"))
+    script = Script(pieces=("<think>sin", "ce</think>", "be\n", "cause"))
     app, _ = app_for(script, enable_log_requests=True, enable_log_outputs=True)
     with caplog.at_level(logging.INFO, "dovetail.server"):
         chat(app, stream=stream, request_id="one", n=2)
         complete(app, stream=stream, request_id="two")
     told = [r.getMessage() for r in caplog.records if ": answer " in r.getMessage()]
-    text = r"'<think>why</think>be\ncause'"
+    text = r"'<think>since</think>be\ncause'"
     assert told == [
         f"request one: answer 0 {text}", f"request one: answer 1 {text}",
         f"request two: answer 0 {text}",
@@ -298,12 +298,12 @@ def test_answers_are_logged_whole(caplog: pytest.LogCaptureFixture, stream: bool
     app, _ = app_for(script, enable_log_requests=True, enable_log_outputs=True, max_log_len=7)
     with caplog.at_level(logging.INFO, "dovetail.server"):
         chat(app, stream=stream)
-    assert "answer 0 '<think>... (19 more)'" in caplog.text
+    assert "answer 0 '<think>... (21 more)'" in caplog.text
     caplog.clear()
     app, _ = app_for(script, enable_log_requests=True)
     with caplog.at_level(logging.INFO, "dovetail.server"):
         chat(app, stream=stream)
-    assert "why" not in caplog.text
+    assert "since" not in caplog.text
 
 
 def test_a_log_flag_without_effect_is_named_and_ends_nothing(

@@ -30,6 +30,12 @@ from support.schema_sampling import compiled_or_refusal
 TEXTS = ["".join(letters) for size in range(6) for letters in itertools.product("ab", repeat=size)]
 HOST = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 ZOD: dict[str, tuple[str, list[str], list[str]]] = {
+    "pydantic's decimal": (
+        r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
+        ["0", "-1.5", "+.5", "007", "1."],
+        ["", "-", "+.", ".", "1.2.3", "a"],
+    ),
+    "a beginning after another": (r"^(?=^a)(?!^ab)\w{2}$", ["aa", "ac"], ["ab", "ba", "a"]),
     "hostname": (
         rf"^(?=.{{1,253}}\.?$){HOST}(?:\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{{0,61}}[0-9a-zA-Z])?)*\.?$",
         ["a", "a.b.", "a" * 63 + ".com", ".".join(["a"] * 127), ".".join(["a" * 62] * 4)],

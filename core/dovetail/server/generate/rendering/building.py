@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dovetail import registry
-from dovetail.config.rules.model.chat_template import WHERE, load_template
+from dovetail.config.rules.model.chat_template import WHERE, load_template, template_file
 from dovetail.config.rules.selections import NO_CHOICE
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.engine.client.text.no_tokenizer import NoFacts
@@ -33,6 +33,7 @@ def renderer_facts(
         model_type=str(spec.run.model.hf_config.get("model_type", "")),
         tokenizer=tokenizer,
         template=load_template(template),
+        template_file=str(template and template_file(template) or ""),
     )
 
 
@@ -54,8 +55,13 @@ def choose_renderer(
 
 def check_template(frontend: FrontendConfig) -> None:
     """Raise ConfigError if the renderer cannot use --chat-template, or it cannot be compiled."""
+    given = frontend.chat_template
     facts = RendererFacts(
-        path="", model_type="", tokenizer=NoFacts(), template=load_template(frontend.chat_template)
+        path="",
+        model_type="",
+        tokenizer=NoFacts(),
+        template=load_template(given),
+        template_file=str(given and template_file(given) or ""),
     )
     registry.make(choose_renderer(frontend, facts), facts)
 
