@@ -18,8 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from dovetail.server.launch.records import records_folder, running_servers
+from dovetail.server.launch.records import records_folder
 from dovetail_plugins.bench.startup import spans_of
+from dovetail_plugins.commands._running import running_servers
 from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.e2e

@@ -163,7 +163,7 @@ def _models() -> list[str]:
 
 
 def _servers() -> list[str]:
-    from dovetail.server.launch.records import running_servers
+    from dovetail_plugins.commands._running import running_servers
 
     return [word for one in running_servers() for word in (*one.names, str(one.pid))]
 

@@ -26,7 +26,7 @@ class PsCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the servers; return the exit status."""
-        from dovetail.server.launch.records import running_servers
+        from dovetail_plugins.commands._running import running_servers
         from dovetail_plugins.inspect.render import size
 
         found = [_facts(record) for record in running_servers()]

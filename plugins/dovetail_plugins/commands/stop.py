@@ -36,7 +36,7 @@ class StopCommand(Command):
 
         Raises: ConfigError; DovetailError if a server does not end in time
         """
-        from dovetail.server.launch.records import running_servers
+        from dovetail_plugins.commands._running import running_servers
 
         for record in chosen(running_servers(), args.server, is_all=args.all):
             _stop(record, args.timeout)
@@ -64,7 +64,7 @@ def chosen(
 def _stop(record: ServerRecord, timeout_s: float) -> None:
     import psutil
 
-    from dovetail.server.launch.records import process_of
+    from dovetail_plugins.commands._running import process_of
 
     process = process_of(record)
     if process is None:

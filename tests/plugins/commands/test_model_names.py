@@ -17,6 +17,7 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.server.launch import records
 from dovetail_plugins.commands import completion
+from dovetail_plugins.commands._running import running_servers
 from dovetail_plugins.commands.ps import uptime
 from support.model_stores import GGUF, add_to_ollama, write_cached
 
@@ -158,31 +159,29 @@ def test_servers_are_known_by_number_and_start(
     assert "those are" in lines_of(capsys, "stop", "other", status=2)[1]
     assert "stopped story" in lines_of(capsys, "stop")[0]
     assert not psutil.pid_exists(sleeper.pid)
-    assert records.running_servers() == []
+    assert running_servers() == []
 
 
 def test_several_servers_are_not_stopped_by_accident(
     places: Path, sleeper: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(places, sleeper.pid, psutil.Process(sleeper.pid).create_time())
-    records.write_record("http://127.0.0.1:2", ["story"], "/m")
-    try:
+    with records.record_removed():
+        records.write_record("http://127.0.0.1:2", ["story"], "/m")
         assert "2 servers could be meant" in lines_of(capsys, "stop", "story", status=2)[0]
         assert str(sleeper.pid) in lines_of(capsys, "stop", str(sleeper.pid))[0]
-        assert [one.pid for one in records.running_servers()] == [os.getpid()]
-    finally:
-        records.remove_record()
-    assert records.running_servers() == []
+        assert [one.pid for one in running_servers()] == [os.getpid()]
+    assert running_servers() == []
 
 
 def test_a_folder_of_another_user_is_not_read(
     places: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     record(places, os.getpid(), psutil.Process().create_time())
-    assert len(records.running_servers()) == 1
+    assert len(running_servers()) == 1
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    assert records.running_servers() == []
+    assert running_servers() == []
     records.write_record("http://127.0.0.1:2", ["story"], "/m")
     assert "belongs to another user" in caplog.text
 
