@@ -40,6 +40,8 @@ AGENTS = {
     "opencode": ("run", "say hi"),
 }
 """Clients -> arguments for one answer without a terminal."""
+OTHER_SERVER = '{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}, "model": "other"}'
+"""Settings of a user of Claude Code for another server."""
 OTHERS = ("ANTHROPIC_", "CLAUDE", "CODEX_", "OPENAI_", "OPENCODE")
 """What variables of these programs begin with: those of the tests' own surroundings are removed."""
 
@@ -119,6 +121,8 @@ def test_an_agent_answers(tmp_path: Path, request: pytest.FixtureRequest, name: 
     work = tmp_path / "work"
     work.mkdir()
     env = environment(tmp_path)
+    (tmp_path / "home" / ".claude").mkdir()
+    (tmp_path / "home" / ".claude" / "settings.json").write_text(OTHER_SERVER)
     done = launch(name, "--url", url, "--", *AGENTS[name], env=env, folder=work)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ANSWER in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,7 @@
-"""aider: set up by variables and arguments; it uses the chat API."""
+"""aider: set up by variables and arguments; it uses the chat API.
+
+Its `.env` files take precedence over variables, arguments over both.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Aider(ClientProgram):
             "OPENAI_API_BASE": f"{server.url}/v1",
             "OPENAI_API_KEY": server.api_key or "none",
         }
-        arguments: tuple[str, ...] = ("--model", model)
+        arguments = ("--model", model, "--openai-api-base", env["OPENAI_API_BASE"])
         if server.context_tokens is None:
             return LaunchSettings(env=env, arguments=arguments)
         facts = {

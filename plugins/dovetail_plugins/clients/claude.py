@@ -1,6 +1,11 @@
-"""Claude Code: set up by variables; it uses the messages API."""
+"""Claude Code: set up by variables and a settings file; it uses the messages API.
+
+The `env` of the user's settings takes precedence over variables, and the file over both.
+"""
 
 from __future__ import annotations
+
+import json
 
 from dovetail.interfaces.client import ClientProgram, LaunchSettings, LaunchTarget
 from dovetail.interfaces.plugin import Info
@@ -13,6 +18,7 @@ MODEL_VARIABLES = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
 """The main model, its aliases (haiku does small work in the background), and that of subagents."""
+FILE = "settings.json"
 OUTPUT_SHARE = 4
 """An answer may take this part of the context: the program asks for 32,000 tokens otherwise."""
 
@@ -25,7 +31,8 @@ class Claude(ClientProgram):
     install = "npm install -g @anthropic-ai/claude-code"
 
     def settings(self, server: LaunchTarget) -> LaunchSettings:
-        """Return its variables. An API key of the user's would be used in place of the token."""
+        """Return its variables and its file. An API key of the user's would be used in place of the
+        token."""
         env = {
             "ANTHROPIC_BASE_URL": server.url,
             "ANTHROPIC_AUTH_TOKEN": server.api_key or "none",
@@ -38,4 +45,7 @@ class Claude(ClientProgram):
             most = server.context_tokens // OUTPUT_SHARE
             env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(min(32_000, most))
             env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(server.context_tokens)
-        return LaunchSettings(env=env)
+        text = json.dumps({"model": server.model, "env": env}, indent=2) + "\n"
+        return LaunchSettings(
+            env=env, files={FILE: text}, arguments=("--settings", str(server.folder / FILE))
+        )

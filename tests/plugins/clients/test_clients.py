@@ -32,9 +32,12 @@ def settings_of(client: type[Any], **changes: Any) -> LaunchSettings:
     return found
 
 
-def test_claude_is_set_by_variables() -> None:
+def test_claude_is_set_by_variables_and_a_file() -> None:
+    """The file takes precedence over the `env` of the user's settings, variables do not."""
     found = settings_of(Claude)
-    assert not found.files and not found.arguments
+    assert found.arguments == ("--settings", "/own/settings.json")
+    settings = json.loads(found.files["settings.json"])
+    assert settings == {"model": "some-org/m", "env": found.env}
     assert found.env["ANTHROPIC_BASE_URL"] == URL
     assert found.env["ANTHROPIC_AUTH_TOKEN"] == "k"
     assert found.env["ANTHROPIC_API_KEY"] == ""
@@ -106,12 +109,16 @@ def test_opencode_guesses_no_limits() -> None:
 def test_aider_has_variables_and_arguments() -> None:
     found = settings_of(Aider)
     assert found.env == {"OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": "k"}
-    assert found.arguments[:2] == ("--model", "openai/some-org/m")
-    assert found.arguments[2:] == ("--model-metadata-file", "/own/model.metadata.json")
+    assert found.arguments == (
+        *("--model", "openai/some-org/m"),
+        *("--openai-api-base", f"{URL}/v1"),
+        *("--model-metadata-file", "/own/model.metadata.json"),
+    )
     facts = json.loads(found.files["model.metadata.json"])
     assert facts["openai/some-org/m"]["max_input_tokens"] == 65_536
 
 
 def test_aider_needs_no_file_without_facts() -> None:
     found = settings_of(Aider, context_tokens=None)
-    assert not found.files and found.arguments == ("--model", "openai/some-org/m")
+    assert not found.files
+    assert found.arguments == ("--model", "openai/some-org/m", "--openai-api-base", f"{URL}/v1")

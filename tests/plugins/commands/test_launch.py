@@ -162,7 +162,7 @@ def test_the_running_server_is_used(server: Any, program: Any, more: list[str]) 
         records.write_record(server.url, ["first", "second"], "/models/m")
         assert main(["launch", "claude", *more, "--", "-p", "hi"]) == 7
     seen = note()
-    assert seen["words"] == ["-p", "hi"]
+    assert seen["words"][0] == "--settings" and seen["words"][2:] == ["-p", "hi"]
     assert seen["env"]["ANTHROPIC_BASE_URL"] == server.url
     assert seen["env"]["ANTHROPIC_MODEL"] == "first"
 
