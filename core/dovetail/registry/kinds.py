@@ -142,6 +142,7 @@ _TABLE = (
     _kind("api", "api:Api", "a family of HTTP endpoints; dovetail's own are always served",
           "--api", has_named_options=True),
     _kind("command", "command:Command", "a subcommand of `dovetail`"),
+    _kind("client", "client:ClientProgram", "a program that `dovetail launch` starts"),
     _kind("bench_dataset", "bench_dataset:BenchDataset", "source of a benchmark's prompts",
           "--dataset-name", default="random"),
     Kind(name="model_type", interface=VALUE,

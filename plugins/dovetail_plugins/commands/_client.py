@@ -48,11 +48,15 @@ class Client:
 
     def first_model(self) -> str:
         """Return the first model the server lists. Raises: ServerError."""
+        return str(self.models()[0]["id"])
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return what the server says of each model, at least one. Raises: ServerError."""
         response = self._send("GET", "/models", None)
-        models = _json(response).get("data") or []
+        models: list[dict[str, Any]] = _json(response).get("data") or []
         if not models:
             raise ServerError("the server lists no model.", where=self._url)
-        return str(models[0]["id"])
+        return models
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a streamed answer. Raises: ServerError."""

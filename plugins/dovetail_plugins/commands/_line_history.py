@@ -17,9 +17,14 @@ MAX_LINES = 1000
 
 def history_file(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the history file of a command."""
+    return state_folder(environ) / name
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the user's folder of what commands keep, which may not exist yet."""
     state = Path(environ.get("XDG_STATE_HOME", ""))
     folder = state if state.is_absolute() else Path.home() / ".local/state"
-    return folder / "dovetail" / name
+    return folder / "dovetail"
 
 
 @contextlib.contextmanager

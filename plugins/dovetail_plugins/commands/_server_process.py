@@ -1,4 +1,4 @@
-"""BackgroundServer: the server process of `dovetail run`, from start to end.
+"""BackgroundServer: the server process of `dovetail run` and `dovetail launch`, start to end.
 
 It is a separate process, so that its log does not appear in the conversation and Ctrl-C does not
 reach it. Only its address and its log file are known here.
@@ -13,13 +13,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from dovetail.errors import DovetailError
+from dovetail.errors import ConfigError, DovetailError
 from dovetail.processes.process import Child, spawn
 from dovetail_plugins.commands._client import BROKEN, send_request
 
+if TYPE_CHECKING:
+    from dovetail.config.config import Config
+
+LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Wildcard listen addresses -> a local address to connect to."""
 READY_PERIOD_S = 0.1
 END_LIMIT_S = 15.0
 KILL_WAIT_S = 2.0
@@ -80,6 +85,36 @@ class BackgroundServer:
             status = self._child.end(KILL_WAIT_S)
         if not isinstance(reason[1], DovetailError) and status == 0:
             self.log.unlink(missing_ok=True)
+
+
+def server_of(config: Config) -> BackgroundServer:
+    """Return a server of this config, which starts. Raises: ConfigError"""
+    _check(config)
+    host, port = _free_place(config)
+    fields = {name: config.value(name) for name in config.origins} | {"port": port}
+    return BackgroundServer(fields, LOCAL.get(host, host), port)
+
+
+def _check(config: Config) -> None:
+    """Raise ConfigError for listen settings that the client does not support."""
+    for name in ("uds", "ssl_certfile", "ssl_keyfile"):
+        if config.is_given(name) and config.value(name):
+            raise ConfigError(
+                "this command starts only servers of plain HTTP over TCP.",
+                where="--" + name.replace("_", "-"),
+                fix="use `dovetail serve`, and `dovetail chat --url` or `dovetail launch --url` "
+                "beside it.",
+            )
+
+
+def _free_place(config: Config) -> tuple[str, int]:
+    """Return (host, port); a free port unless one was given. Raises: ConfigError if it is taken"""
+    from dovetail.server.launch.sockets import bind
+
+    port = config.frontend.port if config.is_given("port") else 0
+    with bind(config.frontend.host, port) as sock:
+        name = sock.getsockname()
+        return str(name[0]), int(name[1])
 
 
 def _spawn(fields: dict[str, Any], handle: int) -> Child:

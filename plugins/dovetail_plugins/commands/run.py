@@ -6,15 +6,11 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ConfigError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 
 if TYPE_CHECKING:
     from dovetail_plugins.commands._server_process import BackgroundServer
-
-LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Wildcard listen addresses -> a local address to connect to."""
 
 
 class RunCommand(Command):
@@ -53,36 +49,12 @@ class RunCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         """Serve, chat, end the server; return the exit status. Raises: ConfigError, ServerError."""
         from dovetail.config.parse.parse_config import parse_config
-        from dovetail_plugins.commands._server_process import BackgroundServer
+        from dovetail_plugins.commands._server_process import server_of
 
         config = parse_config(args)
-        _check(config)
-        host, port = _free_place(config)
-        fields = {name: config.value(name) for name in config.origins} | {"port": port}
-        with BackgroundServer(fields, LOCAL.get(host, host), port) as server:
+        with server_of(config) as server:
             status = server.wait_ready(config.model.model or "the demo model")
             return status if status is not None else _talk(args, server, config)
-
-
-def _check(config: Any) -> None:
-    """Raise ConfigError for listen settings that the chat client does not support."""
-    for name in ("uds", "ssl_certfile", "ssl_keyfile"):
-        if config.is_given(name) and config.value(name):
-            raise ConfigError(
-                "`dovetail run` uses only plain HTTP over TCP.",
-                where="--" + name.replace("_", "-"),
-                fix="use `dovetail serve`, and `dovetail chat --url` beside it.",
-            )
-
-
-def _free_place(config: Any) -> tuple[str, int]:
-    """Return (host, port); a free port unless one was given. Raises: ConfigError if it is taken"""
-    from dovetail.server.launch.sockets import bind
-
-    port = config.frontend.port if config.is_given("port") else 0
-    with bind(config.frontend.host, port) as sock:
-        name = sock.getsockname()
-        return str(name[0]), int(name[1])
 
 
 def _talk(args: argparse.Namespace, server: BackgroundServer, config: Any) -> int:

@@ -1,0 +1,1 @@
+"""Programs that `dovetail launch` starts against a server, one file for each."""
