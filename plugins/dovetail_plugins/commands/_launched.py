@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.client import ClientProgram, LaunchTarget
 from dovetail.processes.own_folder import own_folder
-from dovetail_plugins.commands._line_history import state_folder
 from dovetail_plugins.commands._server_process import LOCAL
+from dovetail_plugins.state_folder import state_folder
 
 END_OF_FILE = "END_OF_FILE"
 

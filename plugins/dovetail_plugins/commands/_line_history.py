@@ -1,7 +1,6 @@
 """Line editing in the terminal, with a history of earlier lines saved on disk.
 
-The file is $XDG_STATE_HOME/dovetail/NAME, readable only by its owner. Source of the folder: the XDG
-Base Directory Specification.
+The file is $XDG_STATE_HOME/dovetail/NAME, readable only by its owner.
 """
 
 from __future__ import annotations
@@ -12,19 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from dovetail_plugins.state_folder import state_folder
+
 MAX_LINES = 1000
 
 
 def history_file(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the history file of a command."""
     return state_folder(environ) / name
-
-
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the user's folder of what commands keep, which may not exist yet."""
-    state = Path(environ.get("XDG_STATE_HOME", ""))
-    folder = state if state.is_absolute() else Path.home() / ".local/state"
-    return folder / "dovetail"
 
 
 @contextlib.contextmanager
