@@ -263,15 +263,15 @@ def _exposed(row: Any) -> list[str]:
 def _variables() -> str:
     from flag_pages import row_words
 
-    from dovetail.config.compat.vllm_variables import FOREIGN
     from dovetail.config.config import flags
     from dovetail.config.parse.environment import OWN, variable_of
+    from dovetail.config.parse.foreign_variables import foreign_variables
 
     own = {*OWN, *map(variable_of, flags().values())}
     by_state: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in facts("env_vars"):
         if row["name"] not in own:
-            state, words = row_words(FOREIGN[row["name"]])
+            state, words = row_words(foreign_variables()[row["name"]])
             by_state[state].append((row["name"], words))
     mapped = [(f"`{name}`", words) for name, words in by_state["mapped"]]
     return "\n".join(

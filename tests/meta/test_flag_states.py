@@ -20,7 +20,8 @@ from dovetail.config.compat.deprecated_flags import (
 )
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, UnsupportedFlag
 from dovetail.config.config import Config, flags
-from dovetail.config.parse.environment import FOREIGN, OWN, variable_of
+from dovetail.config.parse.environment import OWN, variable_of
+from dovetail.config.parse.foreign_variables import foreign_variables
 from dovetail.config.report.describe import state_of
 from dovetail.config.rules.checks import check_supported
 from dovetail.config.sections.field import Flag, flags_of
@@ -189,7 +190,7 @@ def test_no_name_is_both_registered_and_unavailable() -> None:
 
 
 def test_every_variable_of_the_reference_is_known() -> None:
-    known = {*FOREIGN, *OWN, *map(variable_of, flags().values())}
+    known = {*foreign_variables(), *OWN, *map(variable_of, flags().values())}
     assert sorted({row["name"] for row in facts("env_vars")} - known) == []
 
 

@@ -18,8 +18,8 @@ from flag_pages import row_words
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
-from dovetail.config.compat.vllm_variables import FOREIGN, UnsupportedVariable
 from dovetail.config.config import flags
+from dovetail.config.parse.foreign_variables import UnsupportedVariable, foreign_variables
 from dovetail.config.report.describe import state_of
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
@@ -66,7 +66,7 @@ def references() -> dict[str, tuple[str, Callable[[], Any]]]:
     for kind, names in UNSUPPORTED_NAMES.items():
         for name, feature in names.items():
             rows[f"{kind} {name}"] = (feature, partial(why_unsupported, kind, name))
-    for name, variable in FOREIGN.items():
+    for name, variable in foreign_variables().items():
         if isinstance(variable, UnsupportedVariable):
             rows[f"variable {name}"] = (variable.feature, lambda v=variable: row_words(v)[1])
     for path, feature in UNSUPPORTED_ROUTES.items():
