@@ -12,7 +12,7 @@ from support.media_flag_tests import MEDIA_FLAG_TESTS
 SPEC = "plugins/config/test_resolve.py::test_fields_reach_the_spec"
 CHECKPOINT = "plugins/config/checkpoint/test_checkpoint_flags.py"
 CHECKPOINT_WHOLE = "e2e/test_checkpoint_flags.py"
-ENVIRONMENT = "core/config/parse/test_environment.py"
+ENVIRONMENT = "plugins/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
 OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
