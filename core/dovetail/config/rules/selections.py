@@ -98,13 +98,13 @@ def no_tokenizer(
     model_config: ModelConfig, frontend: FrontendConfig, origins: Mapping[str, str]
 ) -> Selection:
     """Return a placeholder for the tokenizer. Raises: ConfigError for flags that need one."""
-    asked = {
+    needing = {
         "tokenizer": model_config.tokenizer,
         "chat_template": frontend.chat_template,
         "tool_call_parser": frontend.tool_call_parser,
         "reasoning_parser": frontend.reasoning_parser,
     }
-    for name, value in asked.items():
+    for name, value in needing.items():
         if value and origins.get(name) != demo.ORIGIN:
             raise ConfigError(
                 "it cannot be combined with --skip-tokenizer-init.",
@@ -259,9 +259,9 @@ def _load_format(load: LoadConfig, path: str) -> str:
 
     Other packages are tried last. If none fits, "auto" stays and reports what is missing.
     """
-    asked = load.load_format
-    if asked not in NO_CHOICE:
-        return asked
+    name = load.load_format
+    if name not in NO_CHOICE:
+        return name
     files = Checkpoint(path=path, ignore_patterns=load.ignore_patterns)
     own = registry.load("load_format", AUTO)
     if not reasons_against(own, files):
