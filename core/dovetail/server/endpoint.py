@@ -102,6 +102,7 @@ from dovetail.server.generate.usage import (
     PromptTokensDetails,
     StreamUsage,
     UsageCounter,
+    shows_cached,
     stream_usage,
 )
 from dovetail.server.http.addresses import is_local_only

@@ -63,7 +63,7 @@ def test_many_inputs_take_turns_and_keep_their_order() -> None:
         "prompt_tokens": total,
         "total_tokens": total,
         "completion_tokens": 0,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

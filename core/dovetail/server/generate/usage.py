@@ -11,6 +11,7 @@ from dovetail.server.generate.application import App
 from dovetail.server.generate.body.fields import (
     CompletionTokensDetails,
     PromptTokensDetails,
+    SamplingFields,
     StreamOptions,
     Timings,
     Usage,
@@ -61,6 +62,8 @@ class UsageCounter:
         if self.shows_cached:
             cached = sum(self.cached_tokens.values())
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
+            fields["prompt_cache_hit_tokens"] = cached
+            fields["prompt_cache_miss_tokens"] = prompt - cached
         if self.shows_reasoning:
             fields["completion_tokens_details"] = CompletionTokensDetails(
                 reasoning_tokens=sum(self.reasoning_tokens.values())
@@ -86,6 +89,15 @@ def _timings(metrics: RequestMetrics, num_tokens: int) -> Timings:
         mean_itl_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
         tokens_per_second=num_tokens / whole_s if whole_s > 0 else None,
     )
+
+
+def shows_cached(server: App, body: SamplingFields) -> bool:
+    """Return whether usage says how many prompt tokens came from the cache. It is left out where
+    nobody counts them: without a cache, in a beam search, and after another engine's prefill."""
+    is_fetched = (body.kv_transfer_params or {}).get("do_remote_prefill")
+    is_counted = not body.use_beam_search and not is_fetched
+    has_cache = server.engine.spec.cache.uses_prefix_cache
+    return server.frontend.enable_prompt_tokens_details and has_cache and is_counted
 
 
 def stream_usage(server: App, is_stream: bool, options: StreamOptions | None) -> StreamUsage:

@@ -87,7 +87,8 @@ class Answers:
     def usage(self, server: App) -> PromptUsage:
         """Return OpenAI's usage object."""
         details = None
-        if server.frontend.enable_prompt_tokens_details:
+        has_cache = server.engine.spec.cache.uses_prefix_cache
+        if server.frontend.enable_prompt_tokens_details and has_cache:
             details = PromptTokensDetails(cached_tokens=self.num_cached_tokens)
         return PromptUsage(
             prompt_tokens=self.num_tokens,

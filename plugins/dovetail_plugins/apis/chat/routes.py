@@ -16,6 +16,7 @@ from dovetail.server.endpoint import (
     event_stream_response,
     json_response,
     prepare,
+    shows_cached,
     stream_usage,
 )
 from dovetail_plugins.apis.chat.response import (
@@ -52,7 +53,7 @@ def _response_options(server: App, body: ChatRequest) -> ChatResponseOptions:
         names_tokens=bool(body.logprob_token_ids),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
-        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_cached=shows_cached(server, body),
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         reasoning_names=reasoning_names(server.frontend.reasoning_field),
         echo=_echo(body, role),

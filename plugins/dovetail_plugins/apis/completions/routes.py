@@ -35,6 +35,7 @@ from dovetail.server.endpoint import (
     merged,
     requested_constraint,
     response_meta,
+    shows_cached,
     stream_usage,
 )
 from dovetail_plugins.apis._infill import infill_of, suffix_ids
@@ -241,7 +242,7 @@ def _response_options(
         skips_special=body.skip_special_tokens,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
         stream_usage=usage,
-        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_cached=shows_cached(server, body),
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         shows_timings=server.frontend.enable_per_request_metrics,
     )

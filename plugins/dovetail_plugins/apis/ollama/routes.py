@@ -27,6 +27,7 @@ from dovetail.server.endpoint import (
     header_value,
     in_words_of,
     prepare,
+    shows_cached,
 )
 from dovetail_plugins.apis.ollama.continuation import prepare_continuation
 from dovetail_plugins.apis.ollama.embed import embed, embed_prompt
@@ -154,7 +155,14 @@ async def _answered(
     """Return the response. Mutates: owned (a stream takes over its contents)"""
     meta = generation.meta
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    answer = OllamaAnswer(meta, shape, model=body.model, began_ns=began_ns, num_top=num_top)
+    answer = OllamaAnswer(
+        meta,
+        shape,
+        model=body.model,
+        began_ns=began_ns,
+        num_top=num_top,
+        shows_cached=shows_cached(server, body),
+    )
     steps = generation.steps(server)
     owned.push_async_callback(steps.aclose)
     if body.stream is not False:

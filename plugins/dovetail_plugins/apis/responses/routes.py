@@ -39,6 +39,7 @@ from dovetail.server.endpoint import (
     owner_of,
     prepare,
     problem_of,
+    shows_cached,
 )
 from dovetail_plugins.apis.responses.conversation_routes import CONVERSATION_ROUTES
 from dovetail_plugins.apis.responses.conversations import Conversation, check_keeps
@@ -109,7 +110,7 @@ async def create_response(
             model=meta.model,
             params=generation.params,
             is_stored=plan.is_stored,
-            shows_cached=server.frontend.enable_prompt_tokens_details,
+            shows_cached=shows_cached(server, body),
             lists=plan.offer.lists,
             logprobs=_text_logprobs(body, generation),
             shows_timings=server.frontend.enable_per_request_metrics,

@@ -110,7 +110,6 @@ def test_what_an_answer_has_not_is_null() -> None:
     for name in ("refusal", "tool_calls", "reasoning", "reasoning_content"):
         assert message[name] is None
     assert reply["choices"][0]["logprobs"] is None and reply["choices"][0]["token_ids"] is None
-    assert reply["usage"]["prompt_tokens_details"] is None
     assert reply["prompt_logprobs"] is None and reply["prompt_token_ids"] is None
     reply = chat(app, logprobs=True).json()
     assert reply["choices"][0]["logprobs"]["refusal"] is None

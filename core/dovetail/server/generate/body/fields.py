@@ -182,11 +182,13 @@ class CompletionTokensDetails(Reply):
 
 
 class Usage(Reply):
-    """Token counts."""
+    """Token counts. The cached ones are reported in DeepSeek's words as well."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    prompt_cache_hit_tokens: int | None = None
+    prompt_cache_miss_tokens: int | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
 
