@@ -45,8 +45,8 @@ from dovetail.server.generate.body.fields import (
     TokenId,
     Usage,
 )
+from dovetail.server.generate.body.foreign_fields import fault_of, is_hint
 from dovetail.server.generate.body.ignored_fields import HEADER, header_value, json_reply
-from dovetail.server.generate.body.undeclared_fields import WITHOUT_EFFECT, fault_of
 from dovetail.server.generate.body.words import Words, is_left_out, words_of
 from dovetail.server.generate.conversation import count_prompt_tokens, prepare
 from dovetail.server.generate.dependencies import ServerOf, state_of

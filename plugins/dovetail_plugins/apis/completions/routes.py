@@ -72,7 +72,8 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     async with AsyncExitStack() as owned:
         num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
         owned.enter_context(server.admission.admit(num_answers))
-        meta, generations, options = await _prepare(server, body, request, prompts, usage)
+        with in_words_of(body.sent_as):
+            meta, generations, options = await _prepare(server, body, request, prompts, usage)
         steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)
         if body.stream:

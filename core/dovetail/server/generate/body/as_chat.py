@@ -41,9 +41,13 @@ def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
         for name in SamplingFields.model_fields
         if name in body.model_fields_set
     }
+    others = (body.model_extra or {}).items()
+    shared |= {name: value for name, value in others if name not in ChatRequest.model_fields}
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return ChatRequest.model_validate(shared | given)
+        chat = ChatRequest.model_validate(shared | given)
+        chat.sent_as.update(body.sent_as)
+        return chat
     except ValidationError as error:
         fault = fault_of(RequestValidationError(error.errors(), body=shared | given))
         assert fault is not None, "an error of validation has a fault"

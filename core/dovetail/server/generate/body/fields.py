@@ -6,11 +6,21 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dovetail.interfaces.data.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
+from dovetail.server.generate.body.foreign_fields import in_sent_words, translated
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 
 INT31 = 1 << 31
@@ -87,8 +97,26 @@ class StructuredOutputs(Body):
 class SamplingFields(Body):
     """The sampling fields of completions and chat. None: the model's or server's default."""
 
-    takes_claimed_fields: ClassVar[bool] = False
-    """Whether this body passes on fields that logits processors claim."""
+    _sent_as: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Fields that were translated from other servers' words -> the fields as sent."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_other_servers(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(given, dict):
+            return read(given)
+        body, names = translated(given, frozenset(cls.model_fields))
+        try:
+            made = read(body)
+        except ValidationError as error:
+            raise in_sent_words(error, names) from None
+        made._sent_as = names
+        return made
+
+    @property
+    def sent_as(self) -> dict[str, str]:
+        """Return translated fields -> the fields as sent, for errors."""
+        return self._sent_as
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
