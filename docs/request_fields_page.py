@@ -12,13 +12,13 @@ HEAD = """\
 
 {note}
 
-What a field of another server's API means in a request to this one: in chat, completions, responses,
-messages and Ollama's API alike, unless the API has a field of that name already. A package adds
-fields with the entry-point group `dovetail.request_fields`.
+What a field of another server's API means in a request to this one: in chat, completions,
+responses, messages and Ollama's API alike, unless the API has a field of that name already. A
+package adds fields with the entry-point group `dovetail.request_fields`.
 
 - **honoured**: the field has this name here, too.
-- **mapped**: it is read as the field in the table. A fault in it is reported under the name as sent.
-  Two fields that say different things are refused; so is a field that this API cannot honour.
+- **mapped**: it is read as the field in the table. A fault in it is reported under the name as
+  sent. Two fields that say different things are refused; so is a field that this API cannot honour.
 - **ignored**: it changes no answer. The response header `x-dovetail-ignored-fields` names it, as it
   names fields that nobody knows.
 - **refused**: it would change the answer and cannot be honoured: status 400, with the field's name

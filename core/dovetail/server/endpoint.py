@@ -18,6 +18,7 @@ from dovetail.server.generate.body.as_chat import (
     in_words_of,
     is_deep,
     joined,
+    sent_as,
 )
 from dovetail.server.generate.body.chat import (
     MAX_MESSAGES,

@@ -46,6 +46,13 @@ def _stops(value: Any, sent: Sent) -> Found:
     yield "stop_sequences" if sent.has("stop_sequences") else "stop", "", value
 
 
+def _truncation(value: Any, sent: Sent) -> Found:
+    """Read a number of tokens; Ollama's switch has no meaning here."""
+    if isinstance(value, bool):
+        raise ValueError("use truncate_prompt_tokens, which is a number")
+    yield "truncate_prompt_tokens", "", value
+
+
 def _extra_body(value: Any, sent: Sent) -> Found:
     """Read fields that a program sent as they stand in its code; they belong into the body."""
     if not isinstance(value, dict):
@@ -89,7 +96,7 @@ ROWS: RequestFields = {
     "rid": renamed(SGLANG, "request_id"),
     "return_tokens": renamed(LLAMA, "return_token_ids"),
     "n_probs": read_by(_probabilities, LLAMA, "`top_logprobs`, or `logprobs`", neutral=(0,)),
-    "truncate": renamed(TGI, "truncate_prompt_tokens"),
+    "truncate": read_by(_truncation, TGI, "`truncate_prompt_tokens`"),
     "max_prompt_tokens": renamed(ANYONE, "truncate_prompt_tokens"),
     "usage": read_by(_usage, OPENROUTER, "`stream_options.include_usage`"),
     **refused(TGI, "it counts the prompt as well; use max_tokens or min_tokens", "max_length",

@@ -44,7 +44,9 @@ async def prepare(
 
     `ignored` are fields that the dialect has reported itself; `others` are its thinking switches.
     """
-    dialect = replace(dialect, field_names={**dialect.field_names, **body.sent_as})
+    names = body._sent_as
+    if names:
+        dialect = replace(dialect, field_names={**dialect.field_names, **names})
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
         text, model = await server.text_for(body.model)
@@ -52,15 +54,15 @@ async def prepare(
         prompt = await text.render(body, others)
         ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
-        body, unheard = without_unheard_budget(body, plan, text)
+        body, unheard = without_unheard_budget(body, plan, text, names) if names else (body, [])
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
         constraint = answer_constraint(body, plan, text.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         if constraint is not None:
             fields["constraint"] = await text.compile_constraint(constraint, plan, prompt.tail)
-        unheard += [body.sent_as.get(name, name) for name in prompt.unused]
-        names = [*ignored, *server.fields.report(unheard)]
-        meta = response_meta(server, text, body, request, model, names)
+        unheard += [names.get(name, name) for name in prompt.unused]
+        ignored = [*ignored, *server.fields.report(unheard)]
+        meta = response_meta(server, text, body, request, model, ignored)
         return generation_for(text, body, meta, ids, fields, plan, dialect)
 
 

@@ -96,7 +96,7 @@ def shows_cached(server: App, body: SamplingFields) -> bool:
     nobody counts them: without a cache, in a beam search, and after another engine's prefill."""
     is_fetched = (body.kv_transfer_params or {}).get("do_remote_prefill")
     is_counted = not body.use_beam_search and not is_fetched
-    has_cache = server.engine.spec.cache.uses_prefix_cache
+    has_cache = server.text.engine.spec.cache.uses_prefix_cache
     return server.frontend.enable_prompt_tokens_details and has_cache and is_counted
 
 

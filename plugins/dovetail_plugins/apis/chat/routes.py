@@ -53,11 +53,11 @@ def _response_options(server: App, body: ChatRequest) -> ChatResponseOptions:
         names_tokens=bool(body.logprob_token_ids),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
-        shows_cached=shows_cached(server, body),
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         reasoning_names=reasoning_names(server.frontend.reasoning_field),
         echo=_echo(body, role),
         stream_usage=stream_usage(server, body.stream, body.stream_options),
+        shows_cached=shows_cached(server, body),
         shows_timings=server.frontend.enable_per_request_metrics,
     )
 

@@ -35,6 +35,7 @@ from dovetail.server.endpoint import (
     merged,
     requested_constraint,
     response_meta,
+    sent_as,
     shows_cached,
     stream_usage,
 )
@@ -72,7 +73,7 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     async with AsyncExitStack() as owned:
         num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
         owned.enter_context(server.admission.admit(num_answers))
-        with in_words_of(body.sent_as):
+        with in_words_of(sent_as(body)):
             meta, generations, options = await _prepare(server, body, request, prompts, usage)
         steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)

@@ -113,11 +113,6 @@ class SamplingFields(Body):
         made._sent_as = names
         return made
 
-    @property
-    def sent_as(self) -> dict[str, str]:
-        """Return translated fields -> the fields as sent, for errors."""
-        return self._sent_as
-
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
