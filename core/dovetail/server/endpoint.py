@@ -42,9 +42,7 @@ from dovetail.server.generate.body.fields import (
     SamplingFields,
     StopString,
     StreamOptions,
-    Timings,
     TokenId,
-    Usage,
 )
 from dovetail.server.generate.body.foreign_fields import fault_of, is_hint
 from dovetail.server.generate.body.ignored_fields import HEADER, header_value, json_reply
@@ -99,13 +97,6 @@ from dovetail.server.generate.tools.custom_tools import has_grammar
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import requested_constraint
 from dovetail.server.generate.tools.tool_choice import known_markers, layout_in_use
-from dovetail.server.generate.usage import (
-    PromptTokensDetails,
-    StreamUsage,
-    UsageCounter,
-    shows_cached,
-    stream_usage,
-)
 from dovetail.server.http.addresses import is_local_only
 from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS

@@ -15,7 +15,10 @@ from anthropic.types import Usage as MessageUsage
 from openai.types import CompletionUsage
 from openai.types.responses import ResponseUsage
 
-from dovetail.server.endpoint import SamplingFields, shows_cached
+from dovetail.server.endpoint import (
+    SamplingFields,
+)
+from dovetail_plugins.usage import shows_cached
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for, send, with_client
 

@@ -68,7 +68,7 @@ def test_usage_counts_every_prompt_once() -> None:
         "prompt_tokens": 5,
         "completion_tokens": 8,
         "total_tokens": 13,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": 2},
         "completion_tokens_details": None,
     }
     events = events_of(

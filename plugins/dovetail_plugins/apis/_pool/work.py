@@ -21,8 +21,13 @@ from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.observability.logging import shortened
-from dovetail.server.endpoint import App, PromptTokensDetails, in_words_of, logged
+from dovetail.server.endpoint import (
+    App,
+    in_words_of,
+    logged,
+)
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
+from dovetail_plugins.usage import PromptTokensDetails
 
 logger = logging.getLogger("dovetail.server")
 MAX_INPUTS = 8192

@@ -16,8 +16,6 @@ from dovetail.server.endpoint import (
     event_stream_response,
     json_response,
     prepare,
-    shows_cached,
-    stream_usage,
 )
 from dovetail_plugins.apis.chat.response import (
     CHAT,
@@ -26,6 +24,7 @@ from dovetail_plugins.apis.chat.response import (
     chat_reply,
     reasoning_names,
 )
+from dovetail_plugins.usage import shows_cached, stream_usage
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:

@@ -12,10 +12,9 @@ from dovetail.server.endpoint import (
     ResponseFormat,
     SamplingFields,
     StreamOptions,
-    Timings,
     TokenId,
-    Usage,
 )
+from dovetail_plugins.usage import Timings, Usage
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 2048

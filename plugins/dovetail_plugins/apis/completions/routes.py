@@ -26,7 +26,6 @@ from dovetail.server.endpoint import (
     ServerOf,
     SessionPlan,
     Step,
-    StreamUsage,
     check_named_logprobs,
     event_stream_response,
     generation_for,
@@ -36,8 +35,6 @@ from dovetail.server.endpoint import (
     requested_constraint,
     response_meta,
     sent_as,
-    shows_cached,
-    stream_usage,
 )
 from dovetail_plugins.apis._infill import infill_of, suffix_ids
 from dovetail_plugins.apis.completions.best_of import best_steps
@@ -48,6 +45,7 @@ from dovetail_plugins.apis.completions.response import (
     completion_body,
     completion_chunks,
 )
+from dovetail_plugins.usage import StreamUsage, shows_cached, stream_usage
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is echoed) and its token ids."""

@@ -18,7 +18,6 @@ from dovetail.server.endpoint import (
     Problem,
     ResponseMeta,
     Step,
-    UsageCounter,
     engine_names,
     event_frame,
     named_frame,
@@ -27,6 +26,7 @@ from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, Con
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import NAMES
 from dovetail_plugins.apis.messages.protocol import MessageReply, MessageUsage, OutputTokensDetails
+from dovetail_plugins.usage import UsageCounter
 
 
 def finish_reason(end: AnswerEnd) -> str:

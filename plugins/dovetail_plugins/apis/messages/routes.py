@@ -21,7 +21,6 @@ from dovetail.server.endpoint import (
     json_reply,
     json_response,
     prepare,
-    shows_cached,
 )
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import (
@@ -40,6 +39,7 @@ from dovetail_plugins.apis.messages.response import (
     message_body,
     message_frames,
 )
+from dovetail_plugins.usage import shows_cached
 
 UNCOUNTED = ("max_tokens", "stop_sequences")
 """Fields of a message that do not affect the number of prompt tokens."""

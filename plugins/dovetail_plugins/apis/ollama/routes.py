@@ -27,7 +27,6 @@ from dovetail.server.endpoint import (
     header_value,
     in_words_of,
     prepare,
-    shows_cached,
 )
 from dovetail_plugins.apis.ollama.continuation import prepare_continuation
 from dovetail_plugins.apis.ollama.embed import embed, embed_prompt
@@ -72,6 +71,7 @@ from dovetail_plugins.apis.ollama.response import (
     line,
     whole_answer,
 )
+from dovetail_plugins.usage import shows_cached
 
 
 async def create_chat(body: OllamaChatRequest, request: Request, server: ServerOf) -> Any:

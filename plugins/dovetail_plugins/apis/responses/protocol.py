@@ -14,8 +14,8 @@ from dovetail.server.endpoint import (
     Metadata,
     Reply,
     SamplingFields,
-    Timings,
 )
+from dovetail_plugins.usage import Timings
 
 MAX_ID_CHARS = 128
 

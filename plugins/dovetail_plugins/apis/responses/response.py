@@ -18,7 +18,6 @@ from dovetail.server.endpoint import (
     Framing,
     Problem,
     Step,
-    UsageCounter,
     engine_names,
     event_frame,
 )
@@ -37,6 +36,7 @@ from dovetail_plugins.apis.responses.protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
+from dovetail_plugins.usage import UsageCounter
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")

@@ -39,7 +39,6 @@ from dovetail.server.endpoint import (
     owner_of,
     prepare,
     problem_of,
-    shows_cached,
 )
 from dovetail_plugins.apis.responses.conversation_routes import CONVERSATION_ROUTES
 from dovetail_plugins.apis.responses.conversations import Conversation, check_keeps
@@ -72,6 +71,7 @@ from dovetail_plugins.apis.responses.response import (
 from dovetail_plugins.apis.responses.state import ResponsesState, ResponsesStateOf, opened_state
 from dovetail_plugins.apis.responses.tool_turns import Offer, ToolTurns, offer_of
 from dovetail_plugins.apis.responses.turns import messages_of, output_messages
+from dovetail_plugins.usage import shows_cached
 
 Message = dict[str, Any]
 MAX_DIGITS = 18

@@ -190,39 +190,3 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-class PromptTokensDetails(Reply):
-    """The sources of the prompt tokens."""
-
-    cached_tokens: int = 0
-
-
-class CompletionTokensDetails(Reply):
-    """The kinds of generated tokens."""
-
-    reasoning_tokens: int = 0
-
-
-class Usage(Reply):
-    """Token counts. The cached ones are reported in DeepSeek's words as well."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    prompt_cache_hit_tokens: int | None = None
-    prompt_cache_miss_tokens: int | None = None
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
-
-
-class Timings(Reply):
-    """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
-    `time_to_first_token_ms` from there to the first token, `generation_time_ms` from there to the
-    last."""
-
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
-    queue_time_ms: float | None = None
-    mean_itl_ms: float | None = None
-    tokens_per_second: float | None = None

@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's usage object, and when a stream sends them."""
+"""The counts and times of an answer in OpenAI's usage object, and when a stream has them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,46 @@ from typing import Any, Literal
 
 from dovetail.engine.client.results.outputs import RequestMetrics
 from dovetail.errors import RequestError
-from dovetail.server.generate.application import App
-from dovetail.server.generate.body.fields import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    SamplingFields,
-    StreamOptions,
-    Timings,
-    Usage,
-)
-from dovetail.server.generate.streaming import Step
+from dovetail.server.endpoint import App, Reply, SamplingFields, Step, StreamOptions
 
 StreamUsage = Literal["never", "at_end", "always"]
 """When the chunks of a stream contain the usage."""
+
+
+class PromptTokensDetails(Reply):
+    """The sources of the prompt tokens."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Reply):
+    """The kinds of generated tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Reply):
+    """Token counts. The cached ones are reported in DeepSeek's words as well."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_cache_hit_tokens: int | None = None
+    prompt_cache_miss_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class Timings(Reply):
+    """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
+    `time_to_first_token_ms` from there to the first token, `generation_time_ms` from there to the
+    last."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
