@@ -43,6 +43,7 @@ from dovetail.server.generate.body.fields import (
     StopString,
     StreamOptions,
     TokenId,
+    TranslatedBody,
 )
 from dovetail.server.generate.body.foreign_fields import fault_of, is_hint
 from dovetail.server.generate.body.ignored_fields import HEADER, header_value, json_reply

@@ -127,9 +127,9 @@ def _format(value: Any, sent: Sent) -> Found:
 ROWS: RequestFields = {
     **honoured(VLLM, "the same", KWARGS, "include_reasoning", "reasoning_parser"),
     "reasoning_effort": read_by(_effort, OPENAI, "how hard to think", is_switch=True),
-    "reasoning": read_by(_reasoning, OPENROUTER, "effort, enabled, max_tokens and exclude: "
-                         "`reasoning_effort`, `enable_thinking`, `thinking_token_budget`, "
-                         "`include_reasoning`", also=(dict,)),
+    "reasoning": read_by(_reasoning, OPENROUTER, "in a conversation effort, enabled, max_tokens "
+                         "and exclude: `reasoning_effort`, `enable_thinking`, "
+                         "`thinking_token_budget`, `include_reasoning`", also=(dict,)),
     "thinking": read_by(_thinking, ANTHROPIC, "type and budget_tokens: `enable_thinking`, "
                         "`thinking_token_budget`", also=(dict, bool), is_switch=True),
     "enable_thinking": read_by(_switch, SGLANG, "whether to think", is_switch=True),

@@ -14,8 +14,8 @@ from dovetail.engine.client.requests.input_processor import Prompt
 from dovetail.server.endpoint import (
     INT31,
     MAX_REQUEST_ID_CHARS,
-    Body,
     Reply,
+    TranslatedBody,
 )
 from dovetail_plugins.usage import PromptTokensDetails
 
@@ -29,7 +29,7 @@ Inputs = str | Texts | TokenIds | TokenIdLists | Mixed
 """One text, the token ids of one, or a list of either."""
 
 
-class PoolFields(Body):
+class PoolFields(TranslatedBody):
     """The fields of every request for a prompt's vector, classes or score."""
 
     model: str | None = None

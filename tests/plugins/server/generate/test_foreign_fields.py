@@ -212,7 +212,7 @@ def test_an_honoured_field_is_declared_or_claimed(name: str) -> None:
 @pytest.mark.parametrize("path", ASKS)
 def test_ignored_fields_are_named(path: str) -> None:
     declared = set(body_of(path, {}))
-    fields = {name: {"a": 1} for name in named("ignored") if name not in declared}
+    fields: dict[str, Any] = {name: {"a": 1} for name in named("ignored") if name not in declared}
     fields["repeat_last_n"] = 64
     for some in (list(fields)[:20], list(fields)[20:]):
         answer, asked = answered(path, {name: fields[name] for name in some})

@@ -94,8 +94,8 @@ class StructuredOutputs(Body):
     close_on_length: bool = False
 
 
-class SamplingFields(Body):
-    """The sampling fields of completions and chat. None: the model's or server's default."""
+class TranslatedBody(Body):
+    """A body that also takes the fields of other servers (`foreign_fields`)."""
 
     _sent_as: dict[str, str] = PrivateAttr(default_factory=dict)
     """Fields that were translated from other servers' words -> the fields as sent."""
@@ -112,6 +112,10 @@ class SamplingFields(Body):
             raise in_sent_words(error, names) from None
         made._sent_as = names
         return made
+
+
+class SamplingFields(TranslatedBody):
+    """The sampling fields of completions and chat. None: the model's or server's default."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

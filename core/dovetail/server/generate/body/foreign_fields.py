@@ -31,10 +31,13 @@ def known_fields() -> RequestFields:
     return found
 
 
-def fault_of(name: str, value: Any) -> str | None:
-    """Return why an undeclared field cannot be honoured; None if it may be ignored."""
+def fault_of(name: str, value: Any, *, is_drawn: bool = True) -> str | None:
+    """Return why an undeclared field cannot be honoured; None if it may be ignored. `is_drawn`: the
+    model draws tokens; if not, nothing is lost with what is known of drawing."""
     row = known_fields().get(name)
     if row is None or row.how in ("ignored", "honoured") or row.asks_nothing(value):
+        return None
+    if row.how == "mapped" and not is_drawn:
         return None
     if row.how == "refused":
         return sentence(row.feature) if row.feature else f"{row.what}."
@@ -47,10 +50,10 @@ def is_hint(name: str) -> bool:
     return row is not None and row.how == "ignored"
 
 
-def is_silent(name: str) -> bool:
+def is_silent(name: str, value: Any) -> bool:
     """Return whether an unrefused field need not be reported, because its value asks nothing."""
     row = known_fields().get(name)
-    return row is not None and row.how in ("mapped", "refused")
+    return row is not None and row.how in ("mapped", "refused") and row.asks_nothing(value)
 
 
 def translated(given: Mapping[str, Any], fields: frozenset[str]) -> tuple[dict[str, Any], Names]:

@@ -47,13 +47,14 @@ class FieldReporter:
         """
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
-        if is_answered and isinstance(body, SamplingFields):
+        extra, is_drawn = body.model_extra or {}, isinstance(body, SamplingFields)
+        if is_answered and is_drawn:
             names = [name for name in names if name not in self._claimed]
         for name in names if is_answered else ():
-            fault = fault_of(name, (body.model_extra or {}).get(name))
+            fault = fault_of(name, extra.get(name), is_drawn=is_drawn)
             if fault is not None:
                 raise RequestError(fault, where=name, code="unsupported_field")
-        names = [name for name in names if not is_silent(name)]
+        names = [name for name in names if not is_silent(name, extra.get(name))]
         self.report([name for name in names if not is_hint(name.rpartition(".")[2])])
         return names
 
