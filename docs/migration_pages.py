@@ -219,13 +219,15 @@ def _routes() -> str:
 
 def _fields() -> str:
     """Return the fields of requests that are refused because a feature is missing."""
-    from dovetail.server.generate.body.undeclared_fields import UNSUPPORTED_FIELDS
+    from dovetail.server.generate.body.foreign_fields import known_fields
     from dovetail.unsupported import sentence
 
-    rows = _by_reason((name, sentence(feature)) for name, feature in UNSUPPORTED_FIELDS.items())
+    absent = {name: row.feature for name, row in known_fields().items() if row.feature}
+    rows = _by_reason((name, sentence(feature)) for name, feature in absent.items())
     return (
         "## Fields of requests\n\nFields that ask for what is absent are refused with status 400, "
-        "those of other servers too:\n\n" + table(["why", "fields"], rows)
+        "those of other servers too ([request_fields.md](request_fields.md) lists all):\n\n"
+        + table(["why", "fields"], rows)
     )
 
 

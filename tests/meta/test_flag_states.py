@@ -60,6 +60,7 @@ OWN_DEFAULTS = {
     "--enable-chunked-prefill": "theirs is unset, which means on",
     "--enable-prefix-caching": "theirs is unset, which means on",
     "--eplb-config": "unset keys have those defaults",
+    "--enable-prompt-tokens-details": "programs that count what they saved need no flag",
     "--ignore-patterns": "theirs is unset, which means the same pattern",
     "--max-long-partial-prefills": "unset: prompts in parts are as many as fit",
     "--max-num-partial-prefills": "unset: prompts in parts are as many as fit",

@@ -24,7 +24,7 @@ from dovetail.config.report.describe import state_of
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
 from dovetail.server.generate.body import fields as bodies
-from dovetail.server.generate.body import undeclared_fields
+from dovetail.server.generate.body.foreign_fields import known_fields
 from dovetail.server.generate.body.ignored_fields import FieldReporter
 from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route
 from dovetail.unsupported import FEATURES
@@ -71,8 +71,9 @@ def references() -> dict[str, tuple[str, Callable[[], Any]]]:
             rows[f"variable {name}"] = (variable.feature, lambda v=variable: row_words(v)[1])
     for path, feature in UNSUPPORTED_ROUTES.items():
         rows[f"path {path}"] = (feature, partial(unsupported_route, path))
-    for name, feature in undeclared_fields.UNSUPPORTED_FIELDS.items():
-        rows[f"field {name}"] = (feature, partial(field_text, name))
+    for name, field in known_fields().items():
+        if field.feature:
+            rows[f"field {name}"] = (field.feature, partial(field_text, name))
     for name, feature in UNSUPPORTED_FIELDS.items():
         rows[f"field {name} of /v1/responses"] = (feature, partial(responses_text, name))
     return rows

@@ -151,6 +151,8 @@ _TABLE = (
     Kind(name="file_importer", interface=VALUE,
          summary="runs plugin files that are written for another engine; the name is the module "
          "that such files import"),
+    Kind(name="request_fields", interface=VALUE,
+         summary="what fields of requests to other servers mean here, a table each"),
     _value("dtype", "--dtype", "data type of weights and activations",
            "--override-attention-dtype"),
     _value("kv_cache_dtype", "--kv-cache-dtype", "data type of the KV cache"),

@@ -162,7 +162,7 @@ class FrontendConfig:
         "as metrics",
     )
     enable_prompt_tokens_details: bool = flag(
-        False, help="report in usage how many prompt tokens came from the prefix cache"
+        True, help="report in usage how many prompt tokens came from the prefix cache"
     )
     enable_force_include_usage: bool = flag(
         False,

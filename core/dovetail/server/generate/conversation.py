@@ -6,6 +6,7 @@ Every dialect first converts its body to a ChatRequest; from there the path is t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -21,7 +22,7 @@ from dovetail.server.generate.generation import Generation, generation_for, resp
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.model_text import ModelText
 from dovetail.server.generate.rendering.switches import Switch
-from dovetail.server.generate.tools.thinking import thinking_limit
+from dovetail.server.generate.tools.thinking import thinking_limit, without_unheard_budget
 from dovetail.server.generate.tools.tool_choice import (
     answer_constraint,
     kept_special_ids,
@@ -43,6 +44,9 @@ async def prepare(
 
     `ignored` are fields that the dialect has reported itself; `others` are its thinking switches.
     """
+    names = body._sent_as
+    if names:
+        dialect = replace(dialect, field_names={**dialect.field_names, **names})
     with in_words_of(dialect.field_names):
         body = with_offered_tools(body, server.frontend)
         text, model = await server.text_for(body.model)
@@ -50,13 +54,15 @@ async def prepare(
         prompt = await text.render(body, others)
         ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
+        body, unheard = without_unheard_budget(body, plan, text, names) if names else (body, [])
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
         constraint = answer_constraint(body, plan, text.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         if constraint is not None:
             fields["constraint"] = await text.compile_constraint(constraint, plan, prompt.tail)
-        names = [*ignored, *server.fields.report(prompt.unused)]
-        meta = response_meta(server, text, body, request, model, names)
+        unheard += [names.get(name, name) for name in prompt.unused]
+        ignored = [*ignored, *server.fields.report(unheard)]
+        meta = response_meta(server, text, body, request, model, ignored)
         return generation_for(text, body, meta, ids, fields, plan, dialect)
 
 

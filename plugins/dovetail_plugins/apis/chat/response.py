@@ -19,11 +19,9 @@ from dovetail.server.endpoint import (
     Generation,
     ReasoningDelta,
     Step,
-    StreamUsage,
     TokenLogprob,
     ToolCallArgsDelta,
     ToolCallStart,
-    UsageCounter,
     chat_logprobs,
     prompt_logprobs,
 )
@@ -41,6 +39,7 @@ from dovetail_plugins.apis.chat.protocol import (
     ReplyToolCall,
     ToolCallPiece,
 )
+from dovetail_plugins.usage import StreamUsage, UsageCounter
 
 
 def finish_reason(end: AnswerEnd) -> str:

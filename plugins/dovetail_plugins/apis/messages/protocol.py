@@ -111,11 +111,12 @@ class OutputTokensDetails(Reply):
 
 
 class MessageUsage(Reply):
-    """Token counts; cached prompt tokens are separate."""
+    """Token counts; cached prompt tokens are separate, or null if they are not counted. What is
+    computed is cached as well, at no price: no token counts as one that creates a cache."""
 
     input_tokens: int = 0
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
     output_tokens: int = 0
     output_tokens_details: OutputTokensDetails | None = None
 

@@ -18,7 +18,6 @@ from dovetail.server.endpoint import (
     Problem,
     ResponseMeta,
     Step,
-    UsageCounter,
     engine_names,
     event_frame,
     named_frame,
@@ -27,6 +26,7 @@ from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, Con
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import NAMES
 from dovetail_plugins.apis.messages.protocol import MessageReply, MessageUsage, OutputTokensDetails
+from dovetail_plugins.usage import UsageCounter
 
 
 def finish_reason(end: AnswerEnd) -> str:
@@ -94,13 +94,13 @@ class Message:
         """Return the token counts so far."""
         usage = self._counts.usage()
         details = usage.prompt_tokens_details
-        num_cached = details.cached_tokens if details else 0
         counted = MessageUsage(
-            input_tokens=usage.prompt_tokens - num_cached,
-            cache_creation_input_tokens=0,
-            cache_read_input_tokens=num_cached,
-            output_tokens=usage.completion_tokens,
+            input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens
         )
+        if details is not None:
+            counted.input_tokens -= details.cached_tokens
+            counted.cache_read_input_tokens = details.cached_tokens
+            counted.cache_creation_input_tokens = 0
         if usage.completion_tokens_details is not None:
             thought = usage.completion_tokens_details.reasoning_tokens
             counted.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)

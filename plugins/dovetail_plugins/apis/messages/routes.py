@@ -39,6 +39,7 @@ from dovetail_plugins.apis.messages.response import (
     message_body,
     message_frames,
 )
+from dovetail_plugins.usage import shows_cached
 
 UNCOUNTED = ("max_tokens", "stop_sequences")
 """Fields of a message that do not affect the number of prompt tokens."""
@@ -55,7 +56,7 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
         meta = generation.meta
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
-        message = Message(meta, _response_options(server, generation))
+        message = Message(meta, _response_options(server, body, generation))
         if body.stream:
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
@@ -84,9 +85,11 @@ def _translated(server: App, body: CountRequest) -> tuple[ChatRequest, list[str]
     return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]
 
 
-def _response_options(server: App, generation: Generation) -> MessageResponseOptions:
+def _response_options(
+    server: App, body: MessagesRequest, generation: Generation
+) -> MessageResponseOptions:
     return MessageResponseOptions(
-        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_cached=shows_cached(server, body),
         counts_reasoning=generation.plan.can_reason,
     )
 

@@ -14,8 +14,8 @@ from dovetail.server.endpoint import (
     Metadata,
     Reply,
     SamplingFields,
-    Timings,
 )
+from dovetail_plugins.usage import Timings
 
 MAX_ID_CHARS = 128
 
@@ -112,10 +112,10 @@ class OutputDetails(Reply):
 
 
 class ResponseUsage(Reply):
-    """Token counts."""
+    """Token counts. The details of the input are null if it is not counted what was cached."""
 
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: InputDetails | None
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int

@@ -18,7 +18,6 @@ from dovetail.server.endpoint import (
     Framing,
     Problem,
     Step,
-    UsageCounter,
     engine_names,
     event_frame,
 )
@@ -37,6 +36,7 @@ from dovetail_plugins.apis.responses.protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
+from dovetail_plugins.usage import UsageCounter
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")
@@ -233,7 +233,7 @@ class GrowingResponse:
             top_logprobs=body.top_logprobs or 0,
             top_p=self._params.top_p,
             truncation=body.truncation or "disabled",
-            usage=None if self.is_running else self._usage(),
+            usage=None if self.is_running or not self._counts.prompt_tokens else self._usage(),
             metadata=body.metadata or {},
             metrics=self._counts.timings() if self._shows_timings else None,
         )
@@ -248,9 +248,8 @@ class GrowingResponse:
         thought = usage.completion_tokens_details
         return ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputDetails(
-                cached_tokens=cached.cached_tokens if cached else 0, cache_write_tokens=0
-            ),
+            input_tokens_details=cached
+            and InputDetails(cached_tokens=cached.cached_tokens, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputDetails(
                 reasoning_tokens=thought.reasoning_tokens if thought else 0

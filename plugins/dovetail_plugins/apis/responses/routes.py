@@ -71,6 +71,7 @@ from dovetail_plugins.apis.responses.response import (
 from dovetail_plugins.apis.responses.state import ResponsesState, ResponsesStateOf, opened_state
 from dovetail_plugins.apis.responses.tool_turns import Offer, ToolTurns, offer_of
 from dovetail_plugins.apis.responses.turns import messages_of, output_messages
+from dovetail_plugins.usage import shows_cached
 
 Message = dict[str, Any]
 MAX_DIGITS = 18
@@ -109,7 +110,7 @@ async def create_response(
             model=meta.model,
             params=generation.params,
             is_stored=plan.is_stored,
-            shows_cached=server.frontend.enable_prompt_tokens_details,
+            shows_cached=shows_cached(server, body),
             lists=plan.offer.lists,
             logprobs=_text_logprobs(body, generation),
             shows_timings=server.frontend.enable_per_request_metrics,

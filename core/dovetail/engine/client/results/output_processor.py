@@ -259,7 +259,8 @@ class OutputProcessor:
         self, live: LiveRequest, child: _Child, update: RequestUpdate, processed: Processed
     ) -> None:
         live.clock.note(update, self.clock_lead_s)
-        live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
+        if child.index == 0 or live.pieces is not None:  # others find what the first computes
+            live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
         live.transfer = update.transfer or live.transfer
         if update.error is not None:
             self._owners.pop(child.request_id)

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import ThinkingBudget
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.model_text import ModelText
 
@@ -28,6 +31,17 @@ def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> Think
             code="unsupported_field",
         )
     return budget
+
+
+def without_unheard_budget(
+    body: ChatRequest, plan: SessionPlan, text: ModelText, names: Mapping[str, str]
+) -> tuple[ChatRequest, list[str]]:
+    """Return the body without a budget in another server's words, which is a hint, if thinking
+    cannot be limited here; and what is ignored. `names` are the fields as sent."""
+    can_limit = plan.reasoning is not None and text.engine.constraint_compiler is not None
+    if can_limit or body.thinking_token_budget is None or WHERE not in names:
+        return body, []
+    return body.model_copy(update={WHERE: None}), [names[WHERE]]
 
 
 def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
