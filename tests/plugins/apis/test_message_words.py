@@ -45,7 +45,7 @@ def test_the_tables_hold_every_type_of_the_client() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["web_search_20250305", "bash_20250124", "mcp_toolset", "brand_new"]
+    "kind", ["web_search_20250305", "code_execution_20250825", "mcp_toolset", "brand_new"]
 )
 def test_tools_of_services_are_left_out_and_named(kind: str) -> None:
     app, engine = app_for()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
+from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import (
@@ -21,13 +24,20 @@ from dovetail.server.endpoint import (
     json_reply,
     json_response,
     prepare,
+    state_of,
+)
+from dovetail_plugins.apis.messages.billing import (
+    BILLING_NAME,
+    has_billing_line,
+    without_billing_line,
 )
 from dovetail_plugins.apis.messages.errors import error_body
+from dovetail_plugins.apis.messages.hints import pin_time
 from dovetail_plugins.apis.messages.input import (
     NAMES,
+    Able,
     chat_of,
     ignored_fields,
-    left_out_tools,
     switches,
 )
 from dovetail_plugins.apis.messages.protocol import CountReply, CountRequest, MessagesRequest
@@ -39,14 +49,27 @@ from dovetail_plugins.apis.messages.response import (
     message_body,
     message_frames,
 )
+from dovetail_plugins.apis.messages.tools import left_out_tools
 
 UNCOUNTED = ("max_tokens", "stop_sequences")
 """Fields of a message that do not affect the number of prompt tokens."""
 
 
-async def create_message(body: MessagesRequest, request: Request, server: ServerOf) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesState:
+    """The family's settings."""
+
+    keeps_billing_line: bool = False
+
+
+StateOf = Annotated[MessagesState, Depends(state_of(MessagesState))]
+
+
+async def create_message(
+    body: MessagesRequest, request: Request, server: ServerOf, state: StateOf
+) -> Any:
     """Answer a conversation in Anthropic's format, streamed or whole."""
-    chat, ignored = _translated(server, body)
+    chat, ignored = _translated(server, body, state)
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
         generation = await prepare(
@@ -55,7 +78,7 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
         meta = generation.meta
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
-        message = Message(meta, _response_options(server, generation))
+        message = Message(meta, _response_options(server, body, generation))
         if body.stream:
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
@@ -63,31 +86,47 @@ async def create_message(body: MessagesRequest, request: Request, server: Server
         return await json_response(meta, message_body(steps, message))
 
 
-async def count_tokens(body: CountRequest, server: ServerOf) -> Any:
+async def count_tokens(body: CountRequest, server: ServerOf, state: StateOf) -> Any:
     """Return the number of prompt tokens of a message."""
-    chat, ignored = _translated(server, body)
+    chat, ignored = _translated(server, body, state)
     with in_words_of(MESSAGES.field_names):
         num_tokens, unused = await count_prompt_tokens(server, chat, switches(body))
         ignored += server.fields.report(unused)
     return json_reply(CountReply(input_tokens=num_tokens), ignored)
 
 
-def _translated(server: App, body: CountRequest) -> tuple[ChatRequest, list[str]]:
-    """Return the body as a chat request, and the names of fields without effect."""
-    budgets = (
-        server.text.parsers.reasoning is not None and server.engine.constraint_compiler is not None
-    )
+def _translated(
+    server: App, body: CountRequest, state: MessagesState
+) -> tuple[ChatRequest, list[str]]:
+    """Return the body as a chat request, and the names of fields without effect. Mutates: body"""
+    able = _able(server)
     ignored = server.fields.check(body, known=UNCOUNTED)
     ignored += server.fields.report(left_out_tools(body))
+    if has_billing_line(body.system) and not state.keeps_billing_line:
+        body.system = without_billing_line(body.system)
+        ignored.append(BILLING_NAME)
     with in_words_of(NAMES):
-        chat = chat_of(body, can_budget=budgets)
-    return chat, [*ignored, *ignored_fields(body, can_budget=budgets)]
+        chat = chat_of(body, able)
+    return chat, [*ignored, *ignored_fields(body, able)]
 
 
-def _response_options(server: App, generation: Generation) -> MessageResponseOptions:
+def _able(server: App) -> Able:
+    has_reasoning = server.text.parsers.reasoning is not None
+    return Able(
+        budgets=has_reasoning and server.engine.constraint_compiler is not None,
+        pins=server.engine.spec.cache.uses_prefix_cache,
+    )
+
+
+def _response_options(
+    server: App, body: MessagesRequest, generation: Generation
+) -> MessageResponseOptions:
     return MessageResponseOptions(
+        shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
         shows_cached=server.frontend.enable_prompt_tokens_details,
         counts_reasoning=generation.plan.can_reason,
+        pinned=(pin_time(body) if _able(server).pins else None) or "",
+        block_tokens=server.engine.spec.cache.block_tokens,
     )
 
 
@@ -106,6 +145,23 @@ class MessagesApi(Api):
         ),
     )
     task = GENERATE
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        """What becomes of a client's own words."""
+
+        keep_billing_line: bool = field(
+            default=False,
+            metadata={
+                "help": "show the model the line x-anthropic-billing-header that Claude Code sends "
+                "first; it differs in every request, so no prefix after it is reused"
+            },
+        )
+
+    @asynccontextmanager
+    async def state(self, frontend: FrontendConfig) -> AsyncIterator[MessagesState]:
+        """Yield the settings."""
+        yield MessagesState(keeps_billing_line=self.options.keep_billing_line)
 
     def error_body(self, status: int, error: ApiError, request_id: str | None) -> bytes:
         """Return Anthropic's JSON error body."""
