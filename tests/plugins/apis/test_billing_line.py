@@ -1,4 +1,4 @@
-"""The billing line of Claude Code: it is neither shown nor hashed, so prompts share their prefix."""
+"""The billing line of Claude Code: neither shown nor hashed, so that prompts share a prefix."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,6 @@ from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import (
     App,
-    ChatRequest,
     Generation,
     ServerOf,
     count_prompt_tokens,
@@ -49,6 +48,7 @@ from dovetail_plugins.apis.messages.response import (
     message_body,
     message_frames,
 )
+from dovetail_plugins.apis.messages.system_turns import with_readable_turns
 from dovetail_plugins.apis.messages.tools import left_out_tools
 
 UNCOUNTED = ("max_tokens", "stop_sequences")
@@ -69,12 +69,18 @@ async def create_message(
     body: MessagesRequest, request: Request, server: ServerOf, state: StateOf
 ) -> Any:
     """Answer a conversation in Anthropic's format, streamed or whole."""
-    chat, ignored = _translated(server, body, state)
-    async with AsyncExitStack() as owned:
-        owned.enter_context(server.admission.admit(1))
-        generation = await prepare(
+    able, ignored = _able(server), _ignored(server, body, state)
+
+    async def prepared(body: CountRequest) -> Generation:
+        with in_words_of(NAMES):
+            chat = chat_of(body, able)
+        return await prepare(
             server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )
+
+    async with AsyncExitStack() as owned:
+        owned.enter_context(server.admission.admit(1))
+        generation = await with_readable_turns(body, prepared)
         meta = generation.meta
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
@@ -88,26 +94,25 @@ async def create_message(
 
 async def count_tokens(body: CountRequest, server: ServerOf, state: StateOf) -> Any:
     """Return the number of prompt tokens of a message."""
-    chat, ignored = _translated(server, body, state)
-    with in_words_of(MESSAGES.field_names):
-        num_tokens, unused = await count_prompt_tokens(server, chat, switches(body))
-        ignored += server.fields.report(unused)
+    able, ignored = _able(server), _ignored(server, body, state)
+
+    async def counted(body: CountRequest) -> tuple[int, Sequence[str]]:
+        with in_words_of(MESSAGES.field_names):
+            return await count_prompt_tokens(server, chat_of(body, able), switches(body))
+
+    num_tokens, unused = await with_readable_turns(body, counted)
+    ignored += server.fields.report(unused)
     return json_reply(CountReply(input_tokens=num_tokens), ignored)
 
 
-def _translated(
-    server: App, body: CountRequest, state: MessagesState
-) -> tuple[ChatRequest, list[str]]:
-    """Return the body as a chat request, and the names of fields without effect. Mutates: body"""
-    able = _able(server)
+def _ignored(server: App, body: CountRequest, state: MessagesState) -> list[str]:
+    """Return the names of fields without effect, and leave a billing line out. Mutates: body"""
     ignored = server.fields.check(body, known=UNCOUNTED)
     ignored += server.fields.report(left_out_tools(body))
     if has_billing_line(body.system) and not state.keeps_billing_line:
         body.system = without_billing_line(body.system)
         ignored.append(BILLING_NAME)
-    with in_words_of(NAMES):
-        chat = chat_of(body, able)
-    return chat, [*ignored, *ignored_fields(body, able)]
+    return [*ignored, *ignored_fields(body, _able(server))]
 
 
 def _able(server: App) -> Able:

@@ -111,8 +111,10 @@ def _memory(tool: MessageTool) -> Schema:
     }
 
 
-_ACTIONS = ("key", "type", "mouse_move", "left_click", "left_click_drag", "right_click")
-_ACTIONS += ("middle_click", "double_click", "screenshot", "cursor_position")
+_ACTIONS = (
+    *("key", "type", "mouse_move", "left_click", "left_click_drag", "right_click"),
+    *("middle_click", "double_click", "screenshot", "cursor_position"),
+)
 _LATER_ACTIONS = ("left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "triple_click")
 FIRST_COMPUTER = "20241022"
 
