@@ -15,10 +15,10 @@ from dovetail.server.app import build_app
 from dovetail.server.families import build_apis, opened_apis
 from dovetail_plugins.apis.batches.runner import PRIORITY
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
+from support.anthropic_client import anthropic_of
 from support.serving import PARSERS, USER, app_for, send
 
 anthropic = pytest.importorskip("anthropic")
-httpx2 = pytest.importorskip("httpx2")
 ROOT = "/v1/messages/batches"
 
 
@@ -30,11 +30,8 @@ async def serving(
     flags = FrontendConfig(file_storage=str(folder), **frontend)
     async with opened_apis(build_apis(), flags) as apis:
         app = build_app(engine, flags, apis, parsers=PARSERS)  # type: ignore[arg-type]
-        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, timeout=20) as http:
-            yield anthropic.AsyncAnthropic(
-                api_key=key, base_url="http://test", http_client=http, max_retries=0
-            )
+        async with anthropic_of(app, key) as client:
+            yield client
 
 
 def asked(name: str, **more: Any) -> dict[str, Any]:

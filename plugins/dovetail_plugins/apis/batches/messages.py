@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +21,7 @@ from dovetail.interfaces.api import Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_struct
 from dovetail.server.endpoint import Body, ServerOf, owner_of
+from dovetail_plugins.apis._anthropic_lists import page_of, time_of
 from dovetail_plugins.apis.batches.answer import ResultLine
 from dovetail_plugins.apis.batches.routes import BatchesOf, BatchState, storing
 from dovetail_plugins.apis.batches.storage import BatchFacts, FileStorage
@@ -34,7 +34,6 @@ PURPOSE = "message_batch"
 """The purpose of an input file that belongs to its batch."""
 MAX_REQUESTS = 100_000
 MAX_ID_CHARS = 64
-MAX_PAGE = 1000
 STATES = {"cancelling": "canceling", "completed": "ended", "failed": "ended", "expired": "ended"}
 STATES |= {"cancelled": "ended"}
 """Status of a batch -> Anthropic's; others are in_progress."""
@@ -73,11 +72,7 @@ async def list_message_batches(request: Request, state: BatchesOf) -> Any:
     """Return the batches of this key, newest first, a page at a time."""
     found = await asyncio.to_thread(state.storage.batches, owner_of(request))
     mine = [_to_json(one, request, state.storage) for one in found if one.endpoint == ENDPOINT]
-    page, has_more = _page(mine, request)
-    ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return JSONResponse(
-        {"data": page, "has_more": has_more, "first_id": ends[0], "last_id": ends[1]}
-    )
+    return JSONResponse(page_of(mine, request.query_params))
 
 
 async def get_message_batch(batch_id: str, request: Request, state: BatchesOf) -> Any:
@@ -159,10 +154,10 @@ def _to_json(batch: BatchFacts, request: Request, storage: FileStorage) -> dict[
         "type": "message_batch",
         "processing_status": STATES.get(batch.status, "in_progress"),
         "request_counts": _counts(batch, storage),
-        "created_at": _time(batch.created_at),
-        "expires_at": _time(batch.expires_at),
-        "ended_at": _time(ended_s),
-        "cancel_initiated_at": _time(cancelled_s),
+        "created_at": time_of(batch.created_at),
+        "expires_at": time_of(batch.expires_at),
+        "ended_at": None if ended_s is None else time_of(ended_s),
+        "cancel_initiated_at": None if cancelled_s is None else time_of(cancelled_s),
         "archived_at": None,
         "results_url": None if batch.is_open else f"{request.base_url}{ROOT[1:]}/{own_id}/results",
     }
@@ -246,33 +241,6 @@ def _drop(batch: BatchFacts, storage: FileStorage) -> None:
     if any(one.id == batch.input_file_id for one in storage.files(batch.owner, PURPOSE)):
         storage.drop_file(batch.input_file_id)
     storage.drop_batch(batch)
-
-
-def _page(found: Sequence[dict[str, Any]], request: Request) -> tuple[Sequence[Any], bool]:
-    """Return a page of a list, and whether more follow. Raises: RequestError, NotFound"""
-    asked = request.query_params
-    limit = asked.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_PAGE:
-        raise RequestError(f"must be 1 to {MAX_PAGE}.", where="limit")
-    ids = [one["id"] for one in found]
-    start, end = 0, len(found)
-    for name in ("after_id", "before_id"):
-        if name in asked and asked[name] not in ids:
-            raise NotFound(f'there is no "{asked[name][:128]}".', where=name)
-    if "after_id" in asked:
-        start = ids.index(asked["after_id"]) + 1
-    if "before_id" in asked:
-        end = ids.index(asked["before_id"])
-        start = max(start, end - int(limit))
-        return found[start:end], start > 0
-    return found[start : start + int(limit)], start + int(limit) < end
-
-
-def _time(seconds: float | None) -> str | None:
-    """Return a time as RFC 3339 has it."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
 def _routes() -> Sequence[Route]:
