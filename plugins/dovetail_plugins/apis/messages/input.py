@@ -35,7 +35,7 @@ from dovetail_plugins.apis.messages.protocol import (
     Turn,
 )
 from dovetail_plugins.apis.messages.thoughts import sealed_thought, thought_of
-from dovetail_plugins.apis.messages.tools import offered_tools
+from dovetail_plugins.apis.messages.tools import check_choice, offered_tools
 from dovetail_plugins.apis.messages.words import BLOCKS
 
 NAMES = {
@@ -59,6 +59,14 @@ class Able:
 def chat_of(body: CountRequest, able: Able) -> ChatRequest:
     """Return the conversation as a chat request. Raises: RequestError"""
     check_one(body)
+    check_choice(body)
+    if body.compaction:
+        raise RequestError(
+            "this server does not summarize conversations.",
+            where="compaction",
+            fix="ask for a summary in a message.",
+            code="unsupported_field",
+        )
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": list(_messages(body)),

@@ -108,6 +108,7 @@ class CountRequest(SamplingFields):
     output_format: dict[str, Any] | None = None
     cache_control: CacheControl | None = None
     mcp_servers: list[Any] | None = None
+    compaction: dict[str, Any] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None

@@ -51,6 +51,8 @@ from dovetail_plugins.apis.messages.response import (
 from dovetail_plugins.apis.messages.system_turns import with_readable_turns
 from dovetail_plugins.apis.messages.tools import left_out_tools
 
+REQUEST_ID = "request-id"
+"""The header in which Anthropic's clients look for the id of a request."""
 UNCOUNTED = ("max_tokens", "stop_sequences")
 """Fields of a message that do not affect the number of prompt tokens."""
 
@@ -88,8 +90,11 @@ async def create_message(
         if body.stream:
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
-            return await event_stream_response(request, owned, meta, steps, run, frames)
-        return await json_response(meta, message_body(steps, message))
+            answer = await event_stream_response(request, owned, meta, steps, run, frames)
+        else:
+            answer = await json_response(meta, message_body(steps, message))
+        answer.headers[REQUEST_ID] = meta.request_id
+        return answer
 
 
 async def count_tokens(body: CountRequest, server: ServerOf, state: StateOf) -> Any:

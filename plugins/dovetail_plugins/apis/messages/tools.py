@@ -33,6 +33,24 @@ def offered_tools(body: CountRequest) -> list[Schema] | None:
     return tools or None
 
 
+def check_choice(body: CountRequest) -> None:
+    """Raise RequestError if a call is demanded of a tool that is left out."""
+    choice, tools = body.tool_choice, body.tools or ()
+    left = {tool.name: tool.type for tool in tools if tool_word(tool.type) not in _FUNCTIONS}
+    is_demanded = choice is not None and (
+        (choice.type == "tool" and choice.name in left)
+        or (choice.type == "any" and tools and len(left) == len(tools))
+    )
+    if is_demanded:
+        raise RequestError(
+            f"a service would have to run {', '.join(str(kind)[:64] for kind in left.values())}, "
+            "and this server runs no tools.",
+            where="tool_choice",
+            fix="offer a tool that the client runs, or leave tool_choice out.",
+            code="unsupported_field",
+        )
+
+
 def left_out_tools(body: CountRequest) -> list[str]:
     """Return the names to report for tools that are left out."""
     kinds = dict.fromkeys(tool.type or "custom" for tool in body.tools or ())
