@@ -23,6 +23,7 @@ from dovetail.json_values import json_struct
 from dovetail.server.endpoint import Body, ServerOf, owner_of
 from dovetail_plugins.apis._anthropic_lists import page_of, time_of
 from dovetail_plugins.apis.batches.answer import ResultLine
+from dovetail_plugins.apis.batches.lines import Line, custom_id_of
 from dovetail_plugins.apis.batches.routes import BatchesOf, BatchState, storing
 from dovetail_plugins.apis.batches.storage import BatchFacts, FileStorage
 
@@ -194,7 +195,7 @@ def _results(batch: BatchFacts, storage: FileStorage) -> Iterator[bytes]:
                 answered.add(one.custom_id)
                 yield _row(one.custom_id, _result(one))
     for line in _rows(storage, batch.input_file_id):
-        custom_id = json.loads(line)["custom_id"]
+        custom_id = custom_id_of(Line(number=0, raw=line, is_whole=True))
         if custom_id not in answered:
             yield _row(custom_id, _rest(batch))
 

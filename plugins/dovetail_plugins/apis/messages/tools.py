@@ -25,11 +25,13 @@ def offered_tools(body: CountRequest) -> list[Schema] | None:
     """Return the tools that the model sees. Raises: RequestError"""
     tools = []
     for number, tool in enumerate(body.tools or ()):
-        made = _FUNCTIONS.get(tool_word(tool.type))
-        if made is not None:
-            given = made(tool) | {"name": tool.name or made(tool).get("name")}
-            _check_name(given["name"], f"tools[{number}].name")
-            tools.append({"function": {k: v for k, v in given.items() if v is not None}})
+        describe = _FUNCTIONS.get(tool_word(tool.type))
+        if describe is None:
+            continue
+        function = describe(tool)
+        function["name"] = tool.name or function.get("name")
+        _check_name(function["name"], f"tools[{number}].name")
+        tools.append({"function": {k: v for k, v in function.items() if v is not None}})
     return tools or None
 
 
