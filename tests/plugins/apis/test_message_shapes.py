@@ -36,13 +36,14 @@ def test_every_event_and_message_has_the_clients_type(is_beta: bool) -> None:
     event_type = BetaRawMessageStreamEvent if is_beta else RawMessageStreamEvent
     one_of: Any = pydantic.TypeAdapter(event_type)
     app, _ = app_for(Script(pieces=ANSWER), enable_prompt_tokens_details=True)
-    events = events_of(ask(app, stream=True, tools=[ADD]))
+    mark = {"cache_control": {"type": "ephemeral"}}
+    events = events_of(ask(app, stream=True, tools=[ADD], **mark))
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["message_start", "ping"]
     for event in events:
         if event["type"] != "ping":
             one_of.validate_python(event)
-    whole = ask(app, tools=[ADD]).json()
+    whole = ask(app, tools=[ADD], **mark).json()
     (BetaMessage if is_beta else Message).model_validate(whole)
     assert events[-2]["usage"] == {k: v for k, v in whole["usage"].items() if v is not None}
     signed = [one["delta"]["type"] for one in events if one.get("index") == 0 and "delta" in one]

@@ -113,8 +113,11 @@ class Message:
             output_tokens=usage.completion_tokens,
         )
         if num_created:
-            by_time = {f"ephemeral_{self._options.pinned}_input_tokens": num_created}
-            counted.cache_creation = CacheCreation(**by_time)
+            is_long = self._options.pinned == "1h"
+            counted.cache_creation = CacheCreation(
+                ephemeral_5m_input_tokens=0 if is_long else num_created,
+                ephemeral_1h_input_tokens=num_created if is_long else 0,
+            )
         if usage.completion_tokens_details is not None:
             thought = usage.completion_tokens_details.reasoning_tokens
             counted.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)

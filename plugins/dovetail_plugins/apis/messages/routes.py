@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from starlette.responses import Response
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
@@ -90,7 +91,7 @@ async def create_message(
         if body.stream:
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
-            answer = await event_stream_response(request, owned, meta, steps, run, frames)
+            answer: Response = await event_stream_response(request, owned, meta, steps, run, frames)
         else:
             answer = await json_response(meta, message_body(steps, message))
         answer.headers[REQUEST_ID] = meta.request_id
