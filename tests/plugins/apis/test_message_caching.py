@@ -30,6 +30,7 @@ def user(*blocks: Any) -> list[Any]:
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [text("5", HOUR)]}
+SAID = {"role": "assistant", "content": "a"}
 NOTE = {"role": "system", "content": "two agents"}
 
 
@@ -37,11 +38,12 @@ NOTE = {"role": "system", "content": "two agents"}
     ("fields", "seconds"),
     [
         ({"turns": user(text("hi", FIVE))}, 300),
-        ({"turns": user(text("hi", HOUR), text("there", FIVE))}, 3600),
+        ({"turns": user(text("hi", HOUR), text("there", FIVE))}, 300),
         ({"turns": user(RESULT)}, 3600),
         ({"turns": [*user(text("hi", FIVE)), NOTE]}, 300),
         ({"turns": USER, "cache_control": HOUR}, 3600),
         ({"turns": user(text("hi", FIVE)), "cache_pin_s": 900}, 900),
+        ({"turns": USER, "system": [text("rules", FIVE)], "cache_pin_s": 9}, 300),
         ({"turns": user(text("hi", FIVE)), "system": [text("rules", HOUR)]}, 300),
     ],
 )
@@ -55,15 +57,50 @@ def test_a_mark_in_the_last_turn_pins_the_prompt(fields: Any, seconds: float) ->
 @pytest.mark.parametrize(
     "fields",
     [
-        {"turns": USER, "system": [text("rules", FIVE)]},
         {"turns": user(text("hi", {"type": "ephemeral", "ttl": "1y"}))},
         {"turns": user(text("hi", {"type": "for ever"}))},
-        {"turns": USER, "tools": [{"name": "a", "input_schema": {}, "cache_control": FIVE}]},
     ],
 )
 def test_other_marks_are_named(fields: Any) -> None:
     app, engine = app_for()
     answer = ask(app, fields.pop("turns"), **fields)
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, "cache_control")
+    assert "cache_pin_s" not in engine.asked[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds", "marked"),
+    [
+        ({"turns": USER, "system": [text("rules", HOUR)]}, 3600, "system\nrules<|im_end|>"),
+        ({"turns": user(text("hi", FIVE), text("there"))}, 300, "user\nhi"),
+        (
+            {"turns": [*user(text("hi", FIVE)), SAID, *user(text("and?"))], "system": "rules"},
+            300,
+            "user\nhi<|im_end|>",
+        ),
+        (
+            {"turns": [*USER, {**SAID, "content": [text("a", HOUR)]}, *user(text("and?"))]},
+            3600,
+            "assistant\na",
+        ),
+    ],
+)
+def test_an_earlier_mark_pins_the_prompt_up_to_it(fields: Any, seconds: float, marked: str) -> None:
+    app, engine = app_for()
+    answer = ask(app, fields.pop("turns"), **fields)
+    assert (answer.status_code, IGNORED in answer.headers) == (200, False)
+    how = engine.asked[-1][2]
+    assert how["cache_pin_s"] == seconds
+    pinned = engine.tokenizer.decode(how["prompt"][: how["cache_pin_tokens"]])
+    assert marked in pinned
+    assert pinned.index(marked) + len(marked) + len("\n<|im_start|>assistant\n") >= len(pinned)
+
+
+def test_a_mark_that_cannot_be_rendered_alone_is_named() -> None:
+    template = "{{ raise_exception('alone') if messages|length < 3 }}{{ messages|length }}"
+    app, engine = app_for(chat_template=template)
+    turns = [*user(text("hi", FIVE)), SAID, *user(text("and?"))]
+    answer = ask(app, turns)
     assert (answer.status_code, answer.headers[IGNORED]) == (200, "cache_control")
     assert "cache_pin_s" not in engine.asked[-1][2]
 
@@ -77,13 +114,15 @@ def test_without_a_prefix_cache_a_mark_is_named() -> None:
     assert (answer.status_code, answer.headers[IGNORED]) == (200, "cache_control")
 
 
-def test_usage_says_what_was_added_and_what_was_read() -> None:
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_usage_says_what_was_added_and_what_was_read(is_earlier: bool) -> None:
     async def main() -> list[dict[str, Any]]:
         flags = ("--disable-frontend-multiprocessing", "--enable-prompt-tokens-details")
         async with served_app(*flags) as app, client_of(app) as http:
             http.timeout = 60
-            asked = {"system": RULES, "max_tokens": 1}
-            turns = (user(text("hi", HOUR)), user(text("hi", HOUR)), user(text("hi")))
+            asked: dict[str, Any] = {"max_tokens": 1}
+            asked["system"] = [text(RULES, HOUR)] if is_earlier else RULES
+            turns = [USER] * 3 if is_earlier else [user(text("hi", HOUR))] * 3
             answers = [
                 await http.post("/v1/messages", json={"messages": one, **asked}) for one in turns
             ]
@@ -96,6 +135,6 @@ def test_usage_says_what_was_added_and_what_was_read() -> None:
     assert first["cache_creation"] == by_time
     for later in (second, third):
         assert later["cache_creation_input_tokens"] == 0
-        assert 0 < later["cache_read_input_tokens"] <= added
+        assert later["cache_read_input_tokens"] >= added
     counts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     assert len({sum(one[name] for name in counts) for one in (first, second, third)}) == 1

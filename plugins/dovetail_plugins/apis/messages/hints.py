@@ -1,52 +1,100 @@
-"""cache_control as a hint: the prompt's prefix stays cached for the longest time that a mark names.
+"""cache_control as a hint: the prompt up to the last mark stays cached for the time it names.
 
-The engine pins a whole prompt, so a mark counts if it is in the last turn; a pin is dropped when
-running requests need the room. Other marks have no effect beyond the prefix cache itself, and are
-reported.
+The engine pins that prefix, as cache_pin_s does: other prefixes do not displace it, but a pin is
+dropped when running requests need the room. Source: the Anthropic API reference, prompt caching.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from dovetail_plugins.apis.messages.protocol import Block, CacheControl, CountRequest
+from dovetail_plugins.apis.messages.protocol import Block, CacheControl, CountRequest, Turn
 
 SECONDS = {"5m": 300.0, "1h": 3600.0}
-"""How long a mark keeps a prefix. Source: the Anthropic API reference, prompt caching."""
+"""How long a mark keeps a prefix."""
+IGNORED_NAME = "cache_control"
 
 
-def marks(body: CountRequest) -> Iterator[CacheControl]:
-    """Yield every mark of a request."""
-    yield from _of_last_turn(body)
-    for tool in body.tools or ():
-        yield from _given(tool.cache_control)
-    for block in body.system if isinstance(body.system, list) else ():
-        yield from _given(block.cache_control)
-    for turn in body.messages:
-        yield from _of_blocks(turn.content)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What is to stay cached: `body` is the conversation up to the last mark, None for all of
+    it; `ttl` is a word of SECONDS."""
+
+    ttl: str
+    body: CountRequest | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Return the time."""
+        return SECONDS[self.ttl]
 
 
-def pin_time(body: CountRequest) -> str | None:
-    """Return the longest time for which the whole prompt is marked; None if it is not."""
-    found = {mark.ttl for mark in _of_last_turn(body) if mark.type == "ephemeral"}
-    return max(found & SECONDS.keys(), key=SECONDS.__getitem__, default=None)
+def has_mark(body: CountRequest) -> bool:
+    """Return whether a request has a mark, whatever it says."""
+    tools = [tool.cache_control for tool in body.tools or ()]
+    blocks = body.system if isinstance(body.system, list) else []
+    every = [*blocks, *(block for turn in body.messages for block in _blocks(turn))]
+    return any([body.cache_control, *tools, *(mark for one in every for mark in _marks(one))])
 
 
-def _of_last_turn(body: CountRequest) -> Iterator[CacheControl]:
-    """Yield the request's own mark, and those of the last turn that is not the system's."""
-    yield from _given(body.cache_control)
-    turns = [turn for turn in body.messages if turn.role != "system"]
-    if turns:
-        yield from _of_blocks(turns[-1].content)
+def pin_of(body: CountRequest) -> Pin | None:
+    """Return what the last mark asks for; None if there is none that is understood."""
+    own = body.cache_control
+    if own is not None and _is_known(own):
+        return Pin(ttl=own.ttl)
+    turns = body.messages
+    for number in reversed(range(len(turns))):
+        blocks = _blocks(turns[number])
+        last = _last_mark(blocks)
+        if last is not None:
+            ends_turn = last[0] == len(blocks) - 1
+            is_all = ends_turn and all(turn.role == "system" for turn in turns[number + 1 :])
+            return Pin(ttl=last[1], body=None if is_all else _cut(body, number, last[0]))
+    system = body.system if isinstance(body.system, list) else []
+    marks = [tool.cache_control for tool in body.tools or () if tool.cache_control]
+    known = [mark.ttl for mark in (*marks, *_all_marks(system)) if _is_known(mark)]
+    return Pin(ttl=known[-1], body=_without_turns(body)) if known else None
 
 
-def _of_blocks(content: str | list[Block]) -> Iterator[CacheControl]:
-    for block in content if not isinstance(content, str) else ():
-        yield from _given(block.cache_control)
-        if isinstance(block.content, list):
-            yield from _of_blocks(block.content)
+def _cut(body: CountRequest, number: int, place: int) -> CountRequest:
+    """Return a body that ends with a block of a turn."""
+    turn = body.messages[number]
+    blocks = _blocks(turn)[: place + 1]
+    ending = turn.model_copy(update={"content": blocks})
+    return body.model_copy(update={"messages": [*body.messages[:number], ending]})
 
 
-def _given(mark: CacheControl | None) -> Iterator[CacheControl]:
-    if mark is not None:
-        yield mark
+def _without_turns(body: CountRequest) -> CountRequest:
+    """Return a body with the same tools and system prompt, and an empty turn."""
+    return body.model_copy(update={"messages": [Turn(role="user", content="")]})
+
+
+def _last_mark(blocks: list[Block]) -> tuple[int, str] | None:
+    """Return the place of the last block with a mark, and its time."""
+    for place in reversed(range(len(blocks))):
+        known = [mark.ttl for mark in _marks(blocks[place]) if _is_known(mark)]
+        if known:
+            return place, max(known, key=SECONDS.__getitem__)
+    return None
+
+
+def _all_marks(blocks: list[Block]) -> Iterator[CacheControl]:
+    for block in blocks:
+        yield from _marks(block)
+
+
+def _marks(block: Block) -> Iterator[CacheControl]:
+    """Yield the marks of a block and of those in it."""
+    if block.cache_control is not None:
+        yield block.cache_control
+    if isinstance(block.content, list):
+        yield from _all_marks(block.content)
+
+
+def _blocks(turn: Turn) -> list[Block]:
+    return turn.content if isinstance(turn.content, list) else []
+
+
+def _is_known(mark: CacheControl) -> bool:
+    return mark.type == "ephemeral" and mark.ttl in SECONDS

@@ -26,7 +26,7 @@ from dovetail_plugins.apis.messages.content import (
     text_of,
     text_of_block,
 )
-from dovetail_plugins.apis.messages.hints import SECONDS, marks, pin_time
+from dovetail_plugins.apis.messages.hints import IGNORED_NAME, has_mark, pin_of
 from dovetail_plugins.apis.messages.protocol import (
     Block,
     CountRequest,
@@ -81,9 +81,6 @@ def chat_of(body: CountRequest, able: Able) -> ChatRequest:
     thinking = body.thinking
     if able.budgets and thinking is not None and thinking.type == "enabled":
         fields["thinking_token_budget"] = thinking.budget_tokens
-    pinned = pin_time(body) if able.pins else None
-    if pinned is not None:
-        fields["cache_pin_s"] = max(body.cache_pin_s, SECONDS[pinned])
     if isinstance(body, MessagesRequest):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or body.stop}
     return as_chat(body, fields)
@@ -105,13 +102,12 @@ def switches(body: CountRequest) -> list[Switch]:
 def ignored_fields(body: CountRequest, able: Able) -> list[str]:
     """Return the declared fields that have no effect here, and the blocks that are left out."""
     thinking = body.thinking
-    has_mark = next(marks(body), None) is not None
     names = {
         "thinking.budget_tokens": bool(thinking and thinking.budget_tokens and not able.budgets),
         "thinking.type": bool(thinking and thinking.type == "between_tools"),
         "metadata": bool(isinstance(body, MessagesRequest) and body.metadata),
         "mcp_servers": bool(body.mcp_servers),
-        "cache_control": has_mark and not (able.pins and pin_time(body)),
+        IGNORED_NAME: has_mark(body) and not (able.pins and pin_of(body)),
     }
     kinds = dict.fromkeys(block.type for block in _blocks(body) if _is_left_out(block))
     left = [f"messages.content.{kind}" for kind in kinds]

@@ -24,6 +24,7 @@ from dovetail.server.endpoint import (
 from dovetail_plugins.apis._content_blocks import BlockChange, ContentBlock, ContentBlocks
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import NAMES
+from dovetail_plugins.apis.messages.pinned import Pinned
 from dovetail_plugins.apis.messages.protocol import (
     CacheCreation,
     MessageReply,
@@ -52,12 +53,12 @@ MESSAGES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
 class MessageResponseOptions:
     """Options of a message response. `counts_reasoning`: a reasoning parser reads the answer.
 
-    `shows_reasoning`: thinking blocks have their text, not only a signature. `pinned` is the time
-    for which the prompt stays cached ("": none), in blocks of `block_tokens`.
+    `shows_reasoning`: thinking blocks have their text, not only a signature. `pinned` is what a
+    mark keeps of the prompt, in blocks of `block_tokens`.
     """
 
     shows_reasoning: bool = True
-    pinned: str = ""
+    pinned: Pinned | None = None
     block_tokens: int = 1
     shows_cached: bool = False
     counts_reasoning: bool = False
@@ -103,9 +104,9 @@ class Message:
     def usage(self) -> MessageUsage:
         """Return the token counts so far."""
         usage = self._counts.usage()
-        details = usage.prompt_tokens_details
+        details, pinned = usage.prompt_tokens_details, self._options.pinned
         num_read = details.cached_tokens if details else 0
-        num_created = self._created(usage.prompt_tokens, num_read)
+        num_created = self._num_created(num_read)
         counted = MessageUsage(
             input_tokens=usage.prompt_tokens - num_read - num_created,
             cache_creation_input_tokens=num_created,
@@ -113,7 +114,7 @@ class Message:
             output_tokens=usage.completion_tokens,
         )
         if num_created:
-            is_long = self._options.pinned == "1h"
+            is_long = pinned is not None and pinned.ttl == "1h"
             counted.cache_creation = CacheCreation(
                 ephemeral_5m_input_tokens=0 if is_long else num_created,
                 ephemeral_1h_input_tokens=num_created if is_long else 0,
@@ -123,12 +124,10 @@ class Message:
             counted.output_tokens_details = OutputTokensDetails(thinking_tokens=thought)
         return counted
 
-    def _created(self, num_prompt: int, num_read: int) -> int:
-        """Return how many tokens a mark adds to those that stay cached: whole blocks only."""
-        if not self._options.pinned:
-            return 0
-        size = self._options.block_tokens
-        return max(0, num_prompt // size * size - num_read)
+    def _num_created(self, num_read: int) -> int:
+        """Return how many tokens a mark adds to those that are cached: whole blocks only."""
+        pinned, size = self._options.pinned, self._options.block_tokens
+        return 0 if pinned is None else max(0, pinned.num_tokens // size * size - num_read)
 
     def end(self) -> dict[str, Any]:
         """Return the event with the message's stop reason."""

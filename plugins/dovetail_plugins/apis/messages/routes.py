@@ -32,7 +32,6 @@ from dovetail_plugins.apis.messages.billing import (
     without_billing_line,
 )
 from dovetail_plugins.apis.messages.errors import error_body
-from dovetail_plugins.apis.messages.hints import pin_time
 from dovetail_plugins.apis.messages.input import (
     NAMES,
     Able,
@@ -40,6 +39,7 @@ from dovetail_plugins.apis.messages.input import (
     ignored_fields,
     switches,
 )
+from dovetail_plugins.apis.messages.pinned import Pinned, with_pin
 from dovetail_plugins.apis.messages.protocol import CountReply, CountRequest, MessagesRequest
 from dovetail_plugins.apis.messages.response import (
     MESSAGES,
@@ -74,20 +74,21 @@ async def create_message(
     """Answer a conversation in Anthropic's format, streamed or whole."""
     able, ignored = _able(server), _ignored(server, body, state)
 
-    async def prepared(body: CountRequest) -> Generation:
+    async def prepared(body: CountRequest) -> tuple[Generation, Pinned | None]:
         with in_words_of(NAMES):
             chat = chat_of(body, able)
-        return await prepare(
+        generation = await prepare(
             server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )
+        return await with_pin(server, body, able, generation)
 
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
-        generation = await with_readable_turns(body, prepared)
+        generation, pinned = await with_readable_turns(body, prepared)
         meta = generation.meta
         steps = generation.steps(server)
         owned.push_async_callback(steps.aclose)
-        message = Message(meta, _response_options(server, body, generation))
+        message = Message(meta, _response_options(server, body, generation, pinned))
         if body.stream:
             run = partial(message_frames, message=message)
             frames = framing(meta.request_id)
@@ -130,13 +131,13 @@ def _able(server: App) -> Able:
 
 
 def _response_options(
-    server: App, body: MessagesRequest, generation: Generation
+    server: App, body: MessagesRequest, generation: Generation, pinned: Pinned | None
 ) -> MessageResponseOptions:
     return MessageResponseOptions(
         shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
         shows_cached=server.frontend.enable_prompt_tokens_details,
         counts_reasoning=generation.plan.can_reason,
-        pinned=(pin_time(body) if _able(server).pins else None) or "",
+        pinned=pinned,
         block_tokens=server.engine.spec.cache.block_tokens,
     )
 
