@@ -30,6 +30,8 @@ UNSUPPORTED_FIELDS = {
 """Declared fields of missing features -> the feature's name in `dovetail.unsupported`."""
 TEXT_LOGPROBS = "message.output_text.logprobs"
 """The `include` value for logprobs."""
+SEALED_REASONING = "reasoning.encrypted_content"
+"""The `include` value for reasoning that clients send back sealed."""
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 Message = dict[str, Any]
@@ -76,6 +78,11 @@ def tells_logprobs(body: ResponsesRequest) -> bool:
     return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
 
 
+def seals_reasoning(body: ResponsesRequest) -> bool:
+    """Return whether reasoning is answered with a sealed copy too."""
+    return SEALED_REASONING in (body.include or ())
+
+
 def _check_supported(body: ResponsesRequest) -> None:
     """Raise RequestError for the first unsupported field."""
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
@@ -100,7 +107,7 @@ def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
 def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that have no effect here."""
     found = left_out_items(body.input)
-    found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
+    found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS, SEALED_REASONING} else []
     if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):
         found.append("max_tool_calls")
     if body.text is not None and body.text.verbosity is not None:

@@ -70,7 +70,7 @@ from dovetail_plugins.apis.responses.response import (
 )
 from dovetail_plugins.apis.responses.state import ResponsesState, ResponsesStateOf, opened_state
 from dovetail_plugins.apis.responses.tool_turns import Offer, ToolTurns, offer_of
-from dovetail_plugins.apis.responses.turns import messages_of, output_messages
+from dovetail_plugins.apis.responses.turns import messages_of
 
 Message = dict[str, Any]
 MAX_DIGITS = 18
@@ -220,7 +220,7 @@ def _plan(
     body = _with_referred(body, state, owner)
     offer = offer_of(body, state.tool_servers)
     ignored = [*unknown, *ignored_fields(body)]
-    ignored += server.fields.report([*offer.ignored, *left_out_tools(body)])
+    ignored += server.fields.report([*offer.ignored, *left_out_tools(body, offer.served())])
     is_stored = _is_stored(server, body)
     earlier: list[Message] = []
     conversation: Conversation | None = None
@@ -233,7 +233,7 @@ def _plan(
         earlier = messages_of(conversation.items)
     elif body.previous_response_id is not None:
         earlier = _earlier(state, body.previous_response_id, owner)
-    messages = [*earlier, *messages_of(body.input)]
+    messages = messages_of(body.input, earlier)
     if not messages:
         raise RequestError("holds no turn.", where="input")
     return ResponsePlan(
@@ -319,7 +319,7 @@ def _news(
         return first.steps(server)
 
     async def follow(changes: dict[str, Any]) -> Generation:
-        messages = [*plan.messages, *output_messages(answer.output())]
+        messages = messages_of(answer.output(), plan.messages)
         chat = chat_of(plan.body, messages, plan.offer.functions(), plan.offer.labels())
         changed = replace(plan, chat=chat.model_copy(update=changes))
         return await _prepare(server, changed, request)
@@ -353,7 +353,7 @@ def _settle(state: ResponsesState, plan: ResponsePlan, answer: GrowingResponse) 
     """Store the final state of a response, however it ended. Mutates: the store"""
     if answer.is_running:
         answer.cancel()
-    state.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
+    state.stored.settle(answer, messages_of(answer.output(), plan.messages))
 
 
 def _starting_after(given: str | None) -> int:
