@@ -32,8 +32,8 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 def summarized(messages: Sequence[Message], summary: str) -> list[Message]:
-    """Return the turns that take the place of others."""
-    return [*lasting(messages), {"role": "user", "content": HEAD + summary}]
+    """Return the turns that take the place of others. A last turn of the user stays the last."""
+    return _placed(lasting(messages), summary, is_open=_is_open(messages))
 
 
 def lasting(messages: Sequence[Message]) -> list[Message]:
@@ -44,20 +44,31 @@ def lasting(messages: Sequence[Message]) -> list[Message]:
 
 def seal_of(messages: Sequence[Message], summary: str) -> str:
     """Return a summary and the lasting turns as an item's `encrypted_content`."""
-    return sealed(json.dumps({"summary": summary, "turns": lasting(messages)}), SEALED_AS)
+    found = {"summary": summary, "turns": lasting(messages), "is_open": _is_open(messages)}
+    return sealed(json.dumps(found), SEALED_AS)
 
 
 def turns_of(seal: str, earlier: Sequence[Message]) -> list[Message]:
     """Return the turns in place of `earlier` ones and an item. Raises: NotOurs"""
     found = json_value(opened(seal, SEALED_AS))
     turns = lasting(earlier)
-    own = [one for one in found["turns"] if one["role"] in SYSTEM_ROLES]
-    users = [one for one in found["turns"] if one["role"] == "user"]
     if not any(one["role"] in SYSTEM_ROLES for one in turns):
-        turns = [*own, *turns]
+        turns = [*(one for one in found["turns"] if one["role"] in SYSTEM_ROLES), *turns]
     if not any(one["role"] == "user" for one in turns):
-        turns = [*turns, *users]
-    return summarized(turns, found["summary"])
+        turns = [*turns, *(one for one in found["turns"] if one["role"] == "user")]
+    return _placed(turns, found["summary"], is_open=found["is_open"])
+
+
+def _placed(turns: list[Message], summary: str, *, is_open: bool) -> list[Message]:
+    """Return turns with a summary after them; before the last one if the user waits for an answer
+    to it."""
+    place = len(turns) - 1 if is_open and turns and turns[-1]["role"] == "user" else len(turns)
+    return [*turns[:place], {"role": "user", "content": HEAD + summary}, *turns[place:]]
+
+
+def _is_open(messages: Sequence[Message]) -> bool:
+    """Return whether the last turn is the user's."""
+    return bool(messages) and messages[-1]["role"] == "user" and not _is_summary(messages[-1])
 
 
 def _is_summary(message: Message) -> bool:

@@ -78,6 +78,19 @@ def tells_logprobs(body: ResponsesRequest) -> bool:
     return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
 
 
+def compact_threshold(body: ResponsesRequest) -> int | None:
+    """Return the number of prompt tokens above which earlier turns are replaced by a summary."""
+    entries = [one for one in body.context_management or () if one.type == "compaction"]
+    thresholds = [one.compact_threshold for one in entries if one.compact_threshold is not None]
+    return min(thresholds, default=None)
+
+
+def is_compaction(body: ResponsesRequest) -> bool:
+    """Return whether the answer is only to be a compaction: the input ends with a trigger."""
+    last = body.input[-1] if body.input else None
+    return isinstance(last, dict) and last.get("type") == "compaction_trigger"
+
+
 def seals_reasoning(body: ResponsesRequest) -> bool:
     """Return whether reasoning is answered with a sealed copy too."""
     return SEALED_REASONING in (body.include or ())
@@ -108,6 +121,8 @@ def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that have no effect here."""
     found = left_out_items(body.input)
     found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS, SEALED_REASONING} else []
+    if body.context_management and compact_threshold(body) is None:
+        found.append("context_management")
     if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):
         found.append("max_tool_calls")
     if body.text is not None and body.text.verbosity is not None:

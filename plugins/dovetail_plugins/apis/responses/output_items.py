@@ -33,6 +33,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
+def compaction_item(item_id: str, seal: str) -> Item:
+    """Return an item whose seal replaces earlier turns."""
+    return {"id": item_id, "type": "compaction", "encrypted_content": seal}
+
+
 class OutputItem(ABC):
     """A block of the answer as an item. `index` is its place in the response's output."""
 

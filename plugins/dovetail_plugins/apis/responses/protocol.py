@@ -56,6 +56,13 @@ class ConversationRef(Body):
     id: ConversationName
 
 
+class ContextManagement(Body):
+    """When earlier turns are to be replaced by a summary: above this number of prompt tokens."""
+
+    type: str
+    compact_threshold: Annotated[int, Field(ge=1, le=INT31)] | None = None
+
+
 class ResponsesRequest(SamplingFields):
     """A request for a response."""
 
@@ -78,11 +85,18 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
     conversation: ConversationName | ConversationRef | None = None
     prompt: dict[str, Any] | None = None
+    context_management: Annotated[list[ContextManagement], Field(max_length=8)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
+
+
+class CompactRequest(ResponsesRequest):
+    """A request to compact a conversation."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] = []
 
 
 class InputTokensRequest(ResponsesRequest):
@@ -158,6 +172,16 @@ class ResponseReply(Reply):
     usage: ResponseUsage | None = None
     metadata: dict[str, str]
     metrics: Timings | None = None
+
+
+class CompactedReply(Reply):
+    """A compacted conversation: the user's messages and a compaction item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Item]
+    usage: ResponseUsage
 
 
 class DeletedReply(Reply):

@@ -35,6 +35,8 @@ from dovetail_plugins.apis.responses.output_items import (
     OutputItem,
     ReasoningItem,
     TextItem,
+    compaction_item,
+    new_id,
 )
 from dovetail_plugins.apis.responses.protocol import (
     InputDetails,
@@ -65,7 +67,23 @@ class TurnEnd:
     finish_reason: str | None = None
 
 
-News = Step | TurnEnd | CallEnd
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryStep:
+    """A step of the summary that a compaction consists of."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summarized:
+    """The end of a compaction, with the summary as the client gets it."""
+
+    seal: str
+
+
+News = Step | TurnEnd | CallEnd | SummaryStep | Summarized
+SUMMARY_TURN = -1
+"""The turn that counts the tokens of a summary."""
 
 
 class GrowingResponse:
@@ -100,6 +118,7 @@ class GrowingResponse:
         self._fault: ResponseFault | None = None
         self._unlisted = list(lists)
         self._leading: list[Item] = []
+        self._compaction_id = ""
         self._labels = {tool.name: listed.label for listed in lists for tool in listed.tools}
         self._served = frozenset(listed.label for listed in lists)
         self._namespaces = namespaces_of(body)
@@ -142,6 +161,11 @@ class GrowingResponse:
                 return self._call_ended(news)
             case TurnEnd():
                 return self._finish(news.finish_reason, [])
+            case SummaryStep():
+                self._counts.note(news.step, SUMMARY_TURN)
+                return self._compacting()
+            case Summarized():
+                return self._compacted(news.seal)
             case Step():
                 events = self._list_tools()
                 self._counts.note(news, self._turn)
@@ -222,7 +246,7 @@ class GrowingResponse:
             top_logprobs=body.top_logprobs or 0,
             top_p=self._params.top_p,
             truncation=body.truncation or "disabled",
-            usage=None if self.is_running else self._usage(),
+            usage=None if self.is_running else usage_of(self._counts),
             metadata=body.metadata or {},
             metrics=self._counts.timings() if self._shows_timings else None,
         )
@@ -230,22 +254,6 @@ class GrowingResponse:
     def encoded(self) -> bytes:
         """Return the response so far as JSON."""
         return self.reply().model_dump_json().encode()
-
-    def _usage(self) -> ResponseUsage:
-        usage = self._counts.usage()
-        cached = usage.prompt_tokens_details
-        thought = usage.completion_tokens_details
-        return ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputDetails(
-                cached_tokens=cached.cached_tokens if cached else 0, cache_write_tokens=0
-            ),
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputDetails(
-                reasoning_tokens=thought.reasoning_tokens if thought else 0
-            ),
-            total_tokens=usage.total_tokens,
-        )
 
     def response_event(self, kind: str) -> Event:
         """Return an event that contains the current response. Mutates: self"""
@@ -289,6 +297,25 @@ class GrowingResponse:
         kind = CustomCall if block.is_custom else FunctionCall
         return kind(block, index, name=name, namespace=namespace)
 
+    def _compacting(self) -> list[Event]:
+        """Return the events of a compaction's beginning, once. Mutates: self"""
+        if self._compaction_id:
+            return []
+        self._compaction_id = new_id("cmp")
+        place = {"output_index": len(self._leading)}
+        item = compaction_item(self._compaction_id, "")
+        return [
+            self._event("response.output_item.added", item=item, **place),
+            self._event("response.compaction.compacting", item_id=self._compaction_id, **place),
+        ]
+
+    def _compacted(self, seal: str) -> list[Event]:
+        """Return the events of a compaction's end. Mutates: self"""
+        item = compaction_item(self._compaction_id, seal)
+        place = {"output_index": len(self._leading)}
+        self._leading.append(item)
+        return [self._event("response.output_item.done", item=item, **place)]
+
     def _list_tools(self) -> list[Event]:
         """Return the events that list the servers' tools, once. Mutates: self"""
         events = []
@@ -304,6 +331,24 @@ class GrowingResponse:
         item = self._items[end.block.index]
         assert isinstance(item, McpCall)
         return item.ended(end, self._event)
+
+
+def usage_of(counts: UsageCounter) -> ResponseUsage:
+    """Return token counts in the API's format."""
+    usage = counts.usage()
+    cached = usage.prompt_tokens_details
+    thought = usage.completion_tokens_details
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputDetails(
+            cached_tokens=cached.cached_tokens if cached else 0, cache_write_tokens=0
+        ),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputDetails(
+            reasoning_tokens=thought.reasoning_tokens if thought else 0
+        ),
+        total_tokens=usage.total_tokens,
+    )
 
 
 def _known(given: Any, names: Sequence[str]) -> Any:

@@ -96,12 +96,14 @@ ITEMS: Words = {
         "compaction",
         read_as="compaction",
     ),
+    **words_of(
+        "honoured", "as the last item: the answer is a compaction item", "compaction_trigger"
+    ),
     **words_of("left out", "text that only the service can read", "context_compaction"),
     **words_of(
         "left out",
         "instructions for the service",
         "additional_tools",
-        "compaction_trigger",
         "configuration_update",
         "mcp_approval_request",
         "mcp_approval_response",
