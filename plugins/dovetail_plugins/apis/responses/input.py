@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import ChatRequest, as_chat, check_one, is_deep
 from dovetail.unsupported import remedy, sentence
+from dovetail_plugins.apis.responses.compaction import SYSTEM_ROLES
 from dovetail_plugins.apis.responses.offered_tools import choice_of, is_mcp, tools_of
 from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest
 from dovetail_plugins.apis.responses.turns import left_out_items
@@ -32,7 +33,17 @@ TEXT_LOGPROBS = "message.output_text.logprobs"
 """The `include` value for logprobs."""
 SEALED_REASONING = "reasoning.encrypted_content"
 """The `include` value for reasoning that clients send back sealed."""
-SYSTEM_ROLES = frozenset({"system", "developer"})
+WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
+    "client_metadata": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "user": (),
+}
+"""Declared fields without effect -> the values that ask for what is done anyway."""
 
 Message = dict[str, Any]
 
@@ -121,6 +132,9 @@ def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that have no effect here."""
     found = left_out_items(body.input)
     found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS, SEALED_REASONING} else []
+    for name, neutral in WITHOUT_EFFECT.items():
+        if getattr(body, name) is not None and getattr(body, name) not in neutral:
+            found.append(name)
     if body.context_management and compact_threshold(body) is None:
         found.append("context_management")
     if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):

@@ -91,6 +91,14 @@ class ResponsesRequest(SamplingFields):
     media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
+    client_metadata: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+    user: Any = None
 
 
 class CompactRequest(ResponsesRequest):
@@ -156,11 +164,16 @@ class ResponseReply(Reply):
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
     model: str
     output: list[Item]
     parallel_tool_calls: bool
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     reasoning: dict[str, Any]
+    safety_identifier: str | None = None
+    service_tier: str | None = None
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -170,6 +183,7 @@ class ResponseReply(Reply):
     top_p: float
     truncation: str
     usage: ResponseUsage | None = None
+    user: str | None = None
     metadata: dict[str, str]
     metrics: Timings | None = None
 

@@ -48,6 +48,10 @@ from dovetail_plugins.apis.responses.protocol import (
     ResponseUsage,
 )
 
+ECHOED = ("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user")
+"""Fields of text without effect, which a response repeats."""
+SERVICE_TIER = "default"
+"""The only one, which every request is served in."""
 CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")
 RUNNING = frozenset({"queued", "in_progress"})
 
@@ -248,7 +252,10 @@ class GrowingResponse:
             truncation=body.truncation or "disabled",
             usage=None if self.is_running else usage_of(self._counts),
             metadata=body.metadata or {},
+            max_tool_calls=body.max_tool_calls,
+            service_tier=SERVICE_TIER if body.service_tier else None,
             metrics=self._counts.timings() if self._shows_timings else None,
+            **{name: _text_or_none(getattr(body, name)) for name in ECHOED},
         )
 
     def encoded(self) -> bytes:
@@ -349,6 +356,11 @@ def usage_of(counts: UsageCounter) -> ResponseUsage:
         ),
         total_tokens=usage.total_tokens,
     )
+
+
+def _text_or_none(given: Any) -> str | None:
+    """Return a text as it can be repeated; None for any other value."""
+    return given.encode(errors="replace").decode() if isinstance(given, str) else None
 
 
 def _known(given: Any, names: Sequence[str]) -> Any:
