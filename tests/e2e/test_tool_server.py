@@ -33,6 +33,7 @@ from dovetail_plugins.apis.responses.mcp import (
 )
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from dovetail_testing.models import write_replay_checkpoint
+from support.response_events import checked_events, whole, without_ids
 from support.server_process import ServerProcess
 from support.serving import app_for, send
 
@@ -308,6 +309,17 @@ def test_a_tool_that_fails_is_told_to_the_model(
     assert says in prompt
     counted = sum(len(one[2]["prompt"]) for one in engine.asked)
     assert found["usage"]["input_tokens"] == counted
+
+
+@pytest.mark.parametrize(
+    "call", ['weather {"city": "Rome"}', "fails {}", "slow {}", 'weather {"city": '], ids=str
+)
+def test_every_event_is_of_the_clients_types(tools: Tools, call: str) -> None:
+    first = f"I look. [call]{call}[/call]"
+    app, _ = app_with(tools, lambda prompt: "It is cold." if "degree" in prompt else first)
+    fields = {"tools": [entry("sky")], "max_tool_calls": 1}
+    events = checked_events(app, **fields)
+    assert without_ids(events[-1]["response"]) == without_ids(whole(app, **fields))
 
 
 def test_arguments_that_are_not_an_object_are_not_a_call(tools: Tools) -> None:

@@ -231,7 +231,7 @@ class ClientCall(OutputItem):
 
 
 class ShellCall(ClientCall):
-    """A call of the shell, whose commands have events of their own."""
+    """A call of the shell: each of its commands has its own events."""
 
     def closed(self, emit: Emit) -> list[Event]:
         action = self.fields()["action"]
