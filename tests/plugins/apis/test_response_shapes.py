@@ -14,7 +14,7 @@ from dovetail_plugins.apis._sealed import opened
 from dovetail_plugins.apis.responses.turns import messages_of
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.response_events import accumulated, adapter, ask, checked_events, whole, without_ids
-from support.serving import app_for
+from support.serving import app_for, send
 
 openai = pytest.importorskip("openai")
 IGNORED = "x-dovetail-ignored-fields"
@@ -318,6 +318,14 @@ def test_pictures_in_results_need_a_model_that_sees() -> None:
     (turn,) = messages_of([result])
     assert turn == {"role": "tool", "tool_call_id": "c", "content": [picture]}
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    answer = ask(app_for()[0], input=[{"role": "user", "content": "x"}, call, result])
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("input")
+    user = {"role": "user", "content": "x"}
+    for items, place in (
+        ([user, call, result], "input[2].output[0]"),
+        ([user, call, call | {"call_id": "d"}, result, user], "input[3].output[0]"),
+        ([user, {"role": "user", "content": [picture]}], "input[1].content[0]"),
+    ):
+        for path in ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"):
+            for instructions in (None, "be brief"):
+                body = {"input": items, "instructions": instructions}
+                answer = send(app_for()[0], "POST", path, body)
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, place)

@@ -160,7 +160,7 @@ async def compacted_news(
         return
     messages = compaction.summarized(plan.messages, summary)
     chat = chat_of(plan.body, messages, plan.offer.functions(), plan.offer.labels())
-    shorter = replace(plan, messages=messages, chat=chat)
+    shorter = replace(plan, messages=messages, chat=chat, names={})
     news = then(shorter, await prepared(server, shorter, request))
     try:
         async for one in news:

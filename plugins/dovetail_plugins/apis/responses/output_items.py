@@ -153,11 +153,11 @@ class TextItem(_InParts):
         return {"type": "output_text", "text": text, "annotations": [], **self.more()}
 
     def more(self) -> dict[str, Any]:
-        return {"logprobs": self._entries}
+        return {"logprobs": list(self._entries)}
 
     def grown(self, text: str, emit: Emit) -> list[Event]:
         entries = [] if self._logprobs is None else self._logprobs.take(text)
-        self._entries = [*self._entries, *entries]
+        self._entries += entries
         return [emit(self.delta, delta=text, logprobs=entries, **self._inner)]
 
 

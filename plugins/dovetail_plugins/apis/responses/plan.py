@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
 
 from dovetail.errors import NotFound, RequestError
 from dovetail.json_values import json_value
-from dovetail.server.endpoint import App, ChatRequest, Generation, owner_of, prepare
+from dovetail.server.endpoint import (
+    App,
+    ChatRequest,
+    Generation,
+    in_words_of,
+    owner_of,
+    prepare,
+)
 from dovetail_plugins.apis.responses.conversations import Conversation, check_keeps
 from dovetail_plugins.apis.responses.input import (
     chat_of,
@@ -24,20 +31,21 @@ from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 from dovetail_plugins.apis.responses.response import RESPONSES
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.responses.tool_turns import Offer, offer_of
-from dovetail_plugins.apis.responses.turns import messages_of
+from dovetail_plugins.apis.responses.turns import messages_of, placed_messages_of
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
-    """A validated request: its turns without instructions, its chat request, its ignored fields,
-    and the tools that the server calls."""
+    """A validated request: its turns without instructions, its chat request, the client's names of
+    the fields there, its ignored fields, and the tools that the server calls."""
 
     body: ResponsesRequest
     offer: Offer
     chat: ChatRequest
     messages: Sequence[Message]
+    names: Mapping[str, str]
     ignored: Sequence[str]
     owner: str
     conversation: Conversation | None
@@ -70,14 +78,19 @@ def plan_of(
         earlier = messages_of(conversation.items)
     elif body.previous_response_id is not None:
         earlier = _earlier(state, body.previous_response_id, owner)
-    messages = messages_of(body.input, earlier)
+    messages, places = placed_messages_of(body.input, earlier)
     if not messages:
         raise RequestError("holds no turn.", where="input")
+    num_before = 1 if body.instructions else 0
+    names = {f"messages[{n + num_before}].content": where for n, where in places.items()}
+    with in_words_of(names):
+        chat = chat_of(body, messages, offer.functions(), offer.labels())
     return ResponsePlan(
         body=body,
         offer=offer,
-        chat=chat_of(body, messages, offer.functions(), offer.labels()),
+        chat=chat,
         messages=messages,
+        names=names,
         ignored=ignored,
         owner=owner,
         conversation=conversation,
@@ -131,17 +144,12 @@ async def prepared(server: App, plan: ResponsePlan, request: Request) -> Generat
     Raises: RequestError
     """
     chat, num_dropped = plan.chat, 1
+    dialect = replace(RESPONSES, field_names={**RESPONSES.field_names, **plan.names})
     while True:
         try:
-            return await prepare(
-                server,
-                chat,
-                request,
-                dialect=RESPONSES,
-                ignored=plan.ignored,
-            )
+            return await prepare(server, chat, request, dialect=dialect, ignored=plan.ignored)
         except RequestError as error:
             shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
             if error.code != "context_length_exceeded" or shorter is None:
                 raise
-            chat, num_dropped = shorter, 2 * num_dropped
+            chat, num_dropped, dialect = shorter, 2 * num_dropped, RESPONSES

@@ -179,7 +179,8 @@ async def count_input_tokens(
     unknown = server.fields.check(body, is_answered=False)
     with in_words_of(RESPONSES.field_names):
         plan = plan_of(server, state, body, request, unknown)
-        num_tokens, _ = await count_prompt_tokens(server, plan.chat)
+        with in_words_of(plan.names):
+            num_tokens, _ = await count_prompt_tokens(server, plan.chat)
     return json_reply(InputTokensReply(input_tokens=num_tokens), plan.ignored)
 
 

@@ -36,20 +36,29 @@ def left_out_items(given: str | Sequence[Item]) -> list[str]:
 def messages_of(given: str | Sequence[Item], earlier: Sequence[Message] = ()) -> list[Message]:
     """Return earlier turns, and items as turns after them; an assistant's text, reasoning and calls
     form one. Raises: RequestError"""
+    return placed_messages_of(given, earlier)[0]
+
+
+def placed_messages_of(
+    given: str | Sequence[Item], earlier: Sequence[Message]
+) -> tuple[list[Message], dict[int, str]]:
+    """Return the turns, and turn number -> the field that its content comes from. Raises:
+    RequestError"""
     if isinstance(given, str):
-        return [*earlier, {"role": "user", "content": given}]
+        return [*earlier, {"role": "user", "content": given}], {len(earlier): "input"}
     turns = _Turns(earlier)
     for number, item in enumerate(given):
         turns.add(item, f"input[{number}]")
-    return turns.finish()
+    return turns.finish(), turns.places
 
 
 class _Turns:
-    """Builds turns from items."""
+    """Builds turns from items. `places` are the fields that the turns' contents come from."""
 
     def __init__(self, earlier: Sequence[Message]) -> None:
         self._done = list(earlier)
         self._open: Message | None = None
+        self.places: dict[int, str] = {}
 
     def add(self, item: Item, where: str) -> None:
         """Add an item. Raises: RequestError. Mutates: self"""
@@ -83,9 +92,9 @@ class _Turns:
                 self._call(item, where, {"function": function})
             case "output":
                 output = _content(item.get("output"), f"{where}.output")
-                self._result(_id_of_call(item, where), output)
+                self._result(_id_of_call(item, where), output, where)
             case "result":
-                self._result(_id_of_call(item, where), _result(item, where))
+                self._result(_id_of_call(item, where), _result(item, where), where)
             case "mcp":
                 self._mcp_call(item, where)
 
@@ -95,8 +104,9 @@ class _Turns:
         call_id = _id_of_call(item, where)
         self._open.setdefault("tool_calls", []).append({"id": call_id, **call})
 
-    def _result(self, call_id: str, content: Content) -> None:
-        self._other({"role": "tool", "tool_call_id": call_id, "content": content})
+    def _result(self, call_id: str, content: Content, where: str) -> None:
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
+        self._other(message, f"{where}.output")
 
     def _reasoning(self, item: Item, where: str) -> None:
         thought = _thought(item, where)
@@ -108,6 +118,7 @@ class _Turns:
 
     def _compact(self, item: Item, where: str) -> None:
         earlier = self.finish()
+        self.places = {}
         self._done = _unsealed(item, where, lambda seal: compaction.turns_of(seal, earlier))
 
     def _mcp_call(self, item: Item, where: str) -> None:
@@ -115,16 +126,17 @@ class _Turns:
         if item.get("output") is None and item.get("error") is None:
             return
         self._call({"call_id": item.get("id")}, where, {"function": _function(item, where)})
-        self._result(_word(item, "id", where), _mcp_text(item, where))
+        self._result(_word(item, "id", where), _mcp_text(item, where), where)
 
     def _message(self, item: Item, where: str) -> None:
         role = _word(item, "role", where)
         text = _content(item.get("content"), f"{where}.content")
         if role != "assistant":
-            self._other({"role": role, "content": text})
+            self._other({"role": role, "content": text}, f"{where}.content")
             return
         self._assistant(begins_with=("reasoning_content",))
         assert self._open is not None
+        self.places[len(self._done)] = f"{where}.content"
         self._open["content"] = text
 
     def _assistant(self, begins_with: Sequence[str]) -> None:
@@ -135,8 +147,9 @@ class _Turns:
         if self._open is None:
             self._open = {"role": "assistant"}
 
-    def _other(self, message: Message) -> None:
+    def _other(self, message: Message, where: str) -> None:
         self.finish()
+        self.places[len(self._done)] = where
         self._done.append(message)
 
     def finish(self) -> list[Message]:

@@ -63,8 +63,12 @@ def messages(*blocks: Any) -> ChatRequest:
 
 
 def responses(*parts: Any) -> ChatRequest:
-    given: Any = [{"role": "user", "content": list(parts)}]
-    return chat_of_responses(ResponsesRequest.model_validate({"input": given}), messages_of(given))
+    return of_items({"role": "user", "content": list(parts)})
+
+
+def of_items(*given: Any) -> ChatRequest:
+    body = ResponsesRequest.model_validate({"input": list(given)})
+    return chat_of_responses(body, messages_of(given))
 
 
 def ollama(text: str, images: list[str]) -> ChatRequest:
@@ -102,6 +106,14 @@ BODIES = {
         messages({
             "type": "tool_result", "tool_use_id": "t",
             "content": [text("a"), {"type": "image", "source": SOURCE}],
+        }),
+        "<tool>a[image]",
+        [DATA],
+    ),
+    "responses, in a tool's result": (
+        of_items({
+            "type": "function_call_output", "call_id": "c",
+            "output": [text("a", "input_text"), {"type": "input_image", "image_url": DATA}],
         }),
         "<tool>a[image]",
         [DATA],
