@@ -88,7 +88,8 @@ def accumulated(app: FastAPI, **fields: Any) -> Any:
 
     async def main() -> Any:
         async with client_of(app) as http:
-            client = openai.AsyncOpenAI(api_key="k", base_url="http://test/v1", http_client=http)
+            given: Any = http
+            client = openai.AsyncOpenAI(api_key="k", base_url="http://test/v1", http_client=given)
             async with client.responses.stream(model="fake", input="hi", **fields) as stream:
                 return await stream.get_final_response()
 

@@ -26,8 +26,8 @@ IGNORED = "x-dovetail-ignored-fields"
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 PATCH = {"type": "update_file", "path": "a ☕.py", "diff": '@@\n-x = "1"\n+x = 2\n'}
 NO_LIMITS = {"timeout_ms": None, "max_output_length": None}
-PLAIN = {"working_directory": None, "env": {}, "timeout_ms": None, "user": None}
-CALLS = [
+PLAIN: dict[str, Any] = {"working_directory": None, "env": {}, "timeout_ms": None, "user": None}
+CALLS: list[tuple[str, Any, Any]] = [
     (
         "shell",
         {"commands": ["ls", "echo 'ü'"]},
@@ -157,8 +157,10 @@ def test_a_call_cut_short_is_incomplete(name: str) -> None:
 @pytest.mark.parametrize("name", CLIENT_TOOLS)
 def test_the_schema_describes_the_items(name: str) -> None:
     body = ResponsesRequest.model_validate({"input": "hi", "tools": [{"type": name}]})
-    (tool,) = chat_of(body, messages_of("hi")).tools or ()
-    schema = tool.function.parameters
+    tools = chat_of(body, messages_of("hi")).tools
+    assert tools is not None
+    schema = tools[0].function.parameters
+    assert schema is not None
     jsonschema.Draft202012Validator.check_schema(schema)
     for kind, arguments, _ in CALLS:
         if kind == name and arguments is not PATCH and "why" not in arguments:

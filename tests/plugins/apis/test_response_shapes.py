@@ -256,13 +256,15 @@ def test_a_namespace_may_hold_what_is_left_out(hosted: dict[str, Any]) -> None:
 def test_a_choice_among_allowed_tools() -> None:
     app, _ = app_for()
     tools = [*TOOLS, *HOSTED]
-    for entries in (
+    lists: list[list[Any]] = [
         [*HOSTED, ADD],
         [{"type": "namespace", "name": "sums"}],
         [{"type": "function", "name": "add", "namespace": "sums"}, SHELL],
         [PATCH, {"type": "local_shell"}, {"type": "custom", "name": "note"}],
         list(HOSTED),
-    ):
+    ]
+    choice: dict[str, Any]
+    for entries in lists:
         choice = {"type": "allowed_tools", "mode": "auto", "tools": entries}
         answer = ask(app, tools=tools, tool_choice=choice)
         assert answer.status_code == 200, answer.text

@@ -8,7 +8,7 @@ Source: the OpenAI API reference, responses: local shell, shell and apply patch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail_plugins.apis._content_blocks import ContentBlock
@@ -51,8 +51,8 @@ class ClientTool:
     description: str
     parameters: Schema
     empty: Mapping[str, Any]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any]
+    beside: Mapping[str, Any]
     unfinished: str = "incomplete"
 
     def function(self) -> dict[str, Any]:
@@ -152,6 +152,7 @@ LOCAL_SHELL = ClientTool(
     ),
     empty={"command": [], "env": {}},
     constants={"type": "exec"},
+    beside={},
 )
 SHELL = ClientTool(
     type="shell",
@@ -165,6 +166,7 @@ SHELL = ClientTool(
         max_output_length=_number("the most characters of output wanted of each"),
     ),
     empty={"commands": []},
+    constants={},
     beside={"environment": {"type": "local"}},
 )
 APPLY_PATCH = ClientTool(
@@ -191,6 +193,8 @@ APPLY_PATCH = ClientTool(
         },
     ),
     empty={"type": "update_file", "path": "", "diff": ""},
+    constants={},
+    beside={},
     unfinished="in_progress",
 )
 CLIENT_TOOLS = {tool.type: tool for tool in (LOCAL_SHELL, SHELL, APPLY_PATCH)}

@@ -43,11 +43,11 @@ def text_of_file(part: Mapping[str, Any], where: str) -> str:
     given = part.get("file_data")
     if not isinstance(given, str):
         raise RequestError("must be text.", where=at, fix=_SEND)
-    name = part.get("filename")
-    if name is not None and not isinstance(name, str):
+    title = part.get("filename") or "file"
+    if not isinstance(title, str):
         raise RequestError("must be text.", where=f"{where}.filename")
     text = _decoded(_bytes_of(given, at), at)
-    return f"<file name={json.dumps(name or 'file', ensure_ascii=False)}>\n{text}\n</file>"
+    return f"<file name={json.dumps(title, ensure_ascii=False)}>\n{text}\n</file>"
 
 
 def _bytes_of(given: str, where: str) -> bytes:
