@@ -214,6 +214,26 @@ def test_a_function_of_the_same_name_clashes(name: str) -> None:
         assert kinds[-1] in ("function_call", "custom_tool_call")
 
 
+def test_skills_of_a_shell_are_in_its_description() -> None:
+    skill = {"name": "csv", "description": "reads tables", "path": "/skills/csv"}
+    local = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
+    for tool, is_there in ((local, True), ({"type": "shell"}, False)):
+        body = ResponsesRequest.model_validate({"input": "hi", "tools": [tool]})
+        (made,) = chat_of(body, messages_of("hi")).tools or ()
+        text = made.function.description or ""
+        assert ("csv: reads tables (/skills/csv)" in text) is is_there
+    odd = {"type": "shell", "environment": {"type": "local", "skills": ["x", {}]}}
+    assert ask(app_for()[0], tools=[odd]).status_code == 200
+
+
+def test_a_result_may_name_a_call_by_its_item() -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    call = {"type": "local_shell_call", "id": "lsh_1", "call_id": "call_1", "action": action}
+    for name in ("lsh_1", "call_1"):
+        result = {"type": "local_shell_call_output", "id": name, "output": "a"}
+        assert messages_of([call, result])[1]["tool_call_id"] == "call_1"
+
+
 def test_results_reach_the_model() -> None:
     call = {"type": "apply_patch_call", "call_id": "c", "operation": PATCH}
     failed = {"type": "apply_patch_call_output", "call_id": "c", "status": "failed"}

@@ -55,13 +55,10 @@ class ClientTool:
     beside: Mapping[str, Any]
     unfinished: str = "incomplete"
 
-    def function(self) -> dict[str, Any]:
-        """Return the function that the model sees."""
-        return {
-            "name": self.type,
-            "description": self.description,
-            "parameters": self.parameters,
-        }
+    def function(self, tool: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the function that the model sees of a request's tool."""
+        description = "\n".join([self.description, *_skills(tool.get("environment"))])
+        return {"name": self.type, "description": description, "parameters": self.parameters}
 
     def value(self, arguments: Any) -> dict[str, Any] | None:
         """Return the value of `field` in the item of a call; None if the arguments do not fit."""
@@ -99,6 +96,14 @@ class ClientTool:
         """Return the names of the item's fields: those of the schema that the values fit."""
         fitting = [one for one in self._schema.get("anyOf", (self._schema,)) if _fits(inner, one)]
         return list(fitting[0]["properties"])
+
+
+def _skills(environment: Any) -> list[str]:
+    """Return a line for each skill that a shell's environment has, for the model to read up."""
+    found = environment.get("skills") if isinstance(environment, dict) else None
+    skills = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    head = ["Skills, each with the folder of its SKILL.md:"] if skills else []
+    return head + [f"- {s.get('name')}: {s.get('description')} ({s.get('path')})" for s in skills]
 
 
 def _fits(value: Any, schema: Schema) -> bool:

@@ -266,7 +266,7 @@ def _check(tools: Sequence[_Tool]) -> None:
 
 def _chat_tool(tool: _Tool) -> dict[str, Any]:
     if tool.client_tool is not None:
-        return {"type": "function", "function": tool.client_tool.function()}
+        return {"type": "function", "function": tool.client_tool.function(tool.given)}
     names = _CUSTOM if tool.kind == "custom" else _FUNCTION
     found = {name: tool.given[name] for name in names if tool.given.get(name) is not None}
     return {"type": tool.kind, tool.kind: {**found, "name": tool.name}}

@@ -53,11 +53,13 @@ def placed_messages_of(
 
 
 class _Turns:
-    """Builds turns from items. `places` are the fields that the turns' contents come from."""
+    """Builds turns from items. `places` are the fields that the turns' contents come from. Results
+    may name a call by the id of its item."""
 
     def __init__(self, earlier: Sequence[Message]) -> None:
         self._done = list(earlier)
         self._open: Message | None = None
+        self._call_ids: dict[str, str] = {}
         self.places: dict[int, str] = {}
 
     def add(self, item: Item, where: str) -> None:
@@ -102,9 +104,12 @@ class _Turns:
         self._assistant(begins_with=("content", "reasoning_content", "tool_calls"))
         assert self._open is not None
         call_id = _id_of_call(item, where)
+        if isinstance(item.get("id"), str):
+            self._call_ids[item["id"]] = call_id
         self._open.setdefault("tool_calls", []).append({"id": call_id, **call})
 
     def _result(self, call_id: str, content: Content, where: str) -> None:
+        call_id = self._call_ids.get(call_id, call_id)
         message = {"role": "tool", "tool_call_id": call_id, "content": content}
         self._other(message, f"{where}.output")
 
