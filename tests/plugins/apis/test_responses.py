@@ -250,6 +250,16 @@ def test_fields_reach_the_engine_and_come_back() -> None:
     assert prompt_of(engine).startswith("<|im_start|>system\nsys<|im_end|>")
 
 
+def test_a_websocket_is_refused_so_that_clients_use_http() -> None:
+    app, _ = app_for()
+    upgrade = {"upgrade": "websocket", "connection": "Upgrade"}
+    answer = send(app, "GET", "/v1/responses", **upgrade)
+    assert (answer.status_code, "WebSocket" in answer.text) == (426, True)
+    plain = send(app, "GET", "/v1/responses")
+    assert (plain.status_code, plain.headers["allow"]) == (405, "POST")
+    assert plain.json()["error"]["code"] == "method_not_allowed"
+
+
 REFUSED = [
     ({"conversation": {}}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),

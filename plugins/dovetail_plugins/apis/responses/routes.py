@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from starlette.responses import Response
 
 from dovetail.config.sections.frontend import FrontendConfig
@@ -137,6 +137,13 @@ async def create_response(
 
             return await event_stream_response(request, owned, meta, steps, run, frames)
         return await json_response(meta, response_body(steps, answer))
+
+
+async def refuse_websocket(request: Request) -> Any:
+    """Refuse a WebSocket, with the status at which clients continue over HTTP at once."""
+    if request.headers.get("upgrade", "").lower() != "websocket":
+        raise HTTPException(405, headers={"Allow": "POST"})
+    raise HTTPException(426, f"{request.url.path} takes no WebSocket; send requests with POST.")
 
 
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
@@ -317,6 +324,7 @@ class ResponsesApi(Api):
     info = Info(summary="responses of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
+        Route(method="GET", path="/v1/responses", endpoint=refuse_websocket),
         Route(
             method="POST",
             path="/v1/responses/input_tokens",
