@@ -1,0 +1,154 @@
+"""Requests as agents, chat programs and frameworks send them, answered whole and streamed.
+
+Shapes recorded from the programs, with words of our own. What is answered is read with the types of
+the libraries that the programs use. The demo model answers; a tiny one sees pictures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from support.client_requests import ClientRequest, client_requests, request_named
+from support.server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytest.importorskip("openai")
+pytest.importorskip("anthropic")
+pytest.importorskip("ollama")
+
+from support.client_answers import Answer, read_stream, read_whole  # noqa: E402
+
+IGNORED = "x-dovetail-ignored-fields"
+BLOCK = 16
+CONTEXT = json.dumps({"max_position_embeddings": 16384})
+SHORT = json.dumps({"max_new_tokens": 48})
+FLAGS = (
+    ("--port", "0", "--served-model-name", "demo", "--max-model-len", "16384")
+    + ("--hf-overrides", CONTEXT, "--override-generation-config", SHORT)
+    + ("--block-size", str(BLOCK), "--enable-prompt-tokens-details")
+)
+Clients = Mapping[str, httpx.Client]
+"""By what the server does: `answer`, `embed`, `see`."""
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    from support.tiny_media import write_media_checkpoint
+
+    folder = tmp_path_factory.mktemp("llava")
+    name = "LlavaForConditionalGeneration"
+    path = str(write_media_checkpoint(folder, name, max_position_embeddings=16384))
+    flags = {"answer": FLAGS, "embed": (*FLAGS, "--runner", "pooling"), "see": (path, *FLAGS)}
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(ServerProcess(*flags[name])) for name in flags}
+        yield {
+            name: stack.enter_context(server.wait_ready().client(timeout=60.0))
+            for name, server in servers.items()
+        }
+
+
+def _send(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> httpx.Response:
+    kind = "embed" if "embed" in request.path else "see" if request.has_picture else "answer"
+    content = json.dumps(body) if request.body is not None else None
+    return clients[kind].request(
+        request.method, request.path, headers=request.headers, content=content
+    )
+
+
+def _answer(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> Answer:
+    """Return the answer, which is valid, and to which every field but a few expected ones counted."""
+    response = _send(clients, request, body)
+    assert response.status_code == 200, response.text
+    named = {name for name in response.headers.get(IGNORED, "").split(", ") if name}
+    assert named <= request.ignored, named - request.ignored
+    if request.method == "HEAD":
+        return Answer(end="stop")
+    ollama_streams = request.dialect in ("api/chat", "api/generate")
+    if body.get("stream", ollama_streams):
+        return read_stream(request, response.text)
+    return read_whole(request, response.json())
+
+
+def _check_demands(request: ClientRequest, answer: Answer) -> None:
+    """Check the schema and the tool that a request demands of a complete answer."""
+    if not answer.is_complete:
+        return
+    if request.demanded_tool is not None:
+        assert answer.calls, "no tool was called"
+        assert request.demanded_tool in ("", answer.calls[0][0])
+        json.loads(answer.calls[0][1])
+    elif request.schema is not None and not answer.calls:
+        jsonschema.validate(json.loads(answer.text), request.schema)
+
+
+@pytest.mark.parametrize(
+    "request_", client_requests(), ids=lambda r: f"{r.program}-{r.name}".replace(" ", "_")
+)
+def test_requests_of_clients_are_answered_as_their_libraries_read_it(
+    clients: Clients, request_: ClientRequest
+) -> None:
+    _answer(clients, request_, request_.body_for())
+    if not request_.streams:
+        return
+    whole = _answer(clients, request_, request_.body_for(stream=False))
+    streamed = _answer(clients, request_, request_.body_for(stream=True))
+    _check_demands(request_, whole)
+    if not (request_.body or {}).get("temperature"):
+        assert (streamed.text, streamed.calls, streamed.end) == (whole.text, whole.calls, whole.end)
+
+
+def test_the_programs_and_their_requests_are_as_many_as_promised() -> None:
+    programs = {request.program for request in client_requests()}
+    assert len(programs) >= 12
+    assert len(client_requests()) >= 60
+
+
+def _next_turn(request: ClientRequest, reply: Any) -> dict[str, Any]:
+    """Return the request's body with its answer, a call's result and one more question."""
+    body = request.body_for(stream=False)
+    question = "And in one word?"
+    if request.dialect == "responses":
+        body["input"] = [*body["input"], *reply["output"], *_outputs(reply["output"])]
+        body["input"].append({"role": "user", "content": [{"type": "input_text", "text": question}]})
+    elif request.dialect == "messages":
+        body["messages"] = [*body["messages"], {"role": "assistant", "content": reply["content"]}]
+        results = _results(reply["content"])
+        content = [*results, {"type": "text", "text": question}]
+        body["messages"].append({"role": "user", "content": content})
+    else:
+        message = reply["choices"][0]["message"]
+        calls = message.get("tool_calls") or []
+        results = [{"role": "tool", "tool_call_id": c["id"], "content": "blue"} for c in calls]
+        question_ = {"role": "user", "content": question}
+        body["messages"] = [*body["messages"], message, *results, question_]
+    return body
+
+
+def _outputs(items: list[Any]) -> list[dict[str, Any]]:
+    calls = [item for item in items if item["type"] == "function_call"]
+    kind = "function_call_output"
+    return [{"type": kind, "call_id": call["call_id"], "output": "blue"} for call in calls]
+
+
+def _results(blocks: list[Any]) -> list[dict[str, Any]]:
+    ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    return [{"type": "tool_result", "tool_use_id": id_, "content": "blue"} for id_ in ids]
+
+
+@pytest.mark.parametrize("program", ["codex", "claude_code", "opencode", "cline"])
+def test_a_second_turn_finds_the_first_in_the_cache(clients: Clients, program: str) -> None:
+    request = request_named(program, "first turn")
+    first = _send(clients, request, request.body_for(stream=False))
+    asked = read_whole(request, first.json())
+    second = _answer(clients, request, _next_turn(request, first.json()))
+    blocks = asked.prompt_tokens // BLOCK
+    assert blocks >= 20, "the first turn is too short to say anything"
+    assert second.cached_tokens >= 0.95 * blocks * BLOCK
+    assert second.prompt_tokens > asked.prompt_tokens
