@@ -38,13 +38,25 @@ class ClientRequest:
     @property
     def streams(self) -> bool:
         """Return whether its answer may be a stream."""
-        return self.dialect in ("chat/completions", "responses", "messages", "api/chat", "api/generate")
+        return self.dialect in (
+            "chat/completions",
+            "responses",
+            "messages",
+            "api/chat",
+            "api/generate",
+        )
 
     @property
     def has_picture(self) -> bool:
         """Return whether it shows the model a picture."""
         text = json.dumps(self.body)
         return "data:image/" in text or '"type": "image"' in text
+
+    @property
+    def draws(self) -> bool:
+        """Return whether two answers may differ."""
+        body = self.body or {}
+        return bool((body.get("options") or body).get("temperature"))
 
     @property
     def schema(self) -> dict[str, Any] | None:
