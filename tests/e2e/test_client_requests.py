@@ -30,9 +30,9 @@ BLOCK = 16
 CONTEXT = json.dumps({"max_position_embeddings": 16384})
 SHORT = json.dumps({"max_new_tokens": 48, "temperature": 0})
 FLAGS = (
-    ("--port", "0", "--served-model-name", "demo", "--max-model-len", "16384")
-    + ("--hf-overrides", CONTEXT, "--override-generation-config", SHORT)
-    + ("--block-size", str(BLOCK), "--enable-prompt-tokens-details")
+    *("--port", "0", "--served-model-name", "demo", "--max-model-len", "16384"),
+    *("--hf-overrides", CONTEXT, "--override-generation-config", SHORT),
+    *("--block-size", str(BLOCK), "--enable-prompt-tokens-details"),
 )
 PARSER = ("--tool-call-parser", "hermes")
 """Of the model that sees: nothing in it tells how it would write a call."""
@@ -71,7 +71,7 @@ def _send(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> htt
 
 
 def _answer(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> Answer:
-    """Return the answer, which is valid, and to which every field but a few expected ones counted."""
+    """Return the answer, which is valid; only fields that may be ignored were."""
     response = _send(clients, request, body)
     assert response.status_code == 200, response.text
     named = {name for name in response.headers.get(IGNORED, "").split(", ") if name}

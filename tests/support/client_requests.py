@@ -16,6 +16,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "client_requests"
 MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 ANSWER_TOKENS = 48
+STREAMING = ("chat/completions", "responses", "messages", "api/chat", "api/generate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
