@@ -194,7 +194,7 @@ def test_unknown_items_are_refused() -> None:
 
 @pytest.mark.parametrize("content", [None, [], [{"type": "reasoning_text", "text": ""}]])
 def test_thinking_without_text_says_nothing(content: Any) -> None:
-    item = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
+    item = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}
     item |= {} if content is None else {"content": content}
     user = {"role": "user", "content": "go on"}
     assert messages_of([user, item, user]) == [user, user]

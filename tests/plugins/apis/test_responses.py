@@ -277,7 +277,7 @@ def test_refusals_name_the_clients_field(fields: dict[str, Any], where: str) -> 
 
 def test_what_changes_nothing_is_reported() -> None:
     app, _ = app_for()
-    answer = ask(app, include=["reasoning.encrypted_content"], reasoning={"summary": "auto"}, x=1)
+    answer = ask(app, include=["web_search_call.results"], reasoning={"summary": "auto"}, x=1)
     assert answer.headers["x-dovetail-ignored-fields"] == "x, include, reasoning.summary"
 
 

@@ -6,11 +6,16 @@ The item types are listed in `words.ITEMS`; items that are left out are skipped 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import Content, is_left_out, joined
+from dovetail_plugins.apis._sealed import NotOurs, opened
+from dovetail_plugins.apis.responses import compaction
+from dovetail_plugins.apis.responses.client_tools import CLIENT_TOOLS
+from dovetail_plugins.apis.responses.files import text_of_file
+from dovetail_plugins.apis.responses.output_items import SEALED_AS
 from dovetail_plugins.apis.responses.protocol import Item
 from dovetail_plugins.apis.responses.words import ITEMS, PARTS
 
@@ -28,12 +33,12 @@ def left_out_items(given: str | Sequence[Item]) -> list[str]:
     return [f"input.{kind}" for kind in dict.fromkeys(kinds) if is_left_out(ITEMS, kind)]
 
 
-def messages_of(given: str | Sequence[Item]) -> list[Message]:
-    """Return items as turns; an assistant's text, reasoning and calls form one. Raises:
-    RequestError"""
+def messages_of(given: str | Sequence[Item], earlier: Sequence[Message] = ()) -> list[Message]:
+    """Return earlier turns, and items as turns after them; an assistant's text, reasoning and calls
+    form one. Raises: RequestError"""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    turns = _Turns()
+        return [*earlier, {"role": "user", "content": given}]
+    turns = _Turns(earlier)
     for number, item in enumerate(given):
         turns.add(item, f"input[{number}]")
     return turns.finish()
@@ -42,8 +47,8 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
 class _Turns:
     """Builds turns from items."""
 
-    def __init__(self) -> None:
-        self._done: list[Message] = []
+    def __init__(self, earlier: Sequence[Message]) -> None:
+        self._done = list(earlier)
         self._open: Message | None = None
 
     def add(self, item: Item, where: str) -> None:
@@ -66,6 +71,12 @@ class _Turns:
             case "custom":
                 custom = {"name": _name(item, where), "input": _word(item, "input", where)}
                 self._call(item, where, {"type": "custom", "custom": custom})
+            case "client":
+                tool = CLIENT_TOOLS[str(kind).removesuffix("_call")]
+                function = {"name": tool.type, "arguments": tool.arguments(item)}
+                self._call(item, where, {"function": function})
+            case "compaction":
+                self._compact(item, where)
             case "call":
                 name = str(kind).removesuffix("_call")
                 function = {"name": name, "arguments": _fields(item)}
@@ -94,6 +105,10 @@ class _Turns:
         self._assistant(begins_with=())
         assert self._open is not None
         self._open["reasoning_content"] = thought
+
+    def _compact(self, item: Item, where: str) -> None:
+        earlier = self.finish()
+        self._done = _unsealed(item, where, lambda seal: compaction.turns_of(seal, earlier))
 
     def _mcp_call(self, item: Item, where: str) -> None:
         """Add a call that a tool server has answered; an interrupted one is skipped."""
@@ -159,14 +174,16 @@ _NO_ARGUMENTS = frozenset({"type", "id", "call_id", "status", "created_by", "cal
 
 def _fields(item: Item) -> dict[str, Any]:
     """Return the arguments of a call whose tool has its own item format."""
-    return {name: value for name, value in item.items() if name not in _NO_ARGUMENTS}
+    return {n: value for n, value in item.items() if n not in _NO_ARGUMENTS and value is not None}
 
 
 def _result(item: Item, where: str) -> Content:
     """Return the result of such a call: text, parts, or JSON of its other fields."""
-    output = item.get("output", _fields(item))
+    output = item.get("output")
+    if output is None:
+        return json.dumps(_fields(item)) if _fields(item) else str(item.get("status") or "")
     if isinstance(output, str):
-        return output
+        return f"failed: {output}" if item.get("status") == "failed" else output
     parts = output if isinstance(output, list) else [output]
     if all(isinstance(part, dict) and part.get("type") in PARTS for part in parts):
         return _content(parts, f"{where}.output")
@@ -184,7 +201,22 @@ def _mcp_text(item: Item, where: str) -> str:
     return f"error: {_text(detail, f'{where}.error')}"
 
 
+def _unsealed(item: Item, where: str, read: Callable[[str], Any]) -> Any:
+    """Return what `read` makes of an item's sealed text. Raises: RequestError"""
+    try:
+        return read(_word(item, "encrypted_content", where))
+    except NotOurs as error:
+        raise RequestError(
+            f"cannot be read: {error}.",
+            where=f"{where}.encrypted_content",
+            fix="send back what this server answered, or leave the item out.",
+            code="invalid_encrypted_content",
+        ) from error
+
+
 def _thought(item: Item, where: str) -> str:
+    if item.get("encrypted_content"):
+        return str(_unsealed(item, where, lambda seal: opened(seal, SEALED_AS)))
     content = item.get("content") or item.get("summary") or []
     parts = [part | {"type": "text"} for part in content if isinstance(part, dict)]
     return _text(parts, f"{where}.content")
@@ -209,6 +241,8 @@ def _content(content: Any, where: str) -> Content:
 def _text_or_medium(part: Any, where: str) -> str | dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in PARTS and PARTS[kind].read_as == "medium":
+        if kind == "input_file":
+            return text_of_file(part, where)
         if part.get("file_id") is not None:
             raise RequestError(
                 "files are not kept here.",
@@ -231,8 +265,3 @@ def _part(part: Any, where: str) -> str:
             code="unsupported_field",
         )
     return _word(part, "refusal" if kind == "refusal" else "text", where)
-
-
-def output_messages(output: Iterable[Item]) -> list[Message]:
-    """Return a response's output as turns."""
-    return messages_of(list(output))

@@ -176,8 +176,7 @@ def test_options_of_media_need_a_model_that_takes_some() -> None:
     [
         (lambda: render(chat({"type": "file", "file": {"file_id": "f"}})),
          "messages[0].content[0]"),
-        (lambda: render(responses({"type": "input_file", "file_data": "x"})),
-         "messages[0].content[0]"),
+        (lambda: responses({"type": "input_file", "file_id": "x"}), "input[0].content[0].file_id"),
         (lambda: responses({"type": "input_image", "file_id": "f"}), "input[0].content[0].file_id"),
         (lambda: messages({"type": "image", "source": {"type": "file", "file_id": "f"}}),
          "messages[0].content[0].source"),
