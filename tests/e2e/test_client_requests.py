@@ -38,8 +38,26 @@ PARSER = ("--tool-call-parser", "hermes")
 """Of the model that sees: nothing in it tells how it would write a call."""
 NEVER_THINKS = frozenset({"reasoning_effort", "reasoning.effort", "thinking"})
 """Fields without a meaning for that model."""
-Clients = Mapping[str, httpx.Client]
-"""By what the server does: `answer`, `embed`, `see`."""
+
+
+class Clients:
+    """HTTP clients of three servers, each started when it is first needed."""
+
+    def __init__(self, stack: ExitStack, flags: Mapping[str, tuple[str, ...]]) -> None:
+        self._stack = stack
+        self._flags = flags
+        self._started: dict[str, httpx.Client] = {}
+
+    def send(self, request: ClientRequest, body: dict[str, Any]) -> httpx.Response:
+        """Send a request to the server for its kind."""
+        kind = "embed" if "embed" in request.path else "see" if request.has_picture else "answer"
+        if kind not in self._started:
+            server = self._stack.enter_context(ServerProcess(*self._flags[kind])).wait_ready()
+            self._started[kind] = self._stack.enter_context(server.client(timeout=60.0))
+        content = json.dumps(body) if request.body is not None else None
+        return self._started[kind].request(
+            request.method, request.path, headers=request.headers, content=content
+        )
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +73,12 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
         "see": (path, *FLAGS, *PARSER),
     }
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(ServerProcess(*flags[name])) for name in flags}
-        yield {
-            name: stack.enter_context(server.wait_ready().client(timeout=60.0))
-            for name, server in servers.items()
-        }
-
-
-def _send(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> httpx.Response:
-    kind = "embed" if "embed" in request.path else "see" if request.has_picture else "answer"
-    content = json.dumps(body) if request.body is not None else None
-    return clients[kind].request(
-        request.method, request.path, headers=request.headers, content=content
-    )
+        yield Clients(stack, flags)
 
 
 def _answer(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> Answer:
     """Return the answer, which is valid; only fields that may be ignored were."""
-    response = _send(clients, request, body)
+    response = clients.send(request, body)
     assert response.status_code == 200, response.text
     named = {name for name in response.headers.get(IGNORED, "").split(", ") if name}
     expected = request.ignored | NEVER_THINKS if request.has_picture else request.ignored
@@ -156,7 +162,7 @@ def _results(blocks: list[Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("program", ["codex", "claude_code", "opencode", "cline"])
 def test_a_second_turn_finds_the_first_in_the_cache(clients: Clients, program: str) -> None:
     request = request_named(program, "first turn")
-    first = _send(clients, request, request.body_for(stream=False))
+    first = clients.send(request, request.body_for(stream=False))
     asked = read_whole(request, first.json())
     second = _answer(clients, request, _next_turn(request, first.json()))
     blocks = asked.prompt_tokens // BLOCK
