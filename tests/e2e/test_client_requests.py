@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 
-from support.client_requests import ClientRequest, client_requests, request_named
+from support.client_requests import FOLDER, ClientRequest, client_requests, request_named
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -123,6 +124,24 @@ def test_the_programs_and_their_requests_are_as_many_as_promised() -> None:
     programs = {request.program for request in client_requests()}
     assert len(programs) >= 12
     assert len(client_requests()) >= 60
+
+
+def test_the_page_says_what_is_tried_and_what_may_be_ignored() -> None:
+    page = (Path(__file__).parents[2] / "docs/how_to/clients_that_are_tried.md").read_text("utf-8")
+    assert f"{len(client_requests())} requests" in page
+    for file in FOLDER.glob("*.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        (row,) = [x for x in page.splitlines() if x.startswith(f"| {content['program']} |")]
+        _, _, version, paths, _, ignored, _ = row.split("|")
+        assert version.strip() == content["version"]
+        assert set(_quoted(ignored)) == set(content["ignored"])
+        used = {request["path"].partition("?")[0] for request in content["requests"]}
+        assert set(_quoted(paths)) == used - {"/"}
+
+
+def _quoted(cell: str) -> list[str]:
+    """Return what is between backticks."""
+    return cell.split("`")[1::2]
 
 
 def _next_turn(request: ClientRequest, reply: Any) -> dict[str, Any]:
