@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,57 @@ class Clients:
     def send(self, request: ClientRequest, body: dict[str, Any]) -> httpx.Response:
         """Send a request to the server for its kind."""
         kind = "embed" if "embed" in request.path else "see" if request.has_picture else "answer"
+        if "/v1/responses" in request.path or "/v1/messages" in request.path:
+            body = _with(self.signed, body)
+        content = json.dumps(body) if request.body is not None else None
+        return self._client(kind).request(
+            request.method, request.path, headers=request.headers, content=content
+        )
+
+    @cached_property
+    def signed(self) -> Mapping[str, Any]:
+        """Return what a server signs or stores, and wants back as it was."""
+        return _signed_by(self._client("answer"))
+
+    def _client(self, kind: str) -> httpx.Client:
         if kind not in self._started:
             server = self._stack.enter_context(ServerProcess(*self._flags[kind])).wait_ready()
             self._started[kind] = self._stack.enter_context(server.client(timeout=60.0))
-        content = json.dumps(body) if request.body is not None else None
-        return self._started[kind].request(
-            request.method, request.path, headers=request.headers, content=content
-        )
+        return self._started[kind]
+
+
+THOUGHTFUL = {"model": "demo", "reasoning": {"effort": "high"}, "input": "What colour is the sky?"}
+SIGNED = {
+    "reasoning": ("encrypted_content",),
+    "item_reference": ("id",),
+    "thinking": ("signature", "thinking"),
+}
+"""Types of items and blocks, and what of them the server must have written."""
+
+
+def _signed_by(client: httpx.Client) -> dict[str, Any]:
+    """Return a thought as a server seals it for responses, its id, and one signed for messages."""
+    sealed = {**THOUGHTFUL, "include": ["reasoning.encrypted_content"]}
+    items = client.post("/v1/responses", json=sealed).json()["output"]
+    item = next(item for item in items if item["type"] == "reasoning")
+    turn = {"role": "user", "content": THOUGHTFUL["input"]}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    body = {"model": "demo", "max_tokens": 2048, "messages": [turn], "thinking": thinking}
+    blocks = client.post("/v1/messages", json=body).json()["content"]
+    block = next(block for block in blocks if block["type"] == "thinking")
+    return {"encrypted_content": item["encrypted_content"], "id": item["id"], **block}
+
+
+def _with(signed: Mapping[str, Any], value: Any) -> Any:
+    """Return a body with the server's own signatures and stored items in place of recorded ones."""
+    if isinstance(value, list):
+        return [_with(signed, one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    own = SIGNED.get(str(value.get("type")), ())
+    return {
+        name: signed[name] if name in own else _with(signed, inner) for name, inner in value.items()
+    }
 
 
 @pytest.fixture(scope="module")
