@@ -73,6 +73,8 @@ class Clients:
 
 
 THOUGHTFUL = {"model": "demo", "reasoning": {"effort": "high"}, "input": "What colour is the sky?"}
+OWNER = {"authorization": "Bearer key"}
+"""Of every client, whose items the server finds again."""
 SIGNED = {
     "reasoning": ("encrypted_content",),
     "item_reference": ("id",),
@@ -84,7 +86,7 @@ SIGNED = {
 def _signed_by(client: httpx.Client) -> dict[str, Any]:
     """Return a thought as a server seals it for responses, its id, and one signed for messages."""
     sealed = {**THOUGHTFUL, "include": ["reasoning.encrypted_content"]}
-    items = client.post("/v1/responses", json=sealed).json()["output"]
+    items = client.post("/v1/responses", json=sealed, headers=OWNER).json()["output"]
     item = next(item for item in items if item["type"] == "reasoning")
     turn = {"role": "user", "content": THOUGHTFUL["input"]}
     thinking = {"type": "enabled", "budget_tokens": 1024}
