@@ -229,9 +229,9 @@ def _results(blocks: list[Any]) -> list[dict[str, Any]]:
 def test_a_second_turn_finds_the_first_in_the_cache(clients: Clients, program: str) -> None:
     request = request_named(program, "first turn")
     first = clients.send(request, request.body_for(stream=False))
-    asked = read_whole(request, first.json())
+    earlier = read_whole(request, first.json())
     second = _answer(clients, request, _next_turn(request, first.json()))
-    blocks = asked.prompt_tokens // BLOCK
+    blocks = earlier.prompt_tokens // BLOCK
     assert blocks >= 20, "the first turn is too short to say anything"
     assert second.cached_tokens >= 0.95 * blocks * BLOCK
-    assert second.prompt_tokens > asked.prompt_tokens
+    assert second.prompt_tokens > earlier.prompt_tokens
