@@ -80,7 +80,7 @@ ITEMS: Words = {
         read_as="result",
     ),
     **words_of("honoured", "nothing: the model sees what is offered now", "mcp_list_tools"),
-    **words_of("honoured", "tools that are offered beside `tools`", "additional_tools"),
+    **words_of("honoured", "tools that are offered in addition to `tools`", "additional_tools"),
     **words_of(
         "left out",
         _HOSTED,
