@@ -85,8 +85,9 @@ def left_out_tools(body: ResponsesRequest, served: Collection[str]) -> list[str]
     """Return the names to report for tools and formats without effect. `served` are the labels of
     servers whose tools are offered."""
     kinds: list[str] = []
-    for tool in body.tools or ():
-        kinds += [str(tool.get("type"))] if _is_left(tool, served) else _left_within(tool)
+    for where, tool in _offered(body):
+        labels = served if where.startswith("tools") else ()  # of servers, items offer nothing
+        kinds += [str(tool.get("type"))] if _is_left(tool, labels) else _left_within(tool)
     formats = [tool for tool in _tools(body) if tool.kind == "custom" and has_grammar(tool.given)]
     return [*(f"tools.{kind}" for kind in dict.fromkeys(kinds)), *["tools.format"] * bool(formats)]
 
@@ -148,7 +149,7 @@ def _names_left_tool(entry: Any, body: ResponsesRequest, served: Collection[str]
         return _is_left(entry, served)
     same = [
         tool
-        for tool in body.tools or ()
+        for _, tool in _offered(body)
         if all(tool.get(name) == entry.get(name) for name in ("type", "server_label"))
     ]
     return bool(same) and all(_is_left(tool, served) for tool in same)
@@ -204,8 +205,7 @@ def _is_local(environment: Any) -> bool:
 
 def _tools(body: ResponsesRequest) -> Iterator[_Tool]:
     """Yield the client's tools, including those in namespaces. Raises: RequestError"""
-    for number, tool in enumerate(body.tools or ()):
-        where = f"tools[{number}]"
+    for where, tool in _offered(body):
         kind = tool.get("type") or "function"
         if not isinstance(kind, str):
             raise RequestError("must be text.", where=f"{where}.type")
@@ -213,6 +213,24 @@ def _tools(body: ResponsesRequest) -> Iterator[_Tool]:
             yield from _within(tool, where)
         elif kind in _NAMED or (kind in CLIENT_TOOLS and not _is_left(tool, ())):
             yield _Tool(given=tool, where=where)
+
+
+def _offered(body: ResponsesRequest) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each tool of the request and of its `additional_tools` items, and where it is.
+
+    Raises: RequestError
+    """
+    lists: list[tuple[str, Any]] = [("tools", body.tools or [])]
+    for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") == "additional_tools":
+            lists.append((f"input[{number}].tools", item.get("tools")))
+    for where, tools in lists:
+        if not isinstance(tools, list):
+            raise RequestError("must be a list of tools.", where=where)
+        for number, tool in enumerate(tools):
+            if not isinstance(tool, dict):
+                raise RequestError("must be an object.", where=f"{where}[{number}]")
+            yield f"{where}[{number}]", tool
 
 
 def _within(tool: Mapping[str, Any], where: str) -> Iterator[_Tool]:

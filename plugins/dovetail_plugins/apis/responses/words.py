@@ -80,6 +80,7 @@ ITEMS: Words = {
         read_as="result",
     ),
     **words_of("honoured", "nothing: the model sees what is offered now", "mcp_list_tools"),
+    **words_of("honoured", "tools that are offered in addition to `tools`", "additional_tools"),
     **words_of(
         "left out",
         _HOSTED,
@@ -103,7 +104,6 @@ ITEMS: Words = {
     **words_of(
         "left out",
         "instructions for the service",
-        "additional_tools",
         "configuration_update",
         "mcp_approval_request",
         "mcp_approval_response",
