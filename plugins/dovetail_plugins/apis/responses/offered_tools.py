@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.endpoint import has_grammar, is_deep
+from dovetail.server.endpoint import is_deep, text_grammar_of
 from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest
 from dovetail_plugins.apis.responses.turns import in_namespace
 from dovetail_plugins.apis.responses.words import TOOLS
@@ -64,10 +64,9 @@ def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
 
 
 def left_out_tools(body: ResponsesRequest) -> list[str]:
-    """Return the names to report for tools and formats without effect."""
+    """Return the names to report for tools without effect."""
     kinds = [str(tool.get("type")) for tool in body.tools or () if _is_left(tool)]
-    formats = [tool for tool in _tools(body) if tool.kind == "custom" and has_grammar(tool.given)]
-    return [*(f"tools.{kind}" for kind in dict.fromkeys(kinds)), *["tools.format"] * bool(formats)]
+    return [f"tools.{kind}" for kind in dict.fromkeys(kinds)]
 
 
 def is_mcp(tool: Mapping[str, Any]) -> bool:
@@ -179,12 +178,14 @@ def _checked(name: Any, where: str) -> str:
 
 
 def _check(tools: Sequence[_Tool]) -> None:
-    """Raise RequestError for schemas too deep to be echoed, and for two tools whose names become
-    equal through a namespace."""
+    """Raise RequestError for schemas too deep to be echoed, for faulty grammars, and for two tools
+    whose names become equal through a namespace."""
     spaces: dict[str, str] = {}
     for tool in tools:
         if is_deep(tool.given.get("parameters")):
             raise RequestError("is nested too deep.", where=f"{tool.where}.parameters")
+        if tool.kind == "custom":
+            text_grammar_of(tool.given.get("format"), f"{tool.where}.format")
         if spaces.setdefault(tool.name, tool.namespace) != tool.namespace:
             raise RequestError(f'there are two tools "{tool.name[:64]}".', where=tool.where)
 
