@@ -1,49 +1,30 @@
-"""avoiding(rules, words): the texts of a grammar that contain none of these words.
-
-The product of a grammar and an automaton that finds the words: each rule becomes one for every pair
-of states that its texts may lead between. Most parts cannot hold a word and stay as they are.
-Source: Bar-Hillel, Perles, Shamir 1961 (the product); Aho, Corasick 1975 (the automaton).
-"""
+"""avoiding(rules, words): the texts of a grammar that contain none of these words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from dovetail_grammars.errors import InvalidConstraint
-from dovetail_grammars.gbnf_reader import inlined, usable
+from dovetail_grammars.gbnf_reader import inlined
 from dovetail_grammars.json_grammar import ROOT
-from dovetail_grammars.regex import (
-    NOTHING,
-    Cat,
-    Chars,
-    Many,
-    Node,
-    Or,
-    Ranges,
-    Rule,
-    outside,
-    union,
-)
-
-MAX_RULES = 20_000
-MAX_COUNT = 200
-"""A part that may hold a word, or the beginning of one, is repeated this often at most."""
-_Ways = dict[int, Node]
-"""The states that a part leads to, each with the texts that lead there."""
+from dovetail_grammars.product import Product
+from dovetail_grammars.regex import Node, Ranges, outside, union
 
 
 def avoiding(rules: Mapping[str, Node], words: Sequence[str]) -> dict[str, Node]:
     """Return the rules without these words. Raises: InvalidConstraint if no text is left"""
     whole = inlined(rules)
-    product = _Product(rules if whole is None else {ROOT: whole}, _Words(words))
-    roots = product.ways(Rule(ROOT), 0)
-    if not roots:
+    found = Product(rules if whole is None else {ROOT: whole}, _Words(words)).rules()
+    if found is None:
         raise InvalidConstraint("every text of the grammar contains the text that ends it")
-    return usable({**product.rules(), ROOT: _or(list(roots.values()))})
+    return found
 
 
 class _Words:
-    """The automaton; a state is the longest beginning of a word that the text ends with."""
+    """A state is the longest beginning of a word that the text ends with.
+
+    Source: Aho, Corasick 1975.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         # A word that contains another one is found with it.
@@ -61,6 +42,10 @@ class _Words:
             self._steps[key] = dict(self._divided(state, found))
         return self._steps[key]
 
+    def after(self, name: str, state: int) -> int:
+        """Return the same state: rules end nothing."""
+        return state
+
     def _divided(self, state: int, found: Ranges) -> Iterator[tuple[int, Ranges]]:
         targets: dict[int, list[tuple[int, int]]] = {}
         known = [code for code in self._letters if any(a <= code <= b for a, b in found)]
@@ -75,173 +60,3 @@ class _Words:
                 targets.setdefault(longest, []).append((code, code))
         for target, pairs in targets.items():
             yield target, union(pairs)
-
-
-class _Product:
-    def __init__(self, rules: Mapping[str, Node], words: _Words) -> None:
-        self._given = rules
-        self._words = words
-        self._ends: dict[tuple[str, int], set[int]] = {}
-        self._named: dict[object, str] = {}
-        self._rules: dict[str, Node] = {}
-        self._find_ends()
-
-    def _find_ends(self) -> None:
-        """Find the states that every rule leads to from every state. Mutates: self"""
-        self._ends[ROOT, 0] = set()
-        has_grown = True
-        while has_grown:
-            before = len(self._ends), sum(map(len, self._ends.values()))
-            for (name, state), known in list(self._ends.items()):
-                known |= self._after(self._given[name], {state})
-            has_grown = before != (len(self._ends), sum(map(len, self._ends.values())))
-            if len(self._ends) > MAX_RULES:
-                raise InvalidConstraint("the grammar is too large to keep its end out of its text")
-
-    def _after(self, node: Node, states: set[int]) -> set[int]:
-        """Return the states after any text of a part, from any of these states. Mutates: self"""
-        match node:
-            case Chars(found):
-                return {end for state in states for end in self._words.steps(state, found)}
-            case Rule(name):
-                return set().union(*(self._ends.setdefault((name, at), set()) for at in states))
-            case Or(parts):
-                return set().union(*(self._after(part, states) for part in parts))
-            case Cat(parts):
-                for part in parts:
-                    states = self._after(part, states)
-                return states
-            case Many(part, least, most):
-                return self._after_many(part, least, most, states)
-        raise InvalidConstraint("a grammar has no anchors")
-
-    def _after_many(self, part: Node, least: int, most: int | None, states: set[int]) -> set[int]:
-        for _ in range(least):
-            states = self._after(part, states)
-        found, count = set(states), least
-        while states and (most is None or count < most):
-            states = self._after(part, states) - found
-            found |= states
-            count += 1
-        return found
-
-    def rules(self) -> dict[str, Node]:
-        """Return all rules, one for each pair of states that its texts lead between."""
-        for (name, state), ends in self._ends.items():
-            for end, node in self.ways(self._given[name], state).items() if ends else ():
-                self._rules[_pair(name, state, end)] = node
-        return self._rules
-
-    def ways(self, node: Node, state: int) -> _Ways:
-        """Return the states that a part leads to from a state. Mutates: self"""
-        match node:
-            case Chars(found):
-                return {end: Chars(part) for end, part in self._words.steps(state, found).items()}
-            case Rule(name):
-                ends = sorted(self._ends[name, state])
-                return {end: Rule(_pair(name, state, end)) for end in ends}
-            case Or(parts):
-                return _merged([pair for part in parts for pair in self.ways(part, state).items()])
-            case Cat(parts):
-                return self._in_order(parts, state)
-            case Many():
-                return self._many(node, state)
-        raise InvalidConstraint("a grammar has no anchors")
-
-    def _in_order(self, parts: Sequence[Node], state: int) -> _Ways:
-        """Return the ways of parts in sequence: those that lead to one state alone, then others."""
-        lead: Node = NOTHING
-        while parts:
-            first, rest = parts[0], parts[1:]
-            if isinstance(first, Cat):
-                parts = (*first.parts, *rest)
-                continue
-            if isinstance(first, Many) and set(self.ways(first.part, state)) - {state}:
-                return self._led(lead, self._repeated(first, rest, state))
-            ways = self.ways(first, state)
-            if len(ways) != 1 and isinstance(first, Or):
-                each = (self._in_order((part, *rest), state).items() for part in first.parts)
-                return self._led(lead, _merged([pair for pairs in each for pair in pairs]))
-            if len(ways) != 1:
-                return self._led(lead, self._branched(ways, rest))
-            [(state, node)] = ways.items()
-            lead, parts = _cat(lead, node), rest
-        return {state: lead}
-
-    def _branched(self, ways: _Ways, rest: Sequence[Node]) -> _Ways:
-        """Return the ways of a part with these ways and of the parts after it. Mutates: self"""
-        found: list[tuple[int, Node]] = []
-        for at, node in ways.items():
-            following = self._in_order(rest, at)
-            found += [(end, _cat(node, self._rule(more))) for end, more in following.items()]
-        return _merged(found)
-
-    def _led(self, lead: Node, ways: _Ways) -> _Ways:
-        lead = self._rule(lead) if len(ways) > 1 else lead
-        return {end: _cat(lead, node) for end, node in ways.items()}
-
-    def _rule(self, node: Node) -> Node:
-        """Return a reference to a part that is used more than once. Mutates: self"""
-        if isinstance(node, Rule | Chars) or node == NOTHING:
-            return node
-        name = self._named.setdefault(node, f"part-{len(self._named)}")
-        self._rules[name] = node
-        return Rule(name)
-
-    def _many(self, many: Many, state: int) -> _Ways:
-        once = self.ways(many.part, state)
-        if set(once) - {state}:
-            return self._repeated(many, (), state)
-        found = {end: Many(node, many.least, many.most) for end, node in once.items()}
-        return found or ({} if many.least else {state: NOTHING})
-
-    def _repeated(self, many: Many, rest: Sequence[Node], state: int) -> _Ways:
-        """Return the ways of a repeated part that leads to several states, and of the parts after
-        it. Mutates: self. Raises: InvalidConstraint"""
-        if max(many.least, many.most or 0) > MAX_COUNT:
-            raise InvalidConstraint(
-                f"a part is repeated more than {MAX_COUNT} times that may hold the text that ends "
-                "the grammar's"
-            )
-        left = None if many.most is None else many.most - many.least
-        if many.least:
-            more = Many(many.part, 0, left)
-            return self._in_order((*(many.part,) * many.least, more, *rest), state)
-        ends = self._after(Cat((many, *rest)), {state})
-        return {end: self._loop(many.part, left, tuple(rest), state, end) for end in sorted(ends)}
-
-    def _loop(
-        self, part: Node, left: int | None, rest: tuple[Node, ...], state: int, end: int
-    ) -> Node:
-        """Return up to `left` times a part and then the rest, between two states. Mutates: self"""
-        key = part, left, rest, state, end
-        if key in self._named:
-            return Rule(self._named[key])
-        self._named[key] = name = f"loop-{len(self._named)}"
-        over = self._in_order(rest, state)
-        ways = [over[end]] if end in over else []
-        fewer = None if left is None else left - 1
-        for at, node in self.ways(part, state).items() if left != 0 else ():
-            if end in self._after(Cat((Many(part, 0, fewer), *rest)), {at}):
-                ways.append(_cat(node, self._loop(part, fewer, rest, at, end)))
-        self._rules[name] = _or(ways)
-        return Rule(name)
-
-
-def _pair(name: str, state: int, end: int) -> str:
-    return f"{name}-{state}-{end}"
-
-
-def _merged(pairs: Sequence[tuple[int, Node]]) -> _Ways:
-    found: dict[int, list[Node]] = {}
-    for end, node in pairs:
-        found.setdefault(end, []).append(node)
-    return {end: _or(nodes) for end, nodes in found.items()}
-
-
-def _or(nodes: Sequence[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else Or(tuple(nodes))
-
-
-def _cat(one: Node, other: Node) -> Node:
-    return other if one == NOTHING else one if other == NOTHING else Cat((one, other))

@@ -1,7 +1,7 @@
 """read_lark(text): parses a Lark grammar into rules over characters, the same for every backend.
 
-The language is the grammar's over characters: an ignored terminal may be before any terminal and at
-the end. Supports rules, terminals, groups, counts, ranges, flags i, s, m and u, `%ignore`, and
+An ignored terminal may be before any terminal and at the end; a terminal takes all that it can.
+Supports rules, terminals, groups, counts, ranges, flags i, s, m and u, `%ignore`, and
 `%import` from `common`. Aliases, priorities and the signs "?" and "!" change no text. Templates,
 `%declare`, `%extend`, `%override` and other imports are refused.
 Source: https://lark-parser.readthedocs.io/en/latest/grammar.html
@@ -17,6 +17,7 @@ from dovetail_grammars.gbnf_reader import MAX_COUNT, MAX_DEPTH, usable, used_nam
 from dovetail_grammars.json_grammar import ROOT
 from dovetail_grammars.lark_anchors import check_anchors
 from dovetail_grammars.lark_common import COMMON
+from dovetail_grammars.longest_match import with_longest
 from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Rule, literal
 from dovetail_grammars.regex_reader import python_dialect, whole
 
@@ -48,7 +49,8 @@ _Token = tuple[str, str, int]
 def read_lark(text: str) -> dict[str, Node]:
     """Return the rules of a grammar; `rules[ROOT]` is its "start". Raises: InvalidConstraint"""
     check_anchors(text)
-    return usable(_Reader(text).rules())
+    reader = _Reader(text)
+    return with_longest(usable(reader.rules()), reader.used)
 
 
 class _Reader:
@@ -61,6 +63,7 @@ class _Reader:
         self._has_ignored = any(token[:2] == ("word", "%ignore") for token in self._tokens)
         self._ignored: list[Node] = []
         self._rules: dict[str, Node] = {}
+        self._terminals: dict[Node, str] = {}
 
     def _split(self) -> Iterator[_Token]:
         at = 0
@@ -103,16 +106,22 @@ class _Reader:
                 raise self._fault(f"has {found[:32]!r} where a line must end", at)
         if START not in self._rules:
             raise InvalidConstraint(f'the grammar has no rule "{START}"')
-        for name, node in self._rules.items():
-            unknown = next((n for n in used_names(node) if n not in (*self._rules, _IGNORED)), None)
+        known = {*self._rules, *self._terminals.values(), _IGNORED}
+        for node in (*self._rules.values(), *self._terminals, *self._ignored):
+            unknown = next((used for used in used_names(node) if used not in known), None)
             if unknown is not None:
-                raise InvalidConstraint(
-                    f'the grammar\'s rule "{name}" uses "{unknown}", which is not defined'
-                )
+                raise InvalidConstraint(f'the grammar uses "{unknown}", which is not defined')
         ends = (Rule(START), Rule(_IGNORED)) if self._has_ignored else (Rule(START),)
-        more = {_IGNORED: Many(Or(tuple(self._ignored)), 0, None)} if self._has_ignored else {}
+        more = {name: node for node, name in self._terminals.items()}
+        if self._has_ignored:
+            more[_IGNORED] = Many(Or(tuple(self._ignored)), 0, None)
         named = {_PREFIX + name: _renamed(node) for name, node in {**self._rules, **more}.items()}
         return {**named, ROOT: _renamed(Cat(ends))}
+
+    @property
+    def used(self) -> list[str]:
+        """Return the rules that are terminals where they are used in rules."""
+        return [_PREFIX + name for name in self._terminals.values()]
 
     def _statement(self) -> None:
         """Read one line, and those that continue it. Mutates: self"""
@@ -227,8 +236,10 @@ class _Reader:
                 raise self._fault(f'uses the rule "{word}" in a terminal', at)
             return Rule(word)
         node = Rule(word) if kind == "name" else self._terminal(kind, word, at)
-        is_apart = self._has_ignored and not self._is_terminal
-        return Cat((Rule(_IGNORED), node)) if is_apart else node
+        if self._is_terminal:
+            return node
+        name = self._terminals.setdefault(node, f"-used{len(self._terminals)}")
+        return Cat((Rule(_IGNORED), Rule(name))) if self._has_ignored else Rule(name)
 
     def _terminal(self, kind: str, word: str, at: int) -> Node:
         if kind == "regex":
