@@ -12,7 +12,18 @@ from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.gbnf_reader import regular
 from dovetail_grammars.lexemes import going_on
 from dovetail_grammars.product import Product
-from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule, outside, union
+from dovetail_grammars.regex import (
+    NOTHING,
+    Cat,
+    Chars,
+    Many,
+    Node,
+    Or,
+    Ranges,
+    Rule,
+    outside,
+    union,
+)
 
 
 def with_longest(rules: Mapping[str, Node], terminals: Collection[str]) -> dict[str, Node]:
@@ -38,7 +49,8 @@ def _divided(node: Node) -> list[tuple[Node, Ranges]]:
     each with the characters that would go on with it."""
     match node:
         case Many(Chars(more) as one, least, most) if most is not None and most > least:
-            return [(Many(one, least, most - 1), more), (Many(one, most, most), ())]
+            fewer = Many(one, least, most - 1) if most > 1 else NOTHING
+            return [(fewer, more), (Many(one, most, most), ())]
         case Cat((*lead, last)):
             parts = _divided(last)
             if len(parts) > 1:

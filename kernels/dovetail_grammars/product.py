@@ -155,7 +155,7 @@ class Product:
         once = self.ways(many.part, state)
         if set(once) - {state}:
             return self._repeated(many, (), state)
-        found = {end: Many(node, many.least, many.most) for end, node in once.items()}
+        found: _Ways = {end: Many(node, many.least, many.most) for end, node in once.items()}
         return found or ({} if many.least else {state: NOTHING})
 
     def _repeated(self, many: Many, rest: Sequence[Node], state: int) -> _Ways:
@@ -167,8 +167,8 @@ class Product:
             )
         left = None if many.most is None else many.most - many.least
         if many.least:
-            more = Many(many.part, 0, left)
-            return self._in_order((*(many.part,) * many.least, more, *rest), state)
+            more = () if left == 0 else (Many(many.part, 0, left),)
+            return self._in_order((*(many.part,) * many.least, *more, *rest), state)
         ends = self._after(Cat((many, *rest)), {state})
         return {end: self._loop(many.part, left, tuple(rest), state, end) for end in sorted(ends)}
 

@@ -328,7 +328,7 @@ class _Lark:
         match node:
             case Rule(name):
                 return names[name]
-            case Cat(()):
+            case Cat(()) | Many(most=0):
                 return '""'
             case Cat(parts):
                 return " ".join(self._rule_body(part, names) for part in parts)

@@ -58,7 +58,7 @@ NAME: /[a-z\\\\]{1,9}/
 """
 GRAMMARS = {"patch": (PATCH, PATCH.replace("/(.*)/", "/(.+)/?")), "nested": (NESTED, NESTED)}
 SYNTAXES = ("hermes", "qwen3_coder", "glm45", "pythonic", "gemma4", "minimax_m3", "mistral")
-ENDS = ("\\n", "\n", "*", "E", "P", ">", '"', "}", "]", "<", "/")
+ENDS = ("\n", "\\n", "*", "E", "P", ">", '"', "}", "]", "<", "/")
 """What a walk prefers that is to end, the first that is allowed."""
 
 
