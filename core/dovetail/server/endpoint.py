@@ -94,10 +94,10 @@ from dovetail.server.generate.streaming import (
     named_frame,
     one_line,
 )
-from dovetail.server.generate.tools.custom_tools import has_grammar
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import requested_constraint
 from dovetail.server.generate.tools.tool_choice import known_markers, layout_in_use
+from dovetail.server.generate.tools.tool_formats import text_grammar_of
 from dovetail.server.http.addresses import is_local_only
 from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS

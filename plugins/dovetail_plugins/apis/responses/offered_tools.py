@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.endpoint import has_grammar, is_deep
+from dovetail.server.endpoint import is_deep, text_grammar_of
 from dovetail_plugins.apis.responses.client_tools import CLIENT_TOOLS, ClientTool
 from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest
 from dovetail_plugins.apis.responses.turns import in_namespace
@@ -82,14 +82,13 @@ def client_tools_of(body: ResponsesRequest) -> dict[str, ClientTool]:
 
 
 def left_out_tools(body: ResponsesRequest, served: Collection[str]) -> list[str]:
-    """Return the names to report for tools and formats without effect. `served` are the labels of
-    servers whose tools are offered."""
+    """Return the names to report for tools without effect. `served` are the labels of servers whose
+    tools are offered."""
     kinds: list[str] = []
     for where, tool in _offered(body):
         labels = served if where.startswith("tools") else ()  # of servers, items offer nothing
         kinds += [str(tool.get("type"))] if _is_left(tool, labels) else _left_within(tool)
-    formats = [tool for tool in _tools(body) if tool.kind == "custom" and has_grammar(tool.given)]
-    return [*(f"tools.{kind}" for kind in dict.fromkeys(kinds)), *["tools.format"] * bool(formats)]
+    return [f"tools.{kind}" for kind in dict.fromkeys(kinds)]
 
 
 def is_mcp(tool: Mapping[str, Any]) -> bool:
@@ -267,12 +266,14 @@ def _checked(name: Any, where: str) -> str:
 
 
 def _check(tools: Sequence[_Tool]) -> None:
-    """Raise RequestError for schemas too deep to be echoed, and for two tools of one name whose
-    calls could not be told apart."""
+    """Raise RequestError for schemas too deep to be echoed, for faulty grammars, and for two tools
+    of one name whose calls could not be told apart."""
     owners: dict[str, tuple[str, bool]] = {}
     for tool in tools:
         if is_deep(tool.given.get("parameters")):
             raise RequestError("is nested too deep.", where=f"{tool.where}.parameters")
+        if tool.kind == "custom":
+            text_grammar_of(tool.given.get("format"), f"{tool.where}.format")
         owner = (tool.namespace, tool.client_tool is not None)
         if owners.setdefault(tool.name, owner) != owner:
             raise RequestError(
