@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
-from dovetail_plugins.tokenizers import _kept_pieces
+from dovetail_plugins.tokenizers import _known_pieces
 from dovetail_plugins.tokenizers._fast import SHORT_CHARS, FastTokenizer
-from dovetail_plugins.tokenizers._kept_pieces import KeptPieces
+from dovetail_plugins.tokenizers._known_pieces import KnownPieces
 from support.small_tokenizers import byte_level, sentencepiece_like, unigram
 
 WORDS = ["the", "dog", "Grüße", "世界", "42", "don't", "e\u0301lan", '{"a": 1}', "<|", "|>", "<"]
@@ -121,7 +121,7 @@ class Counted:
 
 def test_a_second_turn_tokenizes_only_its_new_messages() -> None:
     counted = Counted()
-    pieces = KeptPieces(counted, ["<|im_start|>", "<|im_end|>"])
+    pieces = KnownPieces(counted, ["<|im_start|>", "<|im_end|>"])
     first = "<|im_start|>system\n" + "tools " * 9000 + "<|im_end|>\n<|im_start|>assistant\n"
     second = first + "hello<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
     for text in (first, second):
@@ -132,11 +132,11 @@ def test_a_second_turn_tokenizes_only_its_new_messages() -> None:
 
 
 def test_old_pieces_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kept_pieces, "MAX_CHARS", 1000)
+    monkeypatch.setattr(_known_pieces, "MAX_CHARS", 1000)
     counted = Counted()
-    pieces = KeptPieces(counted, ["<s>"])
+    pieces = KnownPieces(counted, ["<s>"])
     texts = [f"<s>{number}" + "x" * 300 for number in range(9)]
     for text in [*texts, texts[0], texts[-1]]:
         list(pieces.parts(text))
-    assert pieces._num_chars == sum(len(piece) for piece, _ in pieces._kept) <= 1000
+    assert pieces._num_chars == sum(len(piece) for piece, _ in pieces._known) <= 1000
     assert counted.num_chars == sum(map(len, [*texts, texts[0]]))

@@ -1,8 +1,8 @@
-"""KeptPieces: the tokens of earlier texts' pieces, so that a conversation's next prompt is tokenized
-only where it is new.
+"""KnownPieces: the tokens of earlier texts' pieces, so that of a conversation's next prompt only
+what is new is tokenized.
 
-A text is cut before control tokens (`<|im_start|>`). The library splits a text there before all else,
-so the tokens of the pieces are those of the whole text.
+A text is cut before control tokens (`<|im_start|>`). The library splits a text there before all
+else, so the tokens of the pieces are those of the whole text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Span = tuple[int, int]
 Encode = Callable[[str, Sequence[Span]], Iterable[Sequence[int]]]
 
 MAX_CHARS = 1 << 21
-"""The characters of all pieces whose tokens are kept: those of a dozen long conversations."""
+"""The characters of all pieces whose tokens are stored: those of a dozen long conversations."""
 MAX_STARTS = 64
 """How many control tokens are looked for: every one of them is tried at each place."""
 PART_CHARS = 1 << 16
@@ -29,7 +29,7 @@ PART_CHARS = 1 << 16
 
 
 def starts_of(tokens: Sequence[AddedToken], preferred: str = "") -> tuple[str, ...]:
-    """Return the added tokens before which any text may be cut, those in the text `preferred` first.
+    """Return the added tokens before which any text may be cut, those within `preferred` first.
 
     Such a token is found in a text wherever it is written: it is taken from the text as it is, and
     its first character begins a token wherever it is part of one.
@@ -47,7 +47,7 @@ def starts_of(tokens: Sequence[AddedToken], preferred: str = "") -> tuple[str, .
     return tuple(token.content for token in found[:MAX_STARTS])
 
 
-class KeptPieces:
+class KnownPieces:
     """The latest pieces of one tokenizer, by their text. `encode` gives the tokens of a piece with
     the words at the given spans as ordinary text. Used by several threads."""
 
@@ -55,7 +55,7 @@ class KeptPieces:
         self._encode = encode
         ordered = sorted(starts, key=len, reverse=True)
         self._start = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
-        self._kept: OrderedDict[tuple[str, tuple[Span, ...]], array[int]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, tuple[Span, ...]], array[int]] = OrderedDict()
         self._num_chars = 0
         self._lock = threading.Lock()
 
@@ -64,9 +64,9 @@ class KeptPieces:
         self"""
         part, num_new = array("I"), 0
         for piece, words in self._pieces(text, plain):
-            kept = self._find(piece, words)
-            if kept is not None:
-                part.extend(kept)
+            known = self._find(piece, words)
+            if known is not None:
+                part.extend(known)
                 continue
             ids = array("I")
             for found in self._encode(piece, words):
@@ -94,17 +94,17 @@ class KeptPieces:
 
     def _find(self, piece: str, words: tuple[Span, ...]) -> array[int] | None:
         with self._lock:
-            kept = self._kept.get((piece, words))
-            if kept is not None:
-                self._kept.move_to_end((piece, words))
-            return kept
+            known = self._known.get((piece, words))
+            if known is not None:
+                self._known.move_to_end((piece, words))
+            return known
 
     def _keep(self, piece: str, words: tuple[Span, ...], ids: array[int]) -> None:
         """Keep the tokens of a piece, and of no more pieces than MAX_CHARS. Mutates: self"""
         with self._lock:
-            if (piece, words) not in self._kept:
+            if (piece, words) not in self._known:
                 self._num_chars += len(piece)
-            self._kept[piece, words] = ids
+            self._known[piece, words] = ids
             while self._num_chars > MAX_CHARS:
-                (old, _), _ = self._kept.popitem(last=False)
+                (old, _), _ = self._known.popitem(last=False)
                 self._num_chars -= len(old)
