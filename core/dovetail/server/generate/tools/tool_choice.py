@@ -147,7 +147,7 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
     if parser is None:
         return None
     constraints = []
-    for tool in body.tools or ():
+    for tool in _by_name(body.tools or ()):
         function = tool.function
         schema = (function.parameters or {}) if function.strict else {}
         constraint = parser.constraint(Tool(name=function.name, parameters=schema))
@@ -232,7 +232,8 @@ def calls_constraint(
     parser: ToolParser, tools: Sequence[Tool], max_calls: int | None, *, where: str
 ) -> Constraint:
     """Return the constraint of one or more calls of these tools. Raises: RequestError"""
-    constraints = [_call_constraint(parser, tool, where) for tool in tools]
+    named = sorted(tools, key=lambda tool: tool.name)
+    constraints = [_call_constraint(parser, tool, where) for tool in named]
     return parser.calls_constraint(choice_of(constraints), max_calls)
 
 
@@ -254,10 +255,10 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     if not any(tool.function.strict for tool in body.tools):
         return None
     where = "tools"
-    offered = tool_values(body.tools)
+    given = _by_name(body.tools)
     constraints = [
-        _call_constraint(parser, tool if given.function.strict else Tool(name=tool.name), where)
-        for tool, given in zip(offered, body.tools, strict=True)
+        _call_constraint(parser, tool if one.function.strict else Tool(name=tool.name), where)
+        for tool, one in zip(tool_values(given), given, strict=True)
     ]
     marker = parser.markers[0]
     max_calls = 1 if body.parallel_tool_calls is False else None
@@ -269,6 +270,12 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     return ConstraintRequest(
         where=where, tags=((marker.start, _without_start(region, marker.start)),)
     )
+
+
+def _by_name(tools: Sequence[ToolBody]) -> list[ToolBody]:
+    """Return tools in an order that is the same however a client orders them, so that their
+    constraint is compiled once."""
+    return sorted(tools, key=lambda tool: tool.function.name)
 
 
 def _escaped(character: str) -> str:
