@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
+from dovetail.observability.metrics import FOLDER_VARIABLE
+from dovetail_plugins.renderers._earlier_turns import EarlierTurns
 from dovetail_plugins.renderers._jinja import ChatTemplate
 
 CODE = ("encoding/*.py", "encoding_*.py")
 """Files of checkpoints that bring code for their conversations (DeepSeek-V3.2 and V4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    follows_earlier_turns: bool = field(
+        default=True,
+        metadata={
+            "help": "render a conversation's tools in the order of its first turn, and its calls "
+            "as the model wrote them, so that the prefix cache has them; off with several API "
+            "processes"
+        },
+    )
 
 
 class Template(Renderer):
@@ -23,14 +39,27 @@ class Template(Renderer):
         source="https://huggingface.co/docs/transformers/chat_templating",
     )
     capabilities: ClassVar[frozenset[str]] = frozenset({TEMPLATES})
+    Options = _Options
 
     def __init__(self, options: Any, facts: RendererFacts) -> None:
         """Compile the templates. Raises: ConfigError for one that cannot be compiled"""
         self.options = options
         self._facts = facts
+        # None of several API processes knows all turns of a conversation.
+        is_alone = FOLDER_VARIABLE not in os.environ
+        self._earlier = EarlierTurns() if options.follows_earlier_turns and is_alone else None
         own, given = facts.tokenizer, facts.template
         self._template = self._compiled(given or own.chat_template)
         self._for_tools = self._compiled(None if given else own.chat_templates.get("tool_use"))
+
+    def settled(self, given: RendererInput) -> RendererInput:
+        """Return a conversation as its earlier turns were rendered."""
+        return self._earlier.settled(given) if self._earlier is not None else given
+
+    def note_calls(self, arguments: Mapping[str, str]) -> None:
+        """Note the arguments that the model wrote in an answer's calls."""
+        if self._earlier is not None:
+            self._earlier.note_calls(arguments)
 
     def reads(self, *, has_tools: bool) -> Reads:
         """Return what the template reads. Raises: RequestError if there is none"""
@@ -58,7 +87,7 @@ class Template(Renderer):
     def with_template(self, source: str) -> Renderer:
         """Return a renderer for a request's own template, with the same limits. Raises:
         RequestError"""
-        return _OfRequest(source, self._facts.tokenizer.special_tokens)
+        return _OfRequest(source, self._facts.tokenizer.special_tokens, self._earlier)
 
     def _compiled(self, source: str | None) -> ChatTemplate | None:
         flag = f"--chat-template {self._facts.template_file}".strip()
@@ -76,8 +105,11 @@ class Template(Renderer):
 class _OfRequest(Template):
     """Renders with one template for all."""
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special: Mapping[str, str], earlier: EarlierTurns | None
+    ) -> None:
         self._for_tools = None
+        self._earlier = earlier
         try:
             self._template = ChatTemplate(source, special)
         except ConfigError as error:

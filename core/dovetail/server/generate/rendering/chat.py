@@ -102,6 +102,7 @@ class ChatRenderer:
         with `interleaves_media` at their places. Raises: ConfigError"""
         self.selection = selection
         self._renderer: Renderer = registry.make(selection, facts)
+        self.note_calls = self._renderer.note_calls
         self._media_words = dict(media_words or {})
         self._interleaves_media = interleaves_media
         self._media_kinds = media_kinds
@@ -159,6 +160,7 @@ class ChatRenderer:
             adds_generation_prompt=_adds_generation_prompt(body),
             continues_final_message=body.continue_final_message,
         )
+        conversation = renderer.settled(conversation)
         run = partial(_run, renderer)
         text = run(conversation)
         plain = self._words(renderer, bool(tools)).from_clients(run, conversation, text)

@@ -1,0 +1,104 @@
+"""Ten turns of coding agents: the prefix cache has what they repeat, whatever they re-order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.interfaces.stats import RequestStats
+from dovetail_plugins.stat_loggers._prefix_breaks import PrefixBreaks
+from support.agent_sessions import (
+    Chat,
+    Habits,
+    Messages,
+    Program,
+    Responses,
+    answers,
+    share_of_repeated,
+    write_model,
+)
+from support.whole_app import whole_client
+
+pytestmark = pytest.mark.usefixtures("with_test_models")
+
+
+def compact(text: str) -> str:
+    """Write arguments as JavaScript does."""
+    return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+
+
+def ordered(text: str) -> str:
+    """Write arguments as Go does: names in order."""
+    return json.dumps(json.loads(text), separators=(",", ":"), sort_keys=True)
+
+
+SPELLINGS: dict[str, Callable[[Any], str]] = {
+    "as-the-template": lambda value: json.dumps(value, ensure_ascii=False),
+    "compact": lambda value: json.dumps(value, separators=(",", ":")),
+    "over-lines": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+}
+PROGRAMS: dict[str, tuple[type[Program], Habits]] = {
+    "codex": (Responses, Habits(rewrites=ordered)),
+    "claude-code": (Messages, Habits(shuffles_tools=True)),
+    "opencode": (Chat, Habits(rewrites=compact)),
+    "cline": (Chat, Habits(shuffles_names=True, rewrites=ordered)),
+    "aider": (Chat, Habits(shuffles_tools=True, shuffles_names=True)),
+}
+OFF = json.dumps({"renderer": {"follows_earlier_turns": False}})
+FLAGS = ("--stat-loggers", "prometheus", "--tool-call-parser", "hermes")
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[RequestStats]:
+    """Return a list of what the stat loggers get of each request."""
+    found: list[RequestStats] = []
+    note = PrefixBreaks.note
+
+    def noting(self: PrefixBreaks, stats: RequestStats) -> Any:
+        found.append(stats)
+        return note(self, stats)
+
+    monkeypatch.setattr(PrefixBreaks, "note", noting)
+    return found
+
+
+def shares_of(
+    model: Path, requests: list[RequestStats], programs: Iterable[str], *flags: str
+) -> dict[str, float]:
+    """Return for each program the share of what its session repeats that is cached."""
+    shares = {}
+
+    async def main() -> None:
+        async with whole_client(model, *FLAGS, *flags) as client:
+            for name in programs:
+                requests.clear()
+                program, habits = PROGRAMS[name]
+                await program(habits, name).run(client)
+                shares[name] = share_of_repeated(requests)
+
+    asyncio.run(main())
+    return shares
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_what_a_session_repeats_comes_from_the_cache(
+    spelling: str, requests: list[RequestStats], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "m", answers(SPELLINGS[spelling]))
+    shares = shares_of(model, requests, PROGRAMS)
+    assert min(shares.values()) >= 0.95, shares
+
+
+def test_without_the_option_a_new_order_of_tools_breaks_the_prefix(
+    requests: list[RequestStats], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "m", answers(SPELLINGS["compact"]))
+    flags = ("--stat-loggers", "log", "prometheus", "--plugin-options", OFF)
+    shares = shares_of(model, requests, ["aider"], *flags)
+    assert shares["aider"] < 0.5
+    assert "prefix broke at token" in caplog.text
