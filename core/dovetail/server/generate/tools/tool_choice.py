@@ -147,7 +147,7 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
     if parser is None:
         return None
     constraints = []
-    for tool in _by_name(body.tools or ()):
+    for tool in body.tools or ():
         function = tool.function
         schema = (function.parameters or {}) if function.strict else {}
         constraint = parser.constraint(Tool(name=function.name, parameters=schema))
@@ -155,7 +155,7 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
             return None
         constraints.append(constraint)
     limit = 1 if body.parallel_tool_calls is False else None
-    return parser.calls_constraint(choice_of(constraints), limit)
+    return parser.calls_constraint(_any_of(constraints), limit)
 
 
 def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatRequest:
@@ -232,9 +232,8 @@ def calls_constraint(
     parser: ToolParser, tools: Sequence[Tool], max_calls: int | None, *, where: str
 ) -> Constraint:
     """Return the constraint of one or more calls of these tools. Raises: RequestError"""
-    named = sorted(tools, key=lambda tool: tool.name)
-    constraints = [_call_constraint(parser, tool, where) for tool in named]
-    return parser.calls_constraint(choice_of(constraints), max_calls)
+    constraints = [_call_constraint(parser, tool, where) for tool in tools]
+    return parser.calls_constraint(_any_of(constraints), max_calls)
 
 
 def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
@@ -255,14 +254,14 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     if not any(tool.function.strict for tool in body.tools):
         return None
     where = "tools"
-    given = _by_name(body.tools)
+    offered = tool_values(body.tools)
     constraints = [
-        _call_constraint(parser, tool if one.function.strict else Tool(name=tool.name), where)
-        for tool, one in zip(tool_values(given), given, strict=True)
+        _call_constraint(parser, tool if given.function.strict else Tool(name=tool.name), where)
+        for tool, given in zip(offered, body.tools, strict=True)
     ]
     marker = parser.markers[0]
     max_calls = 1 if body.parallel_tool_calls is False else None
-    calls = parser.calls_constraint(choice_of(constraints), max_calls)
+    calls = parser.calls_constraint(_any_of(constraints), max_calls)
     if marker.opens_answer:
         other = Regex(f"(?s:[^{_escaped(marker.start[0])}].*)?")
         return ConstraintRequest(where=where, constraint=Choice((other, calls)))
@@ -272,10 +271,9 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     )
 
 
-def _by_name(tools: Sequence[ToolBody]) -> list[ToolBody]:
-    """Return tools in an order that is the same however a client orders them, so that their
-    constraint is compiled once."""
-    return sorted(tools, key=lambda tool: tool.function.name)
+def _any_of(calls: Sequence[Constraint]) -> Constraint:
+    """Return a choice that is the same, and so compiled once, however a client orders its tools."""
+    return choice_of(sorted(calls, key=repr))
 
 
 def _escaped(character: str) -> str:
