@@ -79,7 +79,7 @@ def tools(random: Random) -> list[Json]:
     properties = {name: {"type": "string", "description": "text"} for name in ("path", "text")}
     parameters = {"type": "object", "properties": properties}
     functions = [
-        {"name": f"tool_{number}", "description": words(random, 20), "parameters": parameters}
+        {"name": f"tool_{number}", "description": words(random, 8), "parameters": parameters}
         for number in range(NUM_TOOLS)
     ]
     return [{"type": "function", "function": function} for function in functions]
@@ -89,7 +89,7 @@ def measure(url: str, random: Random, prompt_tokens: int, new_words: int) -> tup
     """Return the first turn, the second, and a prompt of the second's new tokens alone."""
     offered = tools(random)
     turns: list[Json] = [
-        {"role": "system", "content": words(random, prompt_tokens // 8)},
+        {"role": "system", "content": words(random, prompt_tokens // 6)},
         {"role": "user", "content": words(random, 40)},
     ]
     path = "/v1/chat/completions"
@@ -120,7 +120,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         write_qwen3(model)
-        longest = {"max_position_embeddings": 3 * given.prompt_tokens}
+        longest = {"max_position_embeddings": 2 * given.prompt_tokens + 8000}
         (model / "config.json").write_text(json.dumps(QWEN3_06B | SMALLER | longest))
         flags = [str(model), "--load-format", "dummy", "--enable-prompt-tokens-details"]
         flags += given.serve
