@@ -1,9 +1,11 @@
 """The second turn of an agent's session: its first token beside what its new tokens alone cost.
 
 One server, random weights of a small model. In turns, for conversations that share nothing: the
-first turn of a long prompt with tools, the second turn, which repeats it with the tools in another
-order, and a prompt of as many tokens as were new in it. Run on a quiet machine with
-PYTHONPATH=core:plugins:kernels from the repository root:
+first turn of a long prompt with tools; the second turn, which repeats it with the tools in another
+order; as many new tokens behind the same prefix, sent as ids, so that the server has no text to
+render or tokenize; and as many tokens without a prefix. The time to the first token is that of an
+answer of one token. Run on a quiet machine with PYTHONPATH=core:plugins:kernels from the repository
+root:
 
     python benchmarks/second_turn.py --prompt-tokens 8000
 """
@@ -18,11 +20,10 @@ import statistics
 import subprocess
 import tempfile
 import time
-from http.client import HTTPConnection
+import urllib.request
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 from foundation import QWEN3_06B, serving, write_qwen3
 
@@ -30,45 +31,35 @@ SMALLER = {
     "hidden_size": 512,
     "intermediate_size": 1536,
     "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 2048,
 }
 NUM_TOOLS = 20
-ANSWER_TOKENS = 16
-WORDS = Path(__file__).parents[1].joinpath("README.md").read_text().split()
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LABELS = ("first turn", "second turn", "its new tokens as ids behind the prefix", "without it")
+WORDS = (Path(__file__).parents[1] / "README.md").read_text().split()
 
 Json = dict[str, Any]
 
 
 class Timed:
-    """The first token of a streamed answer: its time, the prompt's tokens, those from the cache."""
+    """An answer of one token: its time, the prompt's tokens, and those from the cache."""
 
     def __init__(self, url: str, path: str, body: Json) -> None:
-        self.text = ""
-        self.tokens = self.cached = 0
-        parts = urlsplit(url)
-        connection = HTTPConnection(str(parts.hostname), parts.port)
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        payload = json.dumps(body | options | {"max_tokens": ANSWER_TOKENS, "ignore_eos": True})
         start_s = time.perf_counter()
-        connection.request("POST", path, payload, {"content-type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise SystemExit(response.read().decode())
-        self.first_s = 0.0
-        while line := response.readline():
-            if line.startswith(b"data: {"):
-                self._read(json.loads(line[6:]), time.perf_counter() - start_s)
-        connection.close()
+        answer = posted(url + path, body | {"max_tokens": 1, "ignore_eos": True})
+        self.seconds = time.perf_counter() - start_s
+        self.tokens = answer["usage"]["prompt_tokens"]
+        self.cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
 
-    def _read(self, event: Json, now_s: float) -> None:
-        for choice in event.get("choices", ()):
-            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
-            if text and not self.text:
-                self.first_s = now_s
-            self.text += text
-        if usage := event.get("usage"):
-            self.tokens = usage["prompt_tokens"]
-            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+def posted(url: str, body: Json) -> Json:
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=600) as response:
+        found: Json = json.load(response)
+        return found
 
 
 def words(random: Random, count: int) -> str:
@@ -86,20 +77,21 @@ def tools(random: Random) -> list[Json]:
 
 
 def measure(url: str, random: Random, prompt_tokens: int, new_words: int) -> tuple[Timed, ...]:
-    """Return the first turn, the second, and a prompt of the second's new tokens alone."""
+    """Return what LABELS names."""
     offered = tools(random)
     turns: list[Json] = [
         {"role": "system", "content": words(random, prompt_tokens // 6)},
         {"role": "user", "content": words(random, 40)},
     ]
-    path = "/v1/chat/completions"
-    first = Timed(url, path, {"messages": turns, "tools": offered})
-    turns.append({"role": "assistant", "content": first.text})
+    first = Timed(url, CHAT, {"messages": turns, "tools": offered})
+    turns.append({"role": "assistant", "content": words(random, new_words // 4)})
     turns.append({"role": "user", "content": words(random, new_words)})
     random.shuffle(offered)
-    second = Timed(url, path, {"messages": turns, "tools": offered})
-    ids = [random.randrange(300, 2000) for _ in range(second.tokens - second.cached)]
-    return first, second, Timed(url, "/v1/completions", {"prompt": ids})
+    second = Timed(url, CHAT, {"messages": turns, "tools": offered})
+    ids = posted(f"{url}/tokenize", {"messages": turns, "tools": offered})["tokens"]
+    new = [random.randrange(300, 2000) for _ in range(second.tokens - second.cached)]
+    behind = Timed(url, TEXT, {"prompt": [*ids[: second.cached], *new]})
+    return first, second, behind, Timed(url, TEXT, {"prompt": new[::-1]})
 
 
 def processor() -> str:
@@ -112,7 +104,7 @@ def processor() -> str:
 def main() -> None:
     """Print the medians of the rounds and their ratios."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--prompt-tokens", type=int, default=8000)
+    parser.add_argument("--prompt-tokens", type=int, default=8000, help="about as many")
     parser.add_argument("--new-words", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("serve", nargs="*", help="further arguments of dovetail serve, after --")
@@ -123,28 +115,27 @@ def main() -> None:
         longest = {"max_position_embeddings": 2 * given.prompt_tokens + 8000}
         (model / "config.json").write_text(json.dumps(QWEN3_06B | SMALLER | longest))
         flags = [str(model), "--load-format", "dummy", "--enable-prompt-tokens-details"]
-        flags += given.serve
-        with serving(flags, Path(name) / "log") as (url, _, _):
+        with serving([*flags, *given.serve], Path(name) / "log") as (url, _, _):
             random = Random(0)
             measure(url, random, 200, given.new_words)
             rounds = []
             for _ in range(given.rounds):
                 rounds.append(measure(url, random, given.prompt_tokens, given.new_words))
-                print(" ".join(f"{turn.first_s * 1e3:.0f} ms" for turn in rounds[-1]), flush=True)
+                print(", ".join(f"{one.seconds * 1e3:.0f} ms" for one in rounds[-1]), flush=True)
     report(rounds)
 
 
 def report(rounds: list[tuple[Timed, ...]]) -> None:
-    first, second, alone = zip(*rounds, strict=True)
+    """Print the median of each column, and of the second turn's ratios to the last two."""
     print(f"{processor()}, {os.cpu_count()} cores, OMP_NUM_THREADS={os.getenv('OMP_NUM_THREADS')}")
-    for label, turns in (("first turn", first), ("second turn", second), ("new tokens", alone)):
-        seconds = statistics.median(turn.first_s for turn in turns)
-        tokens = statistics.median(turn.tokens for turn in turns)
-        cached = statistics.median(turn.cached for turn in turns)
-        print(f"{label:12} {tokens:7.0f} tokens, {cached:7.0f} cached, {seconds * 1e3:9.1f} ms")
-    ratios = sorted(two.first_s / new.first_s for two, new in zip(second, alone, strict=True))
-    middle = statistics.median(ratios)
-    print(f"second turn / its new tokens alone: {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    for label, column in zip(LABELS, zip(*rounds, strict=True), strict=True):
+        seconds = statistics.median(one.seconds for one in column)
+        tokens, cached = column[-1].tokens, column[-1].cached
+        print(f"{label:40} {tokens:6} tokens, {cached:6} cached {seconds * 1e3:9.1f} ms")
+    for number in (2, 3):
+        ratios = sorted(row[1].seconds / row[number].seconds for row in rounds)
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        print(f"second turn / {LABELS[number]}: {statistics.median(ratios):.2f} ({spread})")
 
 
 if __name__ == "__main__":
