@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Offered:
-    """The tools of a conversation's latest turn, which had `num_messages`."""
+    """The tools of the first turn that was seen of a conversation, which had `num_messages`."""
 
     tools: Tools
     num_messages: int
@@ -36,7 +36,7 @@ class EarlierTurns:
     """Of the conversations of one renderer, the latest. Used by several threads.
 
     A conversation is known by its first message of a user and by what its tools are, in whatever
-    order. A request for the same turn, or for a first one, is rendered in its own order.
+    order. A turn that is not longer than the first one is rendered in its own order.
     """
 
     def __init__(self) -> None:
@@ -58,18 +58,17 @@ class EarlierTurns:
         return replace(given, messages=messages, tools=self._tools(given))
 
     def _tools(self, given: RendererInput) -> Tools:
-        """Return the tools in the order, and with the names in the order, of the turn before."""
+        """Return the tools in the order, and with the names in the order, of the first turn."""
         if not given.tools:
             return given.tools
-        meant = sorted(map(canonical, given.tools))
+        texts = sorted(map(canonical, given.tools))
         users = (turn["content"] for turn in given.messages if turn["role"] == "user")
-        key = canonical([next(users, None), meant])
-        earlier, count = self._offered.get(key), len(given.messages)
-        tools = given.tools
-        if earlier is not None and earlier.num_messages < count:
-            tools = earlier.tools
-        self._offered.put(key, _Offered(tools=tools, num_messages=count), sum(map(len, meant)))
-        return tools
+        key = canonical([next(users, None), texts])
+        first, count = self._offered.get(key), len(given.messages)
+        if first is not None and count > first.num_messages:
+            return first.tools
+        self._offered.put(key, _Offered(tools=given.tools, num_messages=count), len(key))
+        return given.tools
 
     def _with_arguments(self, message: dict[str, Any]) -> dict[str, Any]:
         calls = message.get("tool_calls")

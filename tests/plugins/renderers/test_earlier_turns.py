@@ -79,8 +79,20 @@ def test_a_conversation_that_begins_is_rendered_in_its_own_order() -> None:
     rendered = Rendered()
     rendered.text(FIRST, WRITE, READ)
     assert names_in(rendered.text(FIRST, READ, WRITE)) == ["read", "write"]
-    rendered.text(SECOND, READ, WRITE)
-    assert names_in(rendered.text(SECOND, WRITE, READ)) == ["write", "read"]
+
+
+def test_a_long_conversation_is_rendered_in_the_order_in_which_it_is_first_seen() -> None:
+    rendered = Rendered()
+    for tools in ([READ, WRITE], [WRITE, READ]):
+        text = rendered.text(SECOND, *tools)
+        assert names_in(text) == [tool["function"]["name"] for tool in tools]
+
+
+def test_a_turn_that_is_counted_and_then_sent_has_one_order() -> None:
+    rendered = Rendered()
+    first = rendered.text(FIRST, WRITE, READ)
+    for tools in ([READ, WRITE], [WRITE, READ], [READ, WRITE]):
+        assert rendered.text(SECOND, *tools).startswith(first)
 
 
 @pytest.mark.parametrize(
