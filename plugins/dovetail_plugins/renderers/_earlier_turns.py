@@ -8,17 +8,21 @@ another beginning, and the prefix cache has none of it. What means the same is r
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from dovetail.interfaces.renderer import RendererInput, SpelledArguments
+from dovetail.interfaces.renderer import Renderer, RendererInput, SpelledArguments
 from dovetail.json_values import InvalidJson, json_value
 
 MAX_CHARS = 1 << 22
 """The characters of all tools, and of all arguments, that are stored."""
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable of the folder that several API processes share, if there are several."""
 
 Tools = Sequence[dict[str, Any]]
 Value = TypeVar("Value")
@@ -84,6 +88,25 @@ class EarlierTurns:
             return call
         spelled = SpelledArguments(json_value(text), text)
         return call | {"function": function | {"arguments": spelled}}
+
+
+class FollowingRenderer(Renderer):
+    """A renderer that renders conversations as their earlier turns were, after `follow`."""
+
+    _earlier: EarlierTurns | None = None
+
+    def follow(self) -> None:
+        """Begin to follow turns, unless several API processes answer: none knows all turns."""
+        self._earlier = None if METRICS_FOLDER in os.environ else EarlierTurns()
+
+    def settled(self, given: RendererInput) -> RendererInput:
+        """Return a conversation as its earlier turns were rendered."""
+        return given if self._earlier is None else self._earlier.settled(given)
+
+    def note_calls(self, arguments: Mapping[str, str]) -> None:
+        """Note the arguments that the model wrote in an answer's calls."""
+        if self._earlier is not None:
+            self._earlier.note_calls(arguments)
 
 
 class _Latest(Generic[Value]):

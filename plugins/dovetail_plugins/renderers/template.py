@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any, ClassVar
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
-from dovetail.observability.metrics import FOLDER_VARIABLE
-from dovetail_plugins.renderers._earlier_turns import EarlierTurns
+from dovetail_plugins.renderers._earlier_turns import EarlierTurns, FollowingRenderer
 from dovetail_plugins.renderers._jinja import ChatTemplate
 
 CODE = ("encoding/*.py", "encoding_*.py")
@@ -31,7 +29,7 @@ class _Options:
     )
 
 
-class Template(Renderer):
+class Template(FollowingRenderer):
     """Renders with a jinja template in a sandbox, and with another one if there are tools."""
 
     info = Info(
@@ -45,21 +43,11 @@ class Template(Renderer):
         """Compile the templates. Raises: ConfigError for one that cannot be compiled"""
         self.options = options
         self._facts = facts
-        # None of several API processes knows all turns of a conversation.
-        is_alone = FOLDER_VARIABLE not in os.environ
-        self._earlier = EarlierTurns() if options.follows_earlier_turns and is_alone else None
+        if options.follows_earlier_turns:
+            self.follow()
         own, given = facts.tokenizer, facts.template
         self._template = self._compiled(given or own.chat_template)
         self._for_tools = self._compiled(None if given else own.chat_templates.get("tool_use"))
-
-    def settled(self, given: RendererInput) -> RendererInput:
-        """Return a conversation as its earlier turns were rendered."""
-        return self._earlier.settled(given) if self._earlier is not None else given
-
-    def note_calls(self, arguments: Mapping[str, str]) -> None:
-        """Note the arguments that the model wrote in an answer's calls."""
-        if self._earlier is not None:
-            self._earlier.note_calls(arguments)
 
     def reads(self, *, has_tools: bool) -> Reads:
         """Return what the template reads. Raises: RequestError if there is none"""

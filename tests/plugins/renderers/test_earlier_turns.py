@@ -148,6 +148,32 @@ def test_a_call_that_was_cut_off_is_not_stored() -> None:
     assert "[{}]" in rendered.text(calling(WRITTEN[:-3]))
 
 
+def test_a_syntax_of_parameters_has_them_in_the_order_of_the_model() -> None:
+    template = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{% for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}"
+        "{% endfor %}{% endfor %}{% endfor %}"
+    )
+    renderer = chat_renderer(None, template)
+    renderer.note_calls({"call_1": '{"path": "a.py", "line": 2, "and": "b"}'})
+    messages = calling('{"and":"b","line":2,"path":"a.py"}')
+    found = renderer.render(ChatRequest.model_validate({"messages": messages}))
+    assert found.text == "<path>a.py<line>2<and>b"
+
+
+def test_deepseek_s_own_format_follows_earlier_turns_too() -> None:
+    selection = registry.choose("renderer", "deepseek_v32")
+    renderer = chat_renderer(None, None, selection=selection)
+    tools = [READ, WRITE]
+    texts = []
+    for messages in (FIRST, SECOND):
+        body = ChatRequest.model_validate({"messages": messages, "tools": tools})
+        texts.append(renderer.render(body).text)
+        tools = tools[::-1]
+    assert texts[0].index('"read"') < texts[0].index('"write"')
+    assert texts[1].index('"read"') < texts[1].index('"write"')
+
+
 def test_control_words_of_clients_are_found_beside_a_call_of_the_model() -> None:
     from dovetail_testing.fakes.async_engine import FakeFacts
 
