@@ -30,32 +30,12 @@ AUTO = "auto"
 MAX_GIVEN = 16
 """How many templates from requests are cached in compiled form."""
 
-RESERVED = frozenset(
-    {
-        "messages",
-        "message",
-        "conversation",
-        "conversations",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "raise_exception",
-        "strftime_now",
-        "range",
-        "namespace",
-        "dict",
-    }
-)
+RESERVED = frozenset((
+    "messages", "message", "conversation", "conversations", "tools", "documents",
+    "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "raise_exception", "strftime_now", "range", "namespace", "dict",
+))  # fmt: skip
 """Variables that `chat_template_kwargs` may not set."""
 
 FINAL_TURN_ROLES = frozenset({"assistant"})
