@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.interfaces.stats import RequestStats
-from dovetail_plugins.stat_loggers._prefix_breaks import PrefixBreaks
+from dovetail_plugins.stat_loggers._prefix_breaks import PrefixBreak, PrefixBreaks
 from support.agent_sessions import (
     Chat,
     Habits,
@@ -58,22 +58,30 @@ FLAGS = (
 )
 
 
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[RequestStats]:
-    """Return a list of what the stat loggers get of each request."""
-    found: list[RequestStats] = []
-    note = PrefixBreaks.note
+class Ended(list[RequestStats]):
+    """What the stat loggers get of each request, and the breaks that they find."""
 
-    def noting(self: PrefixBreaks, stats: RequestStats) -> Any:
-        found.append(stats)
-        return note(self, stats)
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaks: list[PrefixBreak | None] = []
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    """Return the requests that end from now on."""
+    ended, note = Ended(), PrefixBreaks.note
+
+    def noting(self: PrefixBreaks, stats: RequestStats) -> PrefixBreak | None:
+        ended.append(stats)
+        ended.breaks.append(note(self, stats))
+        return ended.breaks[-1]
 
     monkeypatch.setattr(PrefixBreaks, "note", noting)
-    return found
+    return ended
 
 
 def shares_of(
-    model: Path, requests: list[RequestStats], programs: Iterable[str], *flags: str
+    model: Path, requests: Ended, programs: Iterable[str], *flags: str
 ) -> dict[str, float]:
     """Return for each program the share of what its session repeats that is cached."""
     shares = {}
@@ -99,18 +107,23 @@ def shares_of(
     ],
 )
 def test_what_a_session_repeats_comes_from_the_cache(
-    spelling: str, programs: Iterable[str], requests: list[RequestStats], tmp_path: Path
+    spelling: str, programs: Iterable[str], requests: Ended, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "m", answers(SPELLINGS[spelling]))
     shares = shares_of(model, requests, programs)
     assert min(shares.values()) >= 0.98, shares
+    assert not any(requests.breaks)
 
 
 def test_without_the_option_a_new_order_of_tools_breaks_the_prefix(
-    requests: list[RequestStats], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    requests: Ended, tmp_path: Path
 ) -> None:
     model = write_model(tmp_path / "m", answers(SPELLINGS["compact"]))
-    flags = ("--stat-loggers", "log", "prometheus", "--plugin-options", OFF)
-    shares = shares_of(model, requests, ["aider"], *flags)
+    shares = shares_of(model, requests, ["aider"], "--plugin-options", OFF)
     assert shares["aider"] < 0.5
-    assert "prefix broke at token" in caplog.text
+    first, *later = requests.breaks
+    assert first is None
+    assert len(later) == 9
+    for found in later:
+        assert found is not None
+        assert found.why == "changed"
