@@ -20,23 +20,10 @@ class StepCounter:
     """Counts since the last `take`, which returns and resets them. The engine core adds to them."""
 
     __slots__ = (
-        "_cache",
-        "_engine",
-        "_hit_tokens",
-        "_queried_tokens",
-        "_swapped_in_tokens",
-        "_swaps",
-        "accepted_at",
-        "accepted_tokens",
-        "draft_tokens",
-        "drafted_at",
-        "drafts",
-        "faults",
-        "finished",
-        "generated_tokens",
-        "preemptions",
-        "prompt_tokens",
-    )
+        "_cache", "_engine", "_hit_tokens", "_queried_tokens", "_swapped_in_tokens", "_swaps",
+        "accepted_at", "accepted_tokens", "draft_tokens", "drafted_at", "drafts", "faults",
+        "finished", "generated_tokens", "preemptions", "prompt_tokens",
+    )  # fmt: skip
 
     def __init__(self, cache: KVAccounting, *, engine: int = 0) -> None:
         self._cache = cache

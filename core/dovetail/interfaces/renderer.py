@@ -38,6 +38,14 @@ class RendererFacts:
         return bool(self.template or self.tokenizer.chat_template)
 
 
+class SpelledArguments(dict[str, Any]):
+    """The arguments of a call, with the JSON text in which the model wrote them."""
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        super().__init__(arguments)
+        self.text = text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendererInput:
     """What a prompt is made of.
@@ -106,6 +114,15 @@ class Renderer(Plugin):
     def render(self, given: RendererInput) -> str:
         """Return the text of the prompt, which is the same for the same conversation. Does not
         change it. Raises: RequestError for a conversation that it cannot render"""
+
+    def note_calls(self, arguments: Mapping[str, str]) -> None:
+        """Note the arguments that the model wrote in an answer's calls, by the calls' ids."""
+
+    def settled(self, given: RendererInput) -> RendererInput:
+        """Return a conversation, about to be rendered, with what its client now sends in another
+        order or spelling as earlier turns had it, so that the prompt begins like the last one: the
+        tools, and arguments (SpelledArguments). The default changes nothing."""
+        return given
 
     def sources(self) -> Mapping[str, str]:
         """Return the texts that show the format, by name ("default", "tool_use"): templates, or a

@@ -123,7 +123,8 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     `finish_reason` is that of the first completion, `finish_reasons` has one per ended completion;
     `error` says why for "error". `generated_tokens` is the sum over completions, `longest_tokens`
     the maximum; `sampling` is as requested. `forward_s` and `execute_s` are the total times of the
-    model and of the executor in the steps with this request, 0 unless requested.
+    model and of the executor in the steps with this request, 0 unless requested. `cache_key` (its
+    cache salt, its adapter) says with whom it shares cached prefixes; None: with nobody.
     """
 
     request_id: str
@@ -148,6 +149,8 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     execute_s: float = 0.0
     caller: Caller | None = None
     engine: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    cache_key: tuple[str, str] | None = None
 
 
 class StatLogger(Plugin):

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.renderer import SpelledArguments
 from dovetail_plugins.renderers import _budget as budget
 
 _BOUND_LOOP = "dovetail_loop"
@@ -388,10 +389,14 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON like transformers' filter: no HTML escapes, non-ASCII text unchanged."""
+    """Return JSON like transformers' filter: no HTML escapes, non-ASCII text unchanged. Arguments
+    that the model wrote are written as it did."""
+    budget.check_written(value)
+    is_plain = not (ensure_ascii or sort_keys) and (indent, separators) == (None, None)
+    if isinstance(value, SpelledArguments) and is_plain:
+        return value.text
     if indent is not None and indent > 16:
         raise budget.TemplateLimit("the chat template indents JSON by more than 16.")
-    budget.check_written(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

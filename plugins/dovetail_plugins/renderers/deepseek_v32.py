@@ -14,7 +14,8 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.renderer import Reads, Renderer, RendererFacts, RendererInput
+from dovetail.interfaces.renderer import Reads, RendererFacts, RendererInput
+from dovetail_plugins.renderers._earlier_turns import FollowingRenderer
 
 MODEL_TYPE = "deepseek_v32"
 CODE = "encoding/encoding_dsv32.py"
@@ -68,7 +69,7 @@ Here are the functions available in JSONSchema format:
 """What the model was trained to read before its tools, word for word."""
 
 
-class DeepseekV32(Renderer):
+class DeepseekV32(FollowingRenderer):
     """Renders as the checkpoint's own code does."""
 
     info = Info(
@@ -89,6 +90,7 @@ class DeepseekV32(Renderer):
 
     def __init__(self, options: Any, facts: RendererFacts) -> None:
         self.options = options
+        self.follow()
 
     def reads(self, *, has_tools: bool) -> Reads:
         """Return what the format has a place for."""

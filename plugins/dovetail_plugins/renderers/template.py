@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.renderer import TEMPLATES, Reads, Renderer, RendererFacts, RendererInput
+from dovetail_plugins.renderers._earlier_turns import EarlierTurns, FollowingRenderer
 from dovetail_plugins.renderers._jinja import ChatTemplate
 
 CODE = ("encoding/*.py", "encoding_*.py")
 """Files of checkpoints that bring code for their conversations (DeepSeek-V3.2 and V4)."""
 
 
-class Template(Renderer):
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    follows_earlier_turns: bool = field(
+        default=True,
+        metadata={
+            "help": "render a conversation's tools in the order of its first turn, and its calls "
+            "as the model wrote them, so that the prefix cache has them; off with several API "
+            "processes"
+        },
+    )
+
+
+class Template(FollowingRenderer):
     """Renders with a jinja template in a sandbox, and with another one if there are tools."""
 
     info = Info(
@@ -23,11 +37,14 @@ class Template(Renderer):
         source="https://huggingface.co/docs/transformers/chat_templating",
     )
     capabilities: ClassVar[frozenset[str]] = frozenset({TEMPLATES})
+    Options = _Options
 
     def __init__(self, options: Any, facts: RendererFacts) -> None:
         """Compile the templates. Raises: ConfigError for one that cannot be compiled"""
         self.options = options
         self._facts = facts
+        if options.follows_earlier_turns:
+            self.follow()
         own, given = facts.tokenizer, facts.template
         self._template = self._compiled(given or own.chat_template)
         self._for_tools = self._compiled(None if given else own.chat_templates.get("tool_use"))
@@ -58,7 +75,7 @@ class Template(Renderer):
     def with_template(self, source: str) -> Renderer:
         """Return a renderer for a request's own template, with the same limits. Raises:
         RequestError"""
-        return _OfRequest(source, self._facts.tokenizer.special_tokens)
+        return _OfRequest(source, self._facts.tokenizer.special_tokens, self._earlier)
 
     def _compiled(self, source: str | None) -> ChatTemplate | None:
         flag = f"--chat-template {self._facts.template_file}".strip()
@@ -76,8 +93,11 @@ class Template(Renderer):
 class _OfRequest(Template):
     """Renders with one template for all."""
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special: Mapping[str, str], earlier: EarlierTurns | None
+    ) -> None:
         self._for_tools = None
+        self._earlier = earlier
         try:
             self._template = ChatTemplate(source, special)
         except ConfigError as error:

@@ -52,6 +52,11 @@ BY_CONNECTOR = {
     "kv_transfer_load_seconds": "Seconds that requests waited for their KV blocks, all together",
 }
 """Counters with the label `connector`, its name; shown once there is one."""
+BY_CAUSE = {
+    "prefix_broken_tokens": "Tokens computed again behind a break of their conversation's prefix",
+}
+"""Counters with the label `cause`: changed, the prompt's beginning is another one; gone, it was no
+longer in the cache."""
 BY_POSITION = {
     "spec_decode_num_draft_tokens_per_pos": "Draft tokens proposed, by their place in the draft",
     "spec_decode_num_accepted_tokens_per_pos": "Draft tokens kept, by their place in the draft",
@@ -63,6 +68,8 @@ OWN = frozenset(
         *("faults", "cached_prompt_tokens", "num_swaps", "sleep_level", "swapped_in_tokens"),
         "spec_decode_num_draft_tokens_per_pos",
         *BY_CONNECTOR,
+        *BY_CAUSE,
+        "prefix_broken_at_tokens",
         *("device_seconds", "divided_steps", "exposed_host_seconds", "hidden_host_seconds"),
     }
 )
@@ -129,6 +136,10 @@ def histograms(max_model_tokens: int) -> dict[str, tuple[str, Sequence[float]]]:
         ),
         "request_params_max_tokens": ("max_tokens of each request", lengths),
         "request_params_n": ("n of each request", _N),
+        "prefix_broken_at_tokens": (
+            "Token at which a prompt stopped to begin like an earlier one of its conversation",
+            lengths,
+        ),
         "model_forward_time_milliseconds": (
             "Time of the model's forward pass in each step",
             _CALL_MS,

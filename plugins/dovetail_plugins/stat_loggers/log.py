@@ -6,10 +6,12 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats
+from dovetail_plugins.stat_loggers._prefix_breaks import CHANGED, PrefixBreak, PrefixBreaks
 
 logger = logging.getLogger("dovetail.stats")
 
@@ -43,6 +45,8 @@ class LogStats(StatLogger):
         self._num_finished = 0
         self._last: dict[int, StepStats] = {}
         self._has_news = False
+        self._breaks = PrefixBreaks()
+        self._num_breaks, self._logged_break_s = 0, -inf
 
     def step(self, stats: StepStats) -> None:
         """Count; write a line when the interval is over."""
@@ -63,7 +67,16 @@ class LogStats(StatLogger):
         self.flush()
 
     def request(self, stats: RequestStats) -> None:
-        """Ignore requests: with several API processes, steps are reported to one of them."""
+        """Write a line, if none was written lately, for a prompt that lost its prefix. All else is
+        counted by step: with several API processes, steps are reported to one of them."""
+        found = self._breaks.note(stats)
+        if found is None:
+            return
+        self._num_breaks += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_break_s >= self._interval_s:
+            logger.info("%s", _break_line(found, stats, self._num_breaks - 1))
+            self._logged_break_s, self._num_breaks = now_s, 0
 
     def flush(self) -> None:
         """Write a line if the interval is over and there is something to say."""
@@ -103,3 +116,16 @@ class LogStats(StatLogger):
             f"KV cache {sum(one.kv_usage for one in last) / len(last):.1%}, "
             f"prefix hits {hit_share:.1%}, preemptions {self._preemptions}{drafts}{halves}"
         )
+
+
+def _break_line(found: PrefixBreak, stats: RequestStats, num_others: int) -> str:
+    """Return the line about a prompt that was computed again from one of its tokens on."""
+    reason = "the cache no longer had them"
+    if found.why == CHANGED:
+        reason = f"token {found.at} was {found.was} and is {found.now}"
+    others = f"; {num_others} more since the last such line" if num_others else ""
+    return (
+        f"prefix broke at token {found.at} of {stats.prompt_tokens} in request "
+        f"{stats.request_id}: {found.num_lost} tokens of its conversation were computed again, "
+        f"since {reason}{others}"
+    )

@@ -6,6 +6,7 @@ describes each family.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from dovetail.interfaces.stats import RequestStats, StatLogger, StepStats, Token
 from dovetail.observability.metrics import PREFIX, counter, gauge, histogram
 from dovetail_plugins.stat_loggers._adapters import AdapterGauge
 from dovetail_plugins.stat_loggers._families import (
+    BY_CAUSE,
     BY_CONNECTOR,
     BY_POSITION,
     COUNTERS,
@@ -25,10 +27,12 @@ from dovetail_plugins.stat_loggers._families import (
     SUCCESS_REASONS,
     histograms,
 )
+from dovetail_plugins.stat_loggers._prefix_breaks import CHANGED, GONE, PrefixBreak, PrefixBreaks
 
 _LABELS = ("model_name", "engine")
 POSITION = "position"
 CONNECTOR = "connector"
+CAUSE = "cause"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ class PrometheusStats(StatLogger):
         self._families = _Families(max_model_tokens, shows_hidden=options.shows_hidden)
         self._engines: dict[int, _EngineMetrics] = {}
         self._adapters = AdapterGauge()
+        self._breaks = PrefixBreaks()
 
     def expect(self, engines: Sequence[int]) -> None:
         """Show the zeros of these engines: a rate needs the zero that came before."""
@@ -78,6 +83,9 @@ class PrometheusStats(StatLogger):
     def request(self, stats: RequestStats) -> None:
         """Record a finished request; one that failed counts as no success."""
         self._of(stats.engine).request(stats)
+        found = self._breaks.note(stats)
+        if found is not None:
+            self._of(stats.engine).prefix_break(found)
 
 
 class _Families:
@@ -104,8 +112,12 @@ class _Families:
             name: counter(_full(name), text, (*_LABELS, CONNECTOR))
             for name, text in BY_CONNECTOR.items()
         }
+        self.by_cause = {
+            name: counter(_full(name), text, (*_LABELS, CAUSE)) for name, text in BY_CAUSE.items()
+        }
         self.histograms = each(
-            facts, lambda name: histogram(_full(name), *facts[name], _LABELS, has_alias=True)
+            facts,
+            lambda name: histogram(_full(name), *facts[name], _LABELS, has_alias=_shared(name)),
         )
         self.success = counter(
             _full(SUCCESS),
@@ -126,6 +138,9 @@ class _EngineMetrics:
         self._histograms = {name: one.labels(*labels) for name, one in families.histograms.items()}
         self._by_position = families.by_position
         self._by_connector = families.by_connector
+        self._by_cause = families.by_cause
+        for cause, family in itertools.product((CHANGED, GONE), self._by_cause.values()):
+            family.labels(*labels, cause)
         self._success = families.success
         for reason in SUCCESS_REASONS:
             self._success.labels(*labels, reason)
@@ -202,6 +217,11 @@ class _EngineMetrics:
         self._observe("request_params_max_tokens", stats.max_tokens)
         if stats.generated_tokens:
             self._observe_answer(stats)
+
+    def prefix_break(self, found: PrefixBreak) -> None:
+        """Record a prompt that was computed again although an earlier one had begun like it."""
+        self._by_cause["prefix_broken_tokens"].labels(*self._labels, found.why).inc(found.num_lost)
+        self._observe("prefix_broken_at_tokens", found.at)
 
     def _observe_answer(self, stats: RequestStats) -> None:
         self._observe("time_to_first_token_seconds", stats.ttft_s)

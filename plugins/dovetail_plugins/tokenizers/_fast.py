@@ -6,6 +6,7 @@ add_bos_token and add_eos_token if there is a tokenizer.json). Imports no transf
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.tokenizer import PairFrame, TokenStream
 from dovetail.json_values import json_value
 from dovetail_plugins.tokenizers import _files
+from dovetail_plugins.tokenizers._known_pieces import KnownPieces, Span, starts_of
 from dovetail_plugins.tokenizers._pairs import frame_of
 from dovetail_plugins.tokenizers._plain_words import PlainWords
 from dovetail_plugins.tokenizers._shape import PIECE_CHARS, TokenizerShape, pieces, shape_of
@@ -79,9 +81,20 @@ class FastTokenizer:
         parts = self.encode_parts(text, add_special_tokens=add_special_tokens)
         return [token_id for part in parts for token_id in part]
 
-    def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+    def encode_parts(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> Iterator[Sequence[int]]:
         """Yield the token ids of a long text piece by piece: the library needs hundreds of bytes
         per character. The tokens of the pieces are those of the whole."""
+        if self._known_pieces is None or len(text) <= SHORT_CHARS:
+            yield from self._cut_parts(text, add_special_tokens)
+            return
+        before, after = self._around if add_special_tokens else ([], [])
+        parts = itertools.chain([before], self._known_pieces.parts(text), [after])
+        yield from (part for part in parts if len(part))
+
+    def _cut_parts(self, text: str, add_special_tokens: bool) -> Iterator[list[int]]:
+        """Yield the ids of a text in pieces that are cut between words, if it is long."""
         cut = self._shape.cut if len(text) > 2 * PIECE_CHARS else None
         if cut is None:
             yield self._encode_freely(text, add_special_tokens)
@@ -91,6 +104,22 @@ class FastTokenizer:
         for piece in pieces(text, cut):
             yield self._encode_freely(piece, False)
         yield after
+
+    @cached_property
+    def _known_pieces(self) -> KnownPieces | None:
+        """The tokens of the latest pieces; None if no text can be cut, or is not split alike."""
+        tokens = list(self._backend.get_added_tokens_decoder().values())
+        starts = starts_of(tokens, "".join(self._facts.chat_templates.values()))
+        is_random = bool(getattr(self._backend.model, "dropout", None))
+        if not starts or is_random or self._backend.encode_special_tokens:
+            return None
+        return KnownPieces(self._encode_piece, starts)
+
+    def _encode_piece(self, piece: str, plain: Sequence[Span]) -> Iterator[list[int]]:
+        if plain:
+            yield self._plain_words.encode(piece, plain)
+        else:
+            yield from self._cut_parts(piece, False)
 
     def _encode_freely(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text, other threads running meanwhile, which `encode` of the library
@@ -119,7 +148,9 @@ class FastTokenizer:
     ) -> list[int]:
         """Return the token ids of a text in which the words at `plain` are ordinary text."""
         before, after = self._around if add_special_tokens else ([], [])
-        return [*before, *self._plain_words.encode(text, plain), *after]
+        if self._known_pieces is None or len(text) <= SHORT_CHARS:
+            return [*before, *self._plain_words.encode(text, plain), *after]
+        return [*before, *itertools.chain(*self._known_pieces.parts(text, plain)), *after]
 
     def pair_frame(self) -> PairFrame:
         """Return the file's special tokens around and between two texts."""

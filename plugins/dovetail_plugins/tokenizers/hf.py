@@ -80,7 +80,9 @@ class HfTokenizer(Tokenizer):
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
-    def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+    def encode_parts(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> Iterator[Sequence[int]]:
         """Yield the token ids of a long text part by part."""
         yield from self._inner.encode_parts(text, add_special_tokens=add_special_tokens)
 

@@ -21,21 +21,8 @@ from dovetail.layers.linear.sharded import (
 )
 
 __all__ = [
-    "FOUR_BLOCKS",
-    "GROUPS",
-    "ActivatedLinear",
-    "ColumnParallelLinear",
-    "GatedLinear",
-    "Linear",
-    "MergedActivatedLinear",
-    "MergedColumnParallelLinear",
-    "QKVParallelLinear",
-    "ReplicatedActivatedLinear",
-    "ReplicatedLinear",
-    "RowParallelLinear",
-    "attention_linears",
-    "empty_bias",
-    "even_part",
-    "linear_spec",
-    "split_heads",
-]
+    "FOUR_BLOCKS", "GROUPS", "ActivatedLinear", "ColumnParallelLinear", "GatedLinear", "Linear",
+    "MergedActivatedLinear", "MergedColumnParallelLinear", "QKVParallelLinear",
+    "ReplicatedActivatedLinear", "ReplicatedLinear", "RowParallelLinear", "attention_linears",
+    "empty_bias", "even_part", "linear_spec", "split_heads",
+]  # fmt: skip

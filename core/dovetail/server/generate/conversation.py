@@ -62,6 +62,7 @@ async def prepare(
         ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
         body, unheard = without_unheard_budget(body, plan, text, names) if names else (body, [])
+        plan = replace(plan, note_calls=text.renderer.note_calls)
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         constraint, formats = await _constraint(text, body, plan, prompt.tail)

@@ -44,7 +44,7 @@ Prompt = PlainPrompt | MediaPrompt | VectorPrompt | PlacedPrompt | EncoderPrompt
 class PreparedRequest:
     """A client's request, ready for the engine. `requests[i]` makes completion i, decoded by
     `tokenizer`. With `are_pieces` they are the pieces of one prompt, and their vectors (of length 1
-    if `has_length_1`) are merged."""
+    if `has_length_1`) are merged. `cache_key`: see RequestStats."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -54,6 +54,7 @@ class PreparedRequest:
     tokenizer: Tokenizer
     are_pieces: bool = False
     has_length_1: bool = False
+    cache_key: tuple[str, str] | None = None
 
 
 class InputProcessor:
@@ -138,6 +139,7 @@ class InputProcessor:
             requests=requests,
             arrival_s=arrival_s,
             tokenizer=vocabulary.tokenizer,
+            cache_key=(cache_salt, adapter) if self._keeps_prefixes and not parts else None,
         )
 
     def _media_adapter(self, parts: Sequence[PromptPart]) -> str:

@@ -79,6 +79,7 @@ class LiveRequest:
             lengths = [len(request.prompt_ids) for request in prepared.requests]
             self.pieces = PieceVectors(lengths, is_normalized=prepared.has_length_1)
         self._caller = caller
+        self._cache_key = prepared.cache_key
         self.children = [
             _Child(
                 request.request_id,
@@ -130,6 +131,8 @@ class LiveRequest:
             execute_s=clock.execute_s,
             caller=self._caller,
             engine=engine,
+            prompt_ids=self.prompt_ids,
+            cache_key=self._cache_key,
         )
 
 

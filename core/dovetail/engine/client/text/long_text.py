@@ -98,8 +98,8 @@ def too_many_chars(
 def check_fits(
     tokenizer: Tokenizer, text: str, max_tokens: int, rest: Rest, *, answers: bool = True
 ) -> None:
-    """Raise RequestError for a long text once its pieces have more than `max_tokens` tokens."""
-    if len(text) <= 2 * PIECE_CHARS:
+    """Raise RequestError for a text far too long once its pieces have more than `max_tokens`."""
+    if len(text) <= max(2 * PIECE_CHARS, CHARS_PER_TOKEN * max_tokens):
         return
     num_tokens = num_spare = 0
     for piece in pieces(text):

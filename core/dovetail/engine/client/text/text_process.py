@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 WORKER = "dovetail.engine.client.text.text_worker"
 LARGE_BODY_BYTES = 1 << 17
 HUGE_BYTES = 1 << 20
-IDLE_S = 20.0
+IDLE_S = 300.0
+"""As long as an agent's tools may take between two of its long prompts."""
 SILENCE_LIMIT_S = 600.0
 """The maximum time that a process may work on a part of a text."""
 

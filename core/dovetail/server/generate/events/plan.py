@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from dovetail.interfaces.answer_reader import ReadingPlan
@@ -20,7 +21,7 @@ class SessionPlan:
     token `min_tokens` on. `reads_bare`: an answer that consists only of calls without markers is
     parsed as calls, if the parser supports it. `reasoning_reading` and `tool_reading` say how
     parsers read their part of the answer themselves (see `stages`). `custom` are the names of tools
-    that take text.
+    that take text. `note_calls` takes the arguments of an answer's calls by their ids.
     """
 
     reasoning: Markers | None = None
@@ -38,6 +39,7 @@ class SessionPlan:
     reasoning_reading: ReadingPlan | None = None
     tool_reading: ReadingPlan | None = None
     custom: frozenset[str] = frozenset()
+    note_calls: Callable[[Mapping[str, str]], None] | None = None
 
     @property
     def can_reason(self) -> bool:

@@ -34,6 +34,7 @@ class CountedSession:
         self._num_held = 0
         self._counts = plan.can_reason or bool(plan.stops) or plan.is_staged
         self._arguments: dict[int, list[str]] = {}
+        self._call_ids: list[str] = []
         self._custom = CustomCalls(plan.custom) if plan.custom else None
 
     @property
@@ -74,6 +75,7 @@ class CountedSession:
         for event in events:
             if isinstance(event, ToolCallStart):
                 self._arguments[event.index] = []
+                self._call_ids.append(event.call_id)
             elif isinstance(event, ToolCallArgsDelta):
                 self._arguments[event.index].append(event.text)
         return events if self._custom is None else self._custom.read(events)
@@ -83,6 +85,8 @@ class CountedSession:
         events = self._noted(self.session.finish(is_cut=is_cut))
         if self.session.is_reasoning:
             self._count_held()
+        if self._call_ids and (note := self.session.plan.note_calls) is not None:
+            note(dict(zip(self._call_ids, map("".join, self._arguments.values()), strict=True)))
         return events
 
     def _count_held(self) -> None:

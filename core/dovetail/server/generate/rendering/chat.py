@@ -30,32 +30,12 @@ AUTO = "auto"
 MAX_GIVEN = 16
 """How many templates from requests are cached in compiled form."""
 
-RESERVED = frozenset(
-    {
-        "messages",
-        "message",
-        "conversation",
-        "conversations",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-        "raise_exception",
-        "strftime_now",
-        "range",
-        "namespace",
-        "dict",
-    }
-)
+RESERVED = frozenset((
+    "messages", "message", "conversation", "conversations", "tools", "documents",
+    "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "padding",
+    "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "raise_exception", "strftime_now", "range", "namespace", "dict",
+))  # fmt: skip
 """Variables that `chat_template_kwargs` may not set."""
 
 FINAL_TURN_ROLES = frozenset({"assistant"})
@@ -102,6 +82,7 @@ class ChatRenderer:
         with `interleaves_media` at their places. Raises: ConfigError"""
         self.selection = selection
         self._renderer: Renderer = registry.make(selection, facts)
+        self.note_calls = self._renderer.note_calls
         self._media_words = dict(media_words or {})
         self._interleaves_media = interleaves_media
         self._media_kinds = media_kinds
@@ -159,6 +140,7 @@ class ChatRenderer:
             adds_generation_prompt=_adds_generation_prompt(body),
             continues_final_message=body.continue_final_message,
         )
+        conversation = renderer.settled(conversation)
         run = partial(_run, renderer)
         text = run(conversation)
         plain = self._words(renderer, bool(tools)).from_clients(run, conversation, text)

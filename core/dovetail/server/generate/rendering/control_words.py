@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.renderer import Reads, RendererInput
+from dovetail.interfaces.renderer import Reads, RendererInput, SpelledArguments
 
 Span = tuple[int, int]
 FIRST_STAND_IN = 0xE000
@@ -105,6 +105,8 @@ class ControlWords:
             pattern = self._replaceable[kind]
             if isinstance(value, str) and pattern is not None:
                 return pattern.sub(lambda match: stand_ins[match[0]], value)
+            if isinstance(value, SpelledArguments):
+                return SpelledArguments(replace(dict(value), kind), replace(value.text, kind))
             if isinstance(value, dict):
                 return {replace(k, kind): replace(v, kind) for k, v in value.items()}
             if isinstance(value, list | tuple):

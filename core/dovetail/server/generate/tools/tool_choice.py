@@ -122,7 +122,7 @@ def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest 
         return _strict(body, parser)
     is_one = body.tool_choice != "required" or body.parallel_tool_calls is False
     found = [_call_constraint(parser, tool, "tool_choice") for tool in chosen_tools(body)]
-    calls = parser.calls_constraint(choice_of(found), 1 if is_one else None)
+    calls = parser.calls_constraint(_any_of(found), 1 if is_one else None)
     return ConstraintRequest(where="tool_choice", constraint=calls)
 
 
@@ -151,7 +151,7 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
     constraints = [constraint for constraint in found if constraint is not None]
     limit = 1 if body.parallel_tool_calls is False else None
     is_whole = len(constraints) == len(found)
-    return parser.calls_constraint(choice_of(constraints), limit) if is_whole else None
+    return parser.calls_constraint(_any_of(constraints), limit) if is_whole else None
 
 
 def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatRequest:
@@ -255,7 +255,7 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     constraints = [_call_constraint(parser, tool, where, is_bound=False) for tool in body.tools]
     marker = parser.markers[0]
     max_calls = 1 if body.parallel_tool_calls is False else None
-    calls = parser.calls_constraint(choice_of(constraints), max_calls)
+    calls = parser.calls_constraint(_any_of(constraints), max_calls)
     if marker.opens_answer:
         other = Regex(f"(?s:[^{_escaped(marker.start[0])}].*)?")
         return ConstraintRequest(where=where, constraint=Choice((other, calls)))
@@ -263,6 +263,11 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     return ConstraintRequest(
         where=where, tags=((marker.start, _without_start(region, marker.start)),)
     )
+
+
+def _any_of(calls: Sequence[Constraint]) -> Constraint:
+    """Return a choice that is the same, and so compiled once, however a client orders its tools."""
+    return choice_of(sorted(calls, key=repr))
 
 
 def _escaped(character: str) -> str:
