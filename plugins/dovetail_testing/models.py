@@ -117,8 +117,9 @@ class ReplayModel(nn.Module, Model):
         prompt = row.token_ids[: row.num_prompt_tokens]
         if not any(prompt):
             return NO_SCRIPT
-        text = _text(prompt) if self.cues else ""
-        for cue, script in reversed(self.cues):
+        cues: list[tuple[str, Mapping[str, Any]]] = self.cues
+        text = _text(prompt) if cues else ""
+        for cue, script in reversed(cues):
             if cue in text:
                 return script
         if self.cue_base is not None:

@@ -68,7 +68,11 @@ def _events(content: str) -> list[dict[str, Any]]:
 def _chat(content: Any) -> Answer:
     reply = oa_chat.ChatCompletion.model_validate(content)
     (choice,) = reply.choices
-    calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []]
+    calls = [
+        (c.function.name, c.function.arguments)
+        for c in choice.message.tool_calls or []
+        if c.type == "function"
+    ]
     usage = reply.usage
     assert usage is not None
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
@@ -198,7 +202,7 @@ def _ollama_chat(content: Any) -> Answer:
 
 def _ollama_text(content: Any) -> Answer:
     reply = ollama.GenerateResponse.model_validate(content)
-    return Answer(reply.response, [], reply.done_reason, reply.prompt_eval_count or 0)
+    return Answer(reply.response or "", [], reply.done_reason, reply.prompt_eval_count or 0)
 
 
 def _lines(read: Callable[[Any], Answer]) -> Callable[[str], Answer]:
