@@ -1,4 +1,4 @@
-"""The formats of custom tools: a call's text is held to its tool's grammar.
+"""The formats of custom tools: the text of a call must be in the grammar of its tool.
 
 The grammar replaces, in the constraint of a call, what the tool parser says of the only argument.
 """
