@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import RequestFault
+from dovetail.errors import RequestError, RequestFault
 from dovetail_plugins.apis._sealed import opened
+from dovetail_plugins.apis.responses.offered_tools import tools_of
+from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 from dovetail_plugins.apis.responses.turns import messages_of
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.response_events import accumulated, adapter, ask, checked_events, whole, without_ids
@@ -297,6 +299,14 @@ def test_tools_that_clash_or_have_no_name(tools: list[Any], where: str) -> None:
     answer = ask(app, tools=tools)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, where)
     assert ask(app, tools=TOOLS).status_code == 200
+
+
+def test_a_tool_of_a_server_clashes_with_one_of_a_namespace() -> None:
+    body = ResponsesRequest.model_validate({"input": "hi", "tools": [SUMS]})
+    for name in ("sums__add", "sums__note"):
+        with pytest.raises(RequestError, match=f'two tools "{name}"'):
+            tools_of(body, [{"type": "function", "name": name}])
+    assert len(tools_of(body, [{"type": "function", "name": "sums__sub"}])) == 3
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,9 @@ class _Tool:
 
 def tools_of(body: ResponsesRequest, offered: Sequence[Item]) -> list[dict[str, Any]]:
     """Return the tools as chat tools. `offered` are functions of servers. Raises: RequestError"""
-    found = list(_tools(body))
+    found = [*_tools(body), *(_Tool(given=tool, where="tools") for tool in offered)]
     _check(found)
-    servers = (_Tool(given=tool, where="tools") for tool in offered)
-    return [_chat_tool(tool) for tool in (*found, *servers)]
+    return [_chat_tool(tool) for tool in found]
 
 
 def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
