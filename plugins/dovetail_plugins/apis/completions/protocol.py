@@ -34,8 +34,6 @@ VectorTexts = Annotated[list[VectorText], Field(max_length=MAX_PROMPTS)]
 class CompletionRequest(SamplingFields):
     """A request to continue one or more prompts."""
 
-    takes_claimed_fields = True
-
     model: str | None = None
     prompt: str | Prompts | PromptIds | PromptIdLists | None = None
     prompt_embeds: (

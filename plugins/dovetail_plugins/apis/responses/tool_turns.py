@@ -18,6 +18,7 @@ from dovetail_plugins.apis._content_blocks import ContentBlock
 from dovetail_plugins.apis.responses.mcp import McpFault, McpServer, McpTool
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 from dovetail_plugins.apis.responses.response import (
+    MAX_TOKENS,
     CallEnd,
     GrowingResponse,
     ListedTools,
@@ -176,7 +177,7 @@ class ToolTurns:
             if awaits_client:
                 break
             if self.max_tokens is not None and num_tokens >= self.max_tokens:
-                reason = "incomplete"
+                reason = MAX_TOKENS
                 break
             has_calls = self.max_calls is None or num_calls < self.max_calls
             changes = self._changes(num_tokens, turns_left > 1 and has_calls)

@@ -34,6 +34,7 @@ class ParamsReader:
             selection.name: registry.admin.load_selection(selection)
             for selection in spec.run.logits_processors
         }
+        self._conditions = [registry.admin.load_selection(one) for one in spec.stop_conditions]
 
     def read(self, params: SamplingParams, vocabulary: Vocabulary) -> SamplingParams:
         """Return the params with their declared types, prepared by the logits processors. Raises:
@@ -124,6 +125,8 @@ class ParamsReader:
         for processor in self._processors.values():
             if processor.wants(params):
                 processor.verify(params, vocab_size)
+        for condition in self._conditions:
+            condition.verify(params)
 
     def _prepared(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
         """Return the params prepared by the logits processors. Raises: RequestError"""

@@ -35,12 +35,15 @@ CHAT_NAMES = engine_names({})
 
 
 def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
-    """Return a chat request with the body's sampling fields and these. Raises: RequestError"""
+    """Return a chat request with these fields, and the body's sampling fields and those that a
+    plugin may have claimed. Raises: RequestError"""
     shared = {
         name: getattr(body, name)
         for name in SamplingFields.model_fields
         if name in body.model_fields_set
     }
+    undeclared = body.model_extra or {}
+    shared |= {n: undeclared[n] for n in undeclared if n not in ChatRequest.model_fields}
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return ChatRequest.model_validate(shared | given)

@@ -169,8 +169,6 @@ class ThinkingSwitch(Body):
 class ChatRequest(SamplingFields):
     """The body of a chat completion request."""
 
-    takes_claimed_fields = True
-
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=INT31)] | None = None

@@ -6,7 +6,7 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -86,9 +86,6 @@ class StructuredOutputs(Body):
 
 class SamplingFields(Body):
     """The sampling fields of completions and chat. None: the model's or server's default."""
-
-    takes_claimed_fields: ClassVar[bool] = False
-    """Whether this body passes on fields that logits processors claim."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

@@ -32,7 +32,7 @@ class FieldReporter:
     """Remembers for which names a warning was logged, up to a limit."""
 
     def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
-        """`claimed` are the fields that logits processors read."""
+        """`claimed` are the fields that plugins of the engine read."""
         self._is_strict = is_strict
         self._claimed = claimed | {XARGS}
         self._warned: set[str] = set()
@@ -47,7 +47,7 @@ class FieldReporter:
         """
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
-        if is_answered and isinstance(body, SamplingFields) and body.takes_claimed_fields:
+        if is_answered and isinstance(body, SamplingFields):
             names = [name for name in names if name not in self._claimed]
         for name in names if is_answered else ():
             fault = fault_of(name, (body.model_extra or {}).get(name))

@@ -68,7 +68,6 @@ UNSUPPORTED_FIELDS = {
             "no_repeat_ngram_size",
             "num_beam_groups",
             "penalty_alpha",
-            "repetition_detection",
             "smoothing_factor",
             "temperature_last",
             "tfs",
