@@ -88,6 +88,4 @@ def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dic
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     if body.logprob_token_ids:
         check_named_logprobs(is_on=bool(body.logprobs))
-    if body.thinking_token_budget is not None:
-        fields["thinking"] = thinking_limit(body.thinking_token_budget, plan, text)
-    return fields
+    return fields | {"thinking": thinking_limit(body.thinking_token_budget, plan, text)}

@@ -122,9 +122,11 @@ class ParamsReader:
                     where="logits_processors",
                     fix="start the server with --logits-processors naming it.",
                 )
-        for processor in self._processors.values():
-            if processor.wants(params):
-                processor.verify(params, vocab_size)
+        wanted = [one for one in self._processors.values() if one.wants(params)]
+        if params.thinking is not None and all(one.field != "thinking" for one in wanted):
+            raise RequestError("no processor limits reasoning.", where="thinking_token_budget")
+        for processor in wanted:
+            processor.verify(params, vocab_size)
         for condition in self._conditions:
             condition.verify(params)
 

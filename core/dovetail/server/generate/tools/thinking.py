@@ -13,12 +13,19 @@ WHERE = "thinking_token_budget"
 FIX = "leave it out; max_tokens limits reasoning and answer together."
 
 
-def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> ThinkingBudget:
-    """Return the budget of an answer in a model's text. Raises: RequestError, as `thinking_budget`,
-    and if a token of an adapter marks the reasoning"""
+def thinking_limit(
+    num_tokens: int | None, plan: SessionPlan, text: ModelText
+) -> ThinkingBudget | None:
+    """Return the budget of an answer in a model's text: the request's, else the server's for a
+    model that thinks, else None. Raises: RequestError, as `thinking_budget`, and if a token of an
+    adapter marks the reasoning"""
+    if num_tokens is None:
+        num_tokens = text.frontend.reasoning_budget if plan.reasoning is not None else None
+    if num_tokens is None:
+        return None
     text.check_structured_output(WHERE)
-    tokenizer = text.vocabulary.tokenizer
-    budget = thinking_budget(num_tokens, plan, tokenizer)
+    tokenizer, message = text.vocabulary.tokenizer, text.frontend.reasoning_budget_message
+    budget = thinking_budget(num_tokens, plan, tokenizer, message)
     marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
     if max(marks, default=0) >= text.engine.vocabularies.own.num_tokens:
         raise RequestError(
@@ -30,9 +37,11 @@ def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> Think
     return budget
 
 
-def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
-    """Return the budget with which the engine ends the thinking after `num_tokens`. Raises:
-    RequestError if this model's end of thinking is unknown."""
+def thinking_budget(
+    num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer, message: str = ""
+) -> ThinkingBudget:
+    """Return the budget with which the engine ends the thinking after `num_tokens`, with closing
+    words. Raises: RequestError if this model's end of thinking is unknown."""
     if plan.reasoning is None:
         raise RequestError(
             "no reasoning parser is known for this model, so its reasoning cannot be limited.",
@@ -44,6 +53,6 @@ def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) ->
     return ThinkingBudget(
         tokens=num_tokens,
         end=end,
-        end_ids=tuple(tokenizer.encode(end, add_special_tokens=False)),
+        end_ids=tuple(tokenizer.encode(message + end, add_special_tokens=False)),
         start="" if plan.starts_inside else plan.reasoning.start,
     )
