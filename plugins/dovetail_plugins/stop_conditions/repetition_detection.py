@@ -69,8 +69,8 @@ class RepetitionDetection(StopCondition):
 
     def watch(self, params: SamplingParams) -> Watch | None:
         """Return what follows an answer; None without limits."""
-        asked = params.extra_args.get(FIELD)
-        limits = self.options if asked is None else _limits(asked)
+        own = params.extra_args.get(FIELD)
+        limits = self.options if own is None else _limits(own)
         return PatternWatch(limits).take if limits.max_pattern_size else None
 
 

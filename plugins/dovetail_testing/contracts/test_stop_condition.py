@@ -1,4 +1,4 @@
-"""StopCondition: follows each answer by itself, and leaves other requests alone."""
+"""StopCondition: ends an answer by its own tokens only, and no answer that did not ask for it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def condition(plugin: Any) -> StopCondition:
 @pytest.fixture
 def params(plugin: Any, condition: StopCondition) -> SamplingParams:
     """Return a request that uses the condition. Skips when the kit finds none."""
-    asked = [{name: value} for name in plugin.claims for value in VALUES]
-    for one in (PLAIN, *(SamplingParams(extra_args=extra, max_tokens=64) for extra in asked)):
+    claimed = [{name: value} for name in plugin.claims for value in VALUES]
+    for one in (PLAIN, *(SamplingParams(extra_args=extra, max_tokens=64) for extra in claimed)):
         try:
             plugin.verify(one)
         except RequestError:
