@@ -26,11 +26,12 @@ class RightCondition(StopCondition):
             raise RequestError("must be a token id.", where="seventh")
 
     def watch(self, params: SamplingParams) -> Watch | None:
-        wanted, found = params.extra_args.get("seventh"), []
+        wanted = params.extra_args.get("seventh")
+        found: list[bool] = []
 
         def take(token_id: int) -> bool:
-            found.append(token_id)
-            return found.count(wanted) == 7
+            found.append(token_id == wanted)
+            return sum(found) == 7
 
         return None if wanted is None else take
 

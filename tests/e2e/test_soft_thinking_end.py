@@ -171,8 +171,8 @@ def test_the_answer_is_held_to_its_form(tmp_path: Path) -> None:
     model = write_random_checkpoint(tmp_path / "noise", tokenizer_from=DEMO_PATH)
     template = tmp_path / "thinks.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think>\n")
-    flags = ("--chat-template", str(template), "--reasoning-parser", "qwen3")
-    flags += ("--tool-call-parser", "hermes")
+    parsers = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes")
+    flags = ("--chat-template", str(template), *parsers)
 
     async def main() -> None:
         async with whole_client(model, *flags, *WORDS) as client:
