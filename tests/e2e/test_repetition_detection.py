@@ -263,5 +263,15 @@ def test_wrong_limits_are_the_clients_fault(replay: Path) -> None:
                 answer = await client.post(path, json=body | wrong)
                 assert answer.status_code == 400
                 assert answer.json()["error"]["param"] == "repetition_detection.min_count"
+            beams = {
+                "messages": turns(0),
+                "use_beam_search": True,
+                "n": 2,
+                "temperature": 0,
+                **ASKED,
+            }
+            answer = await client.post("/v1/chat/completions", json=beams)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "repetition_detection"
 
     asyncio.run(main())

@@ -231,6 +231,9 @@ def test_the_servers_budget_is_that_of_requests_without_one(replay: Path) -> Non
             assert "six" not in (await thought_of(client))[0]
             own, _ = await thought_of(client, thinking_token_budget=100)
             assert "six" in own and MESSAGE.strip() not in own
+            body = {"messages": TURNS, "n": 2, "use_beam_search": True, "max_tokens": 4}
+            beams = await client.post("/v1/chat/completions", json=body | {"temperature": 0})
+            assert beams.status_code == 200, beams.text
         flags = ("--reasoning-budget", "4", "--reasoning-parser", "none")
         async with whole_client(replay, *flags) as client:
             body = {"messages": TURNS, "temperature": 0, "max_tokens": 120}

@@ -96,11 +96,10 @@ class FrontendConfig:
         help="Python file that registers reasoning parsers; one written for vLLM needs the package "
         "dovetail-vllm-compat",
     )
-    reasoning_budget: int | None = flag(
-        None,
-        ge=0,
-        help="how many tokens an answer may think for, if its request does not say",
-        default_note="no limit",
+    reasoning_budget: int = flag(
+        -1,
+        ge=-1,
+        help="how many tokens an answer may think for, if its request does not say; -1 is no limit",
     )
     reasoning_budget_message: str = flag(
         "",

@@ -88,4 +88,4 @@ def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dic
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     if body.logprob_token_ids:
         check_named_logprobs(is_on=bool(body.logprobs))
-    return fields | {"thinking": thinking_limit(body.thinking_token_budget, plan, text)}
+    return fields | {"thinking": thinking_limit(body, plan, text)}
