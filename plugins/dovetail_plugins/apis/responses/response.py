@@ -43,12 +43,10 @@ CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")
 RUNNING = frozenset({"queued", "in_progress"})
 
 MAX_TOKENS = "max_output_tokens"
-"""Why a response is incomplete that has as many tokens as it may have."""
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return "completed" for an answer that has ended by itself, with or without calls, else why
-    the response is incomplete."""
+    """Return "completed" for an answer that ended by itself, else why it is incomplete."""
     if end.cause not in ("stop", "length"):
         return end.cause
     return MAX_TOKENS if end.cause == "length" or end.is_unfinished else "completed"
