@@ -6,7 +6,6 @@ from __future__ import annotations
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import ThinkingBudget
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.model_text import ModelText
 
@@ -14,15 +13,9 @@ WHERE = "thinking_token_budget"
 FIX = "leave it out; max_tokens limits reasoning and answer together."
 
 
-def thinking_limit(body: ChatRequest, plan: SessionPlan, text: ModelText) -> ThinkingBudget | None:
-    """Return the budget of an answer in a model's text: the request's, else the server's for a
-    model that thinks, else None. Raises: RequestError, as `thinking_budget`, and if a token of an
-    adapter marks the reasoning"""
-    num_tokens = body.thinking_token_budget
-    if num_tokens is None and plan.reasoning is not None and not body.use_beam_search:
-        num_tokens = text.frontend.reasoning_budget
-    if num_tokens is None or num_tokens < 0:
-        return None
+def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> ThinkingBudget:
+    """Return the budget of an answer in a model's text. Raises: RequestError, as `thinking_budget`,
+    and if a token of an adapter marks the reasoning"""
     text.check_structured_output(WHERE)
     tokenizer, message = text.vocabulary.tokenizer, text.frontend.reasoning_budget_message
     budget = thinking_budget(num_tokens, plan, tokenizer, message)
