@@ -280,6 +280,7 @@ def _engine_spec(
         request_seed=_request_seed(config),
         max_logprobs=config.model.max_logprobs,
         processor_pattern=_pattern(config.model.logits_processor_pattern),
+        stop_conditions=selections.select_installed("stop_condition", config.plugin),
         default_sampling=sampling_of(config.model, model.path),
         **log_fields(config.observability),
         step_timeout_s=config.engine.engine_step_timeout,

@@ -137,6 +137,8 @@ _TABLE = (
           "--tokenizer-mode", default="auto", auto="by the files in the tokenizer's folder"),
     _kind("logits_processor", "logits:LogitsProcessor", "changes the logits of requests",
           "--logits-processors", has_named_options=True),
+    _kind("stop_condition", "stop_condition:StopCondition", "ends answers because of their tokens",
+          has_named_options=True),
     _kind("stat_logger", "stats:StatLogger", "receives the engine's statistics", "--stat-loggers",
           has_named_options=True),
     _kind("api", "api:Api", "a family of HTTP endpoints; dovetail's own are always served",

@@ -101,7 +101,6 @@ ROWS: RequestFields = {
     **absent(LLAMA, "other_samplers", "tfs_z", "tfs", neutral=(1,)),
     **absent(LLAMA, "other_samplers", "adaptive_target", neutral=(-1,)),
     **absent(LLAMA, "other_samplers", "min_keep", neutral=(1,)),
-    **absent(VLLM, "other_samplers", "repetition_detection"),
     **absent(
         WEBUI,
         "other_samplers",

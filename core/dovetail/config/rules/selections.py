@@ -412,22 +412,26 @@ def select_worker(
 def select_logits_processors(
     model_config: ModelConfig, plugins: PluginConfig
 ) -> tuple[Selection, ...]:
-    """Return dovetail's own processors, all installed ones, and those that the flag names.
-
-    A broken installed one is left out with a warning, since the user did not request it.
-    """
-    options = plugins.options_of("logits_processor")
-    chosen: dict[str, Selection] = {}
-    for entry in registry.entries("logits_processor"):
-        try:
-            picked = select("logits_processor", entry.id, options=options.get(entry.name))
-        except PluginError as error:
-            log.warning("Logits processor %s is left out: %s", entry.id, error)
-            continue
-        chosen[picked.target] = picked
+    """Return the installed processors and those that the flag names."""
+    chosen = {picked.target: picked for picked in select_installed("logits_processor", plugins)}
     for spec in model_config.logits_processors:
         picked = select("logits_processor", spec, where="--logits-processors")
         chosen.setdefault(picked.target, picked)
+    return tuple(chosen.values())
+
+
+def select_installed(kind: str, plugins: PluginConfig) -> tuple[Selection, ...]:
+    """Return all installed plugins of a kind. A broken one is left out with a warning, since the
+    user did not request it."""
+    options = plugins.options_of(kind)
+    chosen: dict[str, Selection] = {}
+    for entry in registry.entries(kind):
+        try:
+            picked = select(kind, entry.id, options=options.get(entry.name))
+        except PluginError as error:
+            log.warning("The %s %s is left out: %s", kind.replace("_", " "), entry.id, error)
+            continue
+        chosen[picked.target] = picked
     return tuple(chosen.values())
 
 

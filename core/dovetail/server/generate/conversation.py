@@ -120,6 +120,9 @@ def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dic
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     if body.logprob_token_ids:
         check_named_logprobs(is_on=bool(body.logprobs))
-    if body.thinking_token_budget is not None:
-        fields["thinking"] = thinking_limit(body.thinking_token_budget, plan, text)
+    budget = body.thinking_token_budget
+    if budget is None and plan.reasoning is not None and not body.use_beam_search:
+        budget = text.frontend.reasoning_budget
+    if budget is not None and budget >= 0:
+        fields["thinking"] = thinking_limit(budget, plan, text)
     return fields

@@ -35,13 +35,14 @@ from dovetail_plugins.usage import UsageCounter
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return Anthropic's stop reason. An incomplete call always means "max_tokens".
+    """Return Anthropic's stop reason. An incomplete call always means "max_tokens". What else ends
+    an answer is named as a stop sequence, since the API's list of reasons is closed.
 
     Source: its API reference, stop reasons.
     """
     if end.cause == "length" or end.is_unfinished:
         return "max_tokens"
-    if end.num_calls:
+    if end.num_calls and end.cause == "stop":
         return "tool_use"
     return "stop_sequence" if end.is_stop_text else "end_turn"
 

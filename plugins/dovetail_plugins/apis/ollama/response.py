@@ -38,7 +38,7 @@ _NOT_SERVED = re.compile(r'the model ("[^"]*") is(?= not served here)')
 
 def finish_reason(end: AnswerEnd) -> str:
     """Return Ollama's finish reason: "stop" also for calls, if they are complete."""
-    return "length" if end.cause == "length" or end.is_unfinished else "stop"
+    return "length" if end.cause == "stop" and end.is_unfinished else end.cause
 
 
 CHAT = Dialect(finish_reason=finish_reason, field_names=engine_names(CHAT_NAMES))

@@ -55,10 +55,14 @@ SERVICE_TIER = "default"
 CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")
 RUNNING = frozenset({"queued", "in_progress"})
 
+MAX_TOKENS = "max_output_tokens"
+
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return the status of a response whose answer has ended, with or without calls."""
-    return "incomplete" if end.cause == "length" or end.is_unfinished else "completed"
+    """Return "completed" for an answer that ended by itself, else why it is incomplete."""
+    if end.cause not in ("stop", "length"):
+        return end.cause
+    return MAX_TOKENS if end.cause == "length" or end.is_unfinished else "completed"
 
 
 RESPONSES = Dialect(finish_reason=finish_reason, field_names=engine_names(NAMES))
@@ -107,6 +111,7 @@ class GrowingResponse:
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.status = "queued" if body.background else "in_progress"
+        self._ended_by = ""
         self.sequence = 0
         self._body = body
         self._model = model
@@ -186,7 +191,8 @@ class GrowingResponse:
             events = self._events_of([*changes, *self._blocks.next_turn()])
             self._turn, self._turn_start = self._turn + 1, len(self._blocks.blocks)
             return events
-        self.status = reason
+        self._ended_by = reason
+        self.status = "completed" if reason == "completed" else "incomplete"
         events = self._events_of([*changes, *self._blocks.finish()])
         for item in self._pending():
             events.append(item.done(self._status(item), self._event))
@@ -231,7 +237,7 @@ class GrowingResponse:
             background=bool(body.background),
             conversation={"id": conversation_id(body)} if body.conversation else None,
             error=self._fault,
-            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            incomplete_details={"reason": self._ended_by} if is_cut else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             model=self._model,

@@ -18,7 +18,12 @@ from dovetail_plugins.apis._content_blocks import ContentBlock
 from dovetail_plugins.apis.responses.mcp import McpFault, McpServer, McpTool
 from dovetail_plugins.apis.responses.mcp_items import CallEnd, ListedTools
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
-from dovetail_plugins.apis.responses.response import GrowingResponse, News, TurnEnd
+from dovetail_plugins.apis.responses.response import (
+    MAX_TOKENS,
+    GrowingResponse,
+    News,
+    TurnEnd,
+)
 
 MAX_TURNS = 16
 KIND = "mcp"
@@ -171,7 +176,7 @@ class ToolTurns:
             if awaits_client:
                 break
             if self.max_tokens is not None and num_tokens >= self.max_tokens:
-                reason = "incomplete"
+                reason = MAX_TOKENS
                 break
             has_calls = self.max_calls is None or num_calls < self.max_calls
             changes = self._changes(num_tokens, turns_left > 1 and has_calls)

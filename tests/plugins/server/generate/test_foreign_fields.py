@@ -366,7 +366,7 @@ def test_a_claimed_field_reaches_the_engine(
         "dovetail.server.generate.application",
         "dovetail.server.generate.body.sampling",
     ):
-        monkeypatch.setattr(f"{place}.claimed_fields", lambda processors: {"dry_multiplier"})
+        monkeypatch.setattr(f"{place}.claimed_fields", lambda spec: {"dry_multiplier"})
     app, engine = app_for()
     answer = send(app, "POST", path, ASKS[path] | fields)
     assert answer.status_code == 200, answer.text

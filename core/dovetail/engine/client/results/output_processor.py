@@ -338,7 +338,7 @@ def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> Comple
         if detokenizer.matched is not None:
             break
     if update.finish_reason is not None and detokenizer.matched is None:
-        rest = detokenizer.flush(is_cut=update.finish_reason == "length")
+        rest = detokenizer.flush(is_cut=update.finish_reason != "stop")
         pieces[-1:] = [pieces[-1] + rest] if pieces else [rest]
     is_matched = detokenizer.matched is not None
     child.finish_reason = "stop" if is_matched else update.finish_reason

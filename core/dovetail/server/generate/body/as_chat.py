@@ -35,7 +35,8 @@ CHAT_NAMES = engine_names({})
 
 
 def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
-    """Return a chat request with the body's sampling fields and these. Raises: RequestError"""
+    """Return a chat request with these fields, and the body's sampling fields and those that a
+    plugin may have claimed. Raises: RequestError"""
     shared = {
         name: getattr(body, name)
         for name in SamplingFields.model_fields

@@ -32,7 +32,7 @@ class FieldReporter:
     """Remembers for which names a warning was logged, up to a limit."""
 
     def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
-        """`claimed` are the fields that logits processors read."""
+        """`claimed` are the fields that plugins of the engine read."""
         self._is_strict = is_strict
         self._claimed = claimed | {XARGS}
         self._warned: set[str] = set()
