@@ -138,3 +138,28 @@ def test_usage_says_what_was_added_and_what_was_read(is_earlier: bool) -> None:
         assert later["cache_read_input_tokens"] >= added
     counts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     assert len({sum(one[name] for name in counts) for one in (first, second, third)}) == 1
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_marked_prefix_stays_where_others_would_displace_it(is_marked: bool) -> None:
+    flags = ("--num-gpu-blocks-override", "48", "--max-model-len", "512")
+
+    async def main() -> int:
+        served = served_app(
+            "--disable-frontend-multiprocessing", "--enable-prompt-tokens-details", *flags
+        )
+        async with served as app, client_of(app) as http:
+            http.timeout = 60
+
+            async def read(system: Any) -> int:
+                body = {"system": system, "messages": USER, "max_tokens": 1}
+                usage = (await http.post("/v1/messages", json=body)).json()["usage"]
+                return int(usage["cache_read_input_tokens"])
+
+            await read([text(RULES, HOUR if is_marked else None)])
+            for number in range(8):
+                await read(f"Rules number {number} of the house. " * 20)
+            return await read(RULES)
+
+    num_read = asyncio.run(main())
+    assert num_read > 100 if is_marked else num_read == 0

@@ -106,7 +106,7 @@ class Message:
         usage = self._counts.usage()
         details, pinned = usage.prompt_tokens_details, self._options.pinned
         num_read = details.cached_tokens if details else 0
-        num_created = self._num_created(num_read)
+        num_created = self._num_created(num_read) if details else 0
         counted = MessageUsage(
             input_tokens=usage.prompt_tokens - num_read - num_created,
             cache_creation_input_tokens=num_created,
