@@ -204,3 +204,13 @@ def test_unknown_blocks_are_refused_with_their_place(turns: Any, place: str) -> 
     message = answer.json()["error"]["message"]
     assert message.startswith(f"messages[{len(turns) - 1}].{place}")
     assert "hologram" in message
+
+
+def test_a_model_of_text_gets_a_note_for_an_image_in_a_result() -> None:
+    app, engine = app_for()
+    image = {"type": "image", "source": encoded(b"?", "image/png")}
+    answer = ask(app, result([text("the file:"), image]))
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, "messages.content.content.image")
+    assert "the file:\n[The result has an image here" in prompt_of(engine)
+    refused = ask(app, [{"role": "user", "content": [image]}])
+    assert refused.status_code == 400

@@ -19,6 +19,7 @@ from dovetail_plugins.apis.messages.words import BLOCKS
 
 Part = str | dict[str, Any]
 PDF = "application/pdf"
+UNSEEN = "[The result has an image here, which this model cannot see.]"
 TEXT_KINDS = ("text/", "application/json", "application/xml", "application/x-", "application/yaml")
 """How the media types of text files begin."""
 
@@ -61,6 +62,20 @@ def result_of(block: Block, where: str) -> Content:
         raise RequestError("must be text or a list of blocks.", where=f"{where}.content")
     content = content_of(block.content or "", f"{where}.content")
     return _failed(content) if block.is_error else content
+
+
+def with_notes(blocks: list[Block]) -> list[Block]:
+    """Return blocks with a note in place of each image in a tool's result."""
+    return [
+        block.model_copy(update={"content": [_noted(one) for one in block.content]})
+        if block.type == "tool_result" and isinstance(block.content, list)
+        else block
+        for block in blocks
+    ]
+
+
+def _noted(block: Block) -> Block:
+    return Block(type="text", text=UNSEEN) if block.type == "image" else block
 
 
 def _failed(content: Content) -> Content:

@@ -6,7 +6,6 @@ Source: the Anthropic API reference, messages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import RequestError
@@ -25,6 +24,7 @@ from dovetail_plugins.apis.messages.content import (
     result_of,
     text_of,
     text_of_block,
+    with_notes,
 )
 from dovetail_plugins.apis.messages.hints import IGNORED_NAME, has_mark, pin_of
 from dovetail_plugins.apis.messages.protocol import (
@@ -47,17 +47,12 @@ NAMES = {
 """Chat's field names -> their different names here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Able:
-    """What a server can honour: thinking budgets, and prefixes that stay cached. What it cannot is
-    reported as ignored."""
+def chat_of(body: CountRequest, *, can_budget: bool, sees_images: bool = True) -> ChatRequest:
+    """Return the conversation as a chat request. Raises: RequestError
 
-    budgets: bool
-    pins: bool
-
-
-def chat_of(body: CountRequest, able: Able) -> ChatRequest:
-    """Return the conversation as a chat request. Raises: RequestError"""
+    `can_budget`: a thinking budget is passed on. `sees_images`: the model takes images. Otherwise
+    those in tool results are a note, as a client cannot know what a file that it reads holds.
+    """
     check_one(body)
     check_choice(body)
     if body.compaction:
@@ -69,7 +64,7 @@ def chat_of(body: CountRequest, able: Able) -> ChatRequest:
         )
     fields: dict[str, Any] = {
         "model": body.model,
-        "messages": list(_messages(body)),
+        "messages": list(_messages(body, sees_images=sees_images)),
         "tools": offered_tools(body),
         "chat_template_kwargs": body.chat_template_kwargs,
         "media_io_kwargs": body.media_io_kwargs,
@@ -79,7 +74,7 @@ def chat_of(body: CountRequest, able: Able) -> ChatRequest:
     if body.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     thinking = body.thinking
-    if able.budgets and thinking is not None and thinking.type == "enabled":
+    if can_budget and thinking is not None and thinking.type == "enabled":
         fields["thinking_token_budget"] = thinking.budget_tokens
     if isinstance(body, MessagesRequest):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or body.stop}
@@ -99,19 +94,27 @@ def switches(body: CountRequest) -> list[Switch]:
     return found
 
 
-def ignored_fields(body: CountRequest, able: Able) -> list[str]:
+def ignored_fields(
+    body: CountRequest, *, can_budget: bool, can_pin: bool, sees_images: bool
+) -> list[str]:
     """Return the declared fields that have no effect here, and the blocks that are left out."""
     thinking = body.thinking
     names = {
-        "thinking.budget_tokens": bool(thinking and thinking.budget_tokens and not able.budgets),
+        "thinking.budget_tokens": bool(thinking and thinking.budget_tokens and not can_budget),
         "thinking.type": bool(thinking and thinking.type == "between_tools"),
         "metadata": bool(isinstance(body, MessagesRequest) and body.metadata),
         "mcp_servers": bool(body.mcp_servers),
-        IGNORED_NAME: has_mark(body) and not (able.pins and pin_of(body)),
+        IGNORED_NAME: has_mark(body) and not (can_pin and pin_of(body)),
+        "messages.content.content.image": not sees_images and _has_image_result(body),
     }
     kinds = dict.fromkeys(block.type for block in _blocks(body) if _is_left_out(block))
     left = [f"messages.content.{kind}" for kind in kinds]
     return [name for name, is_ignored in names.items() if is_ignored] + left
+
+
+def _has_image_result(body: CountRequest) -> bool:
+    turns = (turn.content for turn in body.messages if not isinstance(turn.content, str))
+    return any(with_notes(blocks) != blocks for blocks in turns)
 
 
 def _is_left_out(block: Block) -> bool:
@@ -127,7 +130,7 @@ def _blocks(body: CountRequest) -> Iterator[Block]:
                 yield from block.content
 
 
-def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
+def _messages(body: CountRequest, *, sees_images: bool) -> Iterable[dict[str, Any]]:
     if body.system:
         yield {"role": "system", "content": text_of(body.system, "system")}
     for number, turn in enumerate(body.messages):
@@ -137,7 +140,8 @@ def _messages(body: CountRequest) -> Iterable[dict[str, Any]]:
         elif isinstance(turn.content, str):
             yield {"role": turn.role, "content": turn.content}
         else:
-            yield from _user(turn.role, turn.content, where)
+            blocks = turn.content if sees_images else with_notes(turn.content)
+            yield from _user(turn.role, blocks, where)
 
 
 def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +13,11 @@ from starlette.responses import Response
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import GENERATE, Api, ApiError, Route
+from dovetail.interfaces.data.media_settings import IMAGE
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import (
     App,
+    ChatRequest,
     Generation,
     ServerOf,
     count_prompt_tokens,
@@ -34,7 +36,6 @@ from dovetail_plugins.apis.messages.billing import (
 from dovetail_plugins.apis.messages.errors import error_body
 from dovetail_plugins.apis.messages.input import (
     NAMES,
-    Able,
     chat_of,
     ignored_fields,
     switches,
@@ -72,15 +73,15 @@ async def create_message(
     body: MessagesRequest, request: Request, server: ServerOf, state: StateOf
 ) -> Any:
     """Answer a conversation in Anthropic's format, streamed or whole."""
-    able, ignored = _able(server), _ignored(server, body, state)
+    to_chat, ignored = _to_chat(server), _ignored(server, body, state)
 
     async def prepared(body: CountRequest) -> tuple[Generation, Pinned | None]:
         with in_words_of(NAMES):
-            chat = chat_of(body, able)
+            chat = to_chat(body)
         generation = await prepare(
             server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
         )
-        return await with_pin(server, body, able, generation)
+        return await with_pin(server, body, to_chat, generation)
 
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
@@ -101,11 +102,11 @@ async def create_message(
 
 async def count_tokens(body: CountRequest, server: ServerOf, state: StateOf) -> Any:
     """Return the number of prompt tokens of a message."""
-    able, ignored = _able(server), _ignored(server, body, state)
+    to_chat, ignored = _to_chat(server), _ignored(server, body, state)
 
     async def counted(body: CountRequest) -> tuple[int, Sequence[str]]:
         with in_words_of(MESSAGES.field_names):
-            return await count_prompt_tokens(server, chat_of(body, able), switches(body))
+            return await count_prompt_tokens(server, to_chat(body), switches(body))
 
     num_tokens, unused = await with_readable_turns(body, counted)
     ignored += server.fields.report(unused)
@@ -119,15 +120,26 @@ def _ignored(server: App, body: CountRequest, state: MessagesState) -> list[str]
     if has_billing_line(body.system) and not state.keeps_billing_line:
         body.system = without_billing_line(body.system)
         ignored.append(BILLING_NAME)
-    return [*ignored, *ignored_fields(body, _able(server))]
-
-
-def _able(server: App) -> Able:
-    has_reasoning = server.text.parsers.reasoning is not None
-    return Able(
-        budgets=has_reasoning and server.engine.constraint_compiler is not None,
-        pins=server.engine.spec.cache.uses_prefix_cache,
+    return ignored + ignored_fields(
+        body,
+        can_budget=_can_budget(server),
+        can_pin=server.engine.spec.cache.uses_prefix_cache,
+        sees_images=_sees_images(server),
     )
+
+
+def _to_chat(server: App) -> Callable[[CountRequest], ChatRequest]:
+    return partial(chat_of, can_budget=_can_budget(server), sees_images=_sees_images(server))
+
+
+def _can_budget(server: App) -> bool:
+    has_reasoning = server.text.parsers.reasoning is not None
+    return has_reasoning and server.engine.constraint_compiler is not None
+
+
+def _sees_images(server: App) -> bool:
+    media = server.engine.spec.media
+    return media is not None and IMAGE in media.kinds
 
 
 def _response_options(
