@@ -155,6 +155,9 @@ def encoded(words: bytes, media_type: str) -> dict[str, Any]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
+PICTURE = {"type": "image", "source": encoded(b"?", "image/png")}
+
+
 @pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "application/json"])
 def test_documents_in_base64_are_read(media_type: str) -> None:
     app, engine = app_for()
@@ -208,9 +211,33 @@ def test_unknown_blocks_are_refused_with_their_place(turns: Any, place: str) -> 
 
 def test_a_model_of_text_gets_a_note_for_an_image_in_a_result() -> None:
     app, engine = app_for()
-    image = {"type": "image", "source": encoded(b"?", "image/png")}
-    answer = ask(app, result([text("the file:"), image]))
+    answer = ask(app, result([text("the file:"), PICTURE]))
     assert (answer.status_code, answer.headers[IGNORED]) == (200, "messages.content.content.image")
     assert "the file:\n[The result has an image here" in prompt_of(engine)
-    refused = ask(app, [{"role": "user", "content": [image]}])
+    refused = ask(app, [{"role": "user", "content": [PICTURE]}])
     assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("turns", "place"),
+    [
+        ([{"role": "user", "content": [text("a"), PICTURE]}], "messages[0].content[1]"),
+        (
+            [*USER, {"role": "assistant", "content": "b"}, {"role": "user", "content": [PICTURE]}],
+            "messages[2].content[0]",
+        ),
+        (
+            [
+                *result("5")[:2],
+                {"role": "user", "content": [*result("5")[2]["content"], text("a"), PICTURE]},
+            ],
+            "messages[2].content[2]",
+        ),
+    ],
+)
+def test_faults_name_the_clients_turn_and_block(path: str, turns: Any, place: str) -> None:
+    for system in ("", "rules"):
+        answer = ask(app_for()[0], turns, path, system=system)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(f"{place}: ")

@@ -5,7 +5,7 @@ Source: the Anthropic API reference, messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from dovetail.errors import RequestError
@@ -15,27 +15,19 @@ from dovetail.server.endpoint import (
     as_chat,
     check_one,
     is_left_out,
-    joined,
     switch,
 )
-from dovetail_plugins.apis.messages.content import (
-    Part,
-    parts_of,
-    result_of,
-    text_of,
-    text_of_block,
-    with_notes,
-)
+from dovetail_plugins.apis.messages.content import with_notes
 from dovetail_plugins.apis.messages.hints import IGNORED_NAME, has_mark, pin_of
 from dovetail_plugins.apis.messages.protocol import (
     Block,
     CountRequest,
     MessagesRequest,
     OutputConfig,
-    Turn,
 )
-from dovetail_plugins.apis.messages.thoughts import sealed_thought, thought_of
+from dovetail_plugins.apis.messages.thoughts import sealed_thought
 from dovetail_plugins.apis.messages.tools import check_choice, offered_tools
+from dovetail_plugins.apis.messages.turns import chat_turns, in_places_of
 from dovetail_plugins.apis.messages.words import BLOCKS
 
 NAMES = {
@@ -64,7 +56,7 @@ def chat_of(body: CountRequest, *, can_budget: bool, sees_images: bool = True) -
         )
     fields: dict[str, Any] = {
         "model": body.model,
-        "messages": list(_messages(body, sees_images=sees_images)),
+        "messages": [turn.message for turn in chat_turns(body, sees_images=sees_images)],
         "tools": offered_tools(body),
         "chat_template_kwargs": body.chat_template_kwargs,
         "media_io_kwargs": body.media_io_kwargs,
@@ -78,7 +70,8 @@ def chat_of(body: CountRequest, *, can_budget: bool, sees_images: bool = True) -
         fields["thinking_token_budget"] = thinking.budget_tokens
     if isinstance(body, MessagesRequest):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or body.stop}
-    return as_chat(body, fields)
+    with in_places_of(body):
+        return as_chat(body, fields)
 
 
 def switches(body: CountRequest) -> list[Switch]:
@@ -128,62 +121,6 @@ def _blocks(body: CountRequest) -> Iterator[Block]:
             yield block
             if block.type == "tool_result" and isinstance(block.content, list):
                 yield from block.content
-
-
-def _messages(body: CountRequest, *, sees_images: bool) -> Iterable[dict[str, Any]]:
-    if body.system:
-        yield {"role": "system", "content": text_of(body.system, "system")}
-    for number, turn in enumerate(body.messages):
-        where = f"messages[{number}].content"
-        if turn.role == "assistant":
-            yield _assistant(turn, where)
-        elif isinstance(turn.content, str):
-            yield {"role": turn.role, "content": turn.content}
-        else:
-            blocks = turn.content if sees_images else with_notes(turn.content)
-            yield from _user(turn.role, blocks, where)
-
-
-def _user(role: str, blocks: Sequence[Block], where: str) -> Iterable[dict[str, Any]]:
-    """Yield tool results as separate turns, before the text sent with them."""
-    others: list[Part] = []
-    for number, block in enumerate(blocks):
-        at = f"{where}[{number}]"
-        if block.type == "tool_result":
-            content = result_of(block, at)
-            yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
-        else:
-            others += parts_of([block], where, start=number)
-    if others or not blocks:
-        yield {"role": role, "content": joined(others)}
-
-
-def _assistant(turn: Turn, where: str) -> dict[str, Any]:
-    if isinstance(turn.content, str):
-        return {"role": "assistant", "content": turn.content}
-    texts, thoughts, calls = [], [], []
-    for number, block in enumerate(turn.content):
-        at = f"{where}[{number}]"
-        if block.type == "thinking":
-            thoughts.append(thought_of(block, at))
-        elif block.type == "redacted_thinking":
-            thoughts.append(sealed_thought(block) or "")
-        elif block.type == "tool_use":
-            calls.append(_call(block, at))
-        elif not is_left_out(BLOCKS, block.type):
-            texts.append(text_of_block(block, at))
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(thought for thought in thoughts if thought)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _call(block: Block, where: str) -> dict[str, Any]:
-    if not block.name:
-        raise RequestError("must have a name.", where=where)
-    return {"id": block.id or "", "function": {"name": block.name, "arguments": block.input}}
 
 
 def _tool_choice(body: CountRequest) -> dict[str, Any]:

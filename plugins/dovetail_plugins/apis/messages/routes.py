@@ -52,6 +52,7 @@ from dovetail_plugins.apis.messages.response import (
 )
 from dovetail_plugins.apis.messages.system_turns import with_readable_turns
 from dovetail_plugins.apis.messages.tools import left_out_tools
+from dovetail_plugins.apis.messages.turns import in_places_of
 
 REQUEST_ID = "request-id"
 """The header in which Anthropic's clients look for the id of a request."""
@@ -78,9 +79,10 @@ async def create_message(
     async def prepared(body: CountRequest) -> tuple[Generation, Pinned | None]:
         with in_words_of(NAMES):
             chat = to_chat(body)
-        generation = await prepare(
-            server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
-        )
+        with in_places_of(body):
+            generation = await prepare(
+                server, chat, request, dialect=MESSAGES, ignored=ignored, others=switches(body)
+            )
         return await with_pin(server, body, to_chat, generation)
 
     async with AsyncExitStack() as owned:
@@ -106,7 +108,9 @@ async def count_tokens(body: CountRequest, server: ServerOf, state: StateOf) -> 
 
     async def counted(body: CountRequest) -> tuple[int, Sequence[str]]:
         with in_words_of(MESSAGES.field_names):
-            return await count_prompt_tokens(server, to_chat(body), switches(body))
+            chat = to_chat(body)
+            with in_places_of(body):
+                return await count_prompt_tokens(server, chat, switches(body))
 
     num_tokens, unused = await with_readable_turns(body, counted)
     ignored += server.fields.report(unused)
