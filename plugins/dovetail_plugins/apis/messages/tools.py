@@ -167,7 +167,12 @@ def _computer(tool: MessageTool) -> Schema:
 
 
 def _object(*required: str, **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
 
 
 _FUNCTIONS: dict[str, Callable[[MessageTool], Schema]] = {
