@@ -61,8 +61,8 @@ def test_the_final_message_of_a_stream_is_the_whole_one(is_beta: bool) -> None:
         async with messages.stream(**ASKED, **more) as stream:
             final = await stream.get_final_message()
         hidden = {"id", "parsed_output"}
-        told = [block.model_dump(exclude=hidden) for block in final.content]
-        assert told == [block.model_dump(exclude=hidden) for block in whole.content]
+        found = [block.model_dump(exclude=hidden) for block in final.content]
+        assert found == [block.model_dump(exclude=hidden) for block in whole.content]
         assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
         assert whole._request_id and f"msg_{whole._request_id}" == whole.id
         later = [
@@ -131,7 +131,7 @@ def test_what_is_demanded_and_cannot_be_done_is_refused(fields: Any, place: str,
     assert why in message
 
 
-def test_a_tool_of_a_service_beside_others_may_be_offered() -> None:
+def test_a_tool_of_a_service_among_others_may_be_offered() -> None:
     app, _ = app_for()
     for choice in ({"type": "auto"}, {"type": "none"}):
         answer = ask(app, tools=[SEARCH, ADD], tool_choice=choice)
