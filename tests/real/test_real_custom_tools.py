@@ -70,8 +70,8 @@ def client() -> Iterator[httpx.Client]:
 def call(client: httpx.Client, seed: int, tool: dict[str, Any]) -> bool:
     """Return whether the text of a call is a patch."""
     body = {"messages": [{"role": "user", "content": ASKED}], "temperature": 1.0, "seed": seed}
-    body |= {"tools": [{"type": "custom", "custom": tool}], "max_tokens": 500}
-    body |= {"tool_choice": "required", "parallel_tool_calls": False, "frequency_penalty": 0.5}
+    body |= {"tools": [{"type": "custom", "custom": tool}], "max_tokens": 900}
+    body |= {"tool_choice": "required", "parallel_tool_calls": False, "frequency_penalty": 1.0}
     answer = client.post("/v1/chat/completions", json=body, timeout=3000)
     assert answer.status_code == 200, answer.text
     calls = answer.json()["choices"][0]["message"].get("tool_calls") or []
@@ -92,6 +92,7 @@ def num_patches(client: httpx.Client, **tool: Any) -> int:
 def test_a_patch_is_in_its_grammar(client: httpx.Client) -> None:
     form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": PATCH}}
     held = num_patches(client, format=form)
+    print(f"{held} of {NUM_CALLS} calls are patches with the grammar", flush=True)
     free = num_patches(client, description=f"{TOLD}\n\nThe input must follow this lark:\n{PATCH}")
     print(f"{held} of {NUM_CALLS} calls are patches with the grammar, {free} without")
     assert held == NUM_CALLS

@@ -19,7 +19,8 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
 )
 from dovetail.interfaces.tool_parser import ToolParser
-from dovetail.server.generate.body.chat import ToolBody
+from dovetail.server.generate.body.chat import ChatRequest, ToolBody
+from dovetail.server.generate.tools.tool_choice import tool_constraint
 from dovetail.server.generate.tools.tool_formats import held_call
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import allowed, follows, small_vocabulary
@@ -199,3 +200,23 @@ def _is_in(judge: Any, text: str) -> bool:
     except lark.exceptions.LarkError:
         return False
     return True
+
+
+@pytest.mark.parametrize("syntax", ["qwen3_coder", "hermes"])
+def test_other_tools_stay_free(syntax: str, vocabulary: Vocabulary) -> None:
+    """Under "auto" a function that is not strict may be called with any arguments."""
+    other = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+    given = {"messages": [{"role": "user", "content": "x"}], "tools": [other]}
+    body = ChatRequest.model_validate(given)
+    body = body.model_copy(update={"tools": [*(body.tools or ()), tool_of(PATCH)]})
+    asked = tool_constraint(body, parser_of(syntax))
+    assert asked is not None
+    ((trigger, rest),) = asked.tags
+    assert trigger == "<tool_call>"
+    constraint = loaded("guidance", rest, vocabulary)
+    call = '\n{"name": "read", "arguments": {"filePath": "a", "N": [1]}}\n</tool_call>'
+    if syntax == "qwen3_coder":
+        call = "\n<function=read>\n<parameter=filePath>\na\n</parameter>\n</function>\n</tool_call>"
+    assert follows(constraint.matcher(), vocabulary, call.encode())
+    wrong = call.replace("read", "note").replace("filePath", "input")
+    assert not follows(constraint.matcher(), vocabulary, wrong.encode())

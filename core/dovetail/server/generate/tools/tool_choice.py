@@ -14,6 +14,7 @@ from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,
+    FreeText,
     Literal,
     Regex,
     Repeat,
@@ -227,9 +228,12 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
 def _possible_call(parser: ToolParser, tool: ToolBody, *, is_bound: bool) -> Constraint | None:
     """Return the constraint of a call: by the grammar of its text if there is one, else by its
     schema if it is strict, or `is_bound`. None if the syntax cannot be constrained."""
-    held = held_call(parser, tool)
     schema = tool.function.parameters if is_bound or tool.function.strict else None
-    return held or parser.constraint(Tool(name=tool.function.name, parameters=schema or {}))
+    call = parser.constraint(Tool(name=tool.function.name, parameters=schema or {}))
+    match call:
+        case Concat((Literal() as head, Repeat(), Literal(tail))) if not schema and len(tail) > 3:
+            call = concat(head, FreeText((tail,)), tail)  # with any names, in any order
+    return held_call(parser, tool) or call
 
 
 def _call_constraint(

@@ -55,29 +55,21 @@ def checked_formats(body: ChatRequest) -> ChatRequest:
 
 
 def without_formats(body: ChatRequest) -> ChatRequest:
-    """Return the request with custom tools that take any text; itself if they do."""
-    if not any(tool.custom and tool.custom.format is not None for tool in body.tools or ()):
+    """Return the request with custom tools that take any text; itself if it has none."""
+    if not any(tool.custom for tool in body.tools or ()):
         return body
-    tools = [
-        tool.model_copy(update={"custom": tool.custom.model_copy(update={"format": None})})
-        if tool.custom
-        else tool
-        for tool in body.tools or ()
-    ]
-    return body.model_copy(update={"tools": tools or None})
+    tools = [tool.model_copy(update={"custom": None}) for tool in body.tools or ()]
+    return body.model_copy(update={"tools": tools})
 
 
 def ignored_formats(body: ChatRequest, parser: ToolParser | None) -> list[str]:
     """Return the name to report if the text of a custom tool is not what its format says."""
-    if parser is None:
-        return []
-    custom = [tool for tool in body.tools or () if tool.custom and has_format(tool.custom.format)]
-    return ["tools.format"] if any(held_call(parser, tool) is None for tool in custom) else []
-
-
-def has_format(form: Any) -> bool:
-    """Return whether a custom tool's `format` restricts its text."""
-    return isinstance(form, Mapping) and form.get("type", "text") != "text"
+    for tool in (body.tools or ()) if parser else ():
+        form = tool.custom.format if tool.custom else None
+        is_any = not isinstance(form, Mapping) or form.get("type", "text") == "text"
+        if parser and not is_any and held_call(parser, tool) is None:
+            return ["tools.format"]
+    return []
 
 
 def held_call(parser: ToolParser, tool: ToolBody) -> Constraint | None:
