@@ -12,7 +12,12 @@ import pytest
 from dovetail.interfaces.stats import RequestStats, RequestTimes
 from dovetail.observability import metrics
 from dovetail_plugins.stat_loggers import _prefix_breaks
-from dovetail_plugins.stat_loggers._prefix_breaks import PrefixBreaks, common_bytes
+from dovetail_plugins.stat_loggers._prefix_breaks import (
+    END_TOKENS,
+    OPENING_TOKENS,
+    PrefixBreaks,
+    common_bytes,
+)
 from dovetail_plugins.stat_loggers.log import LogStats
 from dovetail_plugins.stat_loggers.prometheus import PrometheusStats
 from dovetail_testing.fakes.objects import request_stats
@@ -49,7 +54,7 @@ def test_a_continued_conversation_is_no_break() -> None:
     breaks = PrefixBreaks()
     assert breaks.note(ended(TURN)) is None
     assert breaks.note(ended(NEXT, cached=len(TURN) - 16)) is None
-    assert len(breaks._prompts) == 2  # the opening of the model's turn is not in the second
+    assert len(breaks._prompts) == 1  # the second has all of the first but its opening
 
 
 def test_a_changed_token_in_the_system_text_is_a_break_there() -> None:
@@ -73,7 +78,7 @@ def test_a_prefix_that_left_the_cache_is_a_break() -> None:
     found = breaks.note(ended(NEXT, cached=160))
     assert found is not None
     assert (found.at, found.why) == (160, "gone")
-    assert found.num_lost == len(TURN) - len(OPENING) - 160
+    assert found.num_lost == len(TURN) - 160 - END_TOKENS - OPENING_TOKENS
 
 
 def test_prompts_that_were_sent_together_are_no_break() -> None:

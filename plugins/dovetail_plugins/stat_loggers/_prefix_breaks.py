@@ -43,16 +43,18 @@ class PrefixBreak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prompt:
-    """A prompt of an ended request, which was computed at `computed_s`."""
+    """A prompt of an ended request, which was computed at `computed_s`. `start` is all of it but
+    its end and the opening of the model's turn."""
 
     data: bytes
+    start: bytes
     key: tuple[str, str]
     computed_s: float
 
     @property
     def end(self) -> bytes:
         """Return the tokens by which its conversation is recognised."""
-        return self.data[-(END_TOKENS + OPENING_TOKENS) * SIZE : -OPENING_TOKENS * SIZE]
+        return self.data[len(self.start) : -OPENING_TOKENS * SIZE]
 
 
 class PrefixBreaks:
@@ -66,50 +68,60 @@ class PrefixBreaks:
     def note(self, stats: RequestStats) -> PrefixBreak | None:
         """Return how the prompt of an ended request broke with its conversation, if it did.
         Mutates: self"""
-        if stats.cache_key is None or stats.prompt_tokens < MIN_LOST_TOKENS:
+        key, computed_s = stats.cache_key, stats.times.first_token_s
+        if key is None or not computed_s or stats.prompt_tokens < MIN_LOST_TOKENS:
             return None
         data = array("I", stats.prompt_ids).tobytes()
         self._has_hit |= stats.cached_tokens > 0
-        found = self._break_of(data, stats) if stats.times.first_token_s else None
-        if stats.times.first_token_s:
-            prompt = _Prompt(data=data, key=stats.cache_key, computed_s=stats.times.first_token_s)
-            self._keep(stats.request_id, prompt)
+        known = [(name, one) for name, one in self._prompts.items() if one.key == key]
+        continued = [(name, one) for name, one in known if data.startswith(one.start)]
+        earlier = [one for _, one in continued or known if one.computed_s < stats.times.scheduled_s]
+        found = None
+        if earlier:
+            break_of = self._gone if continued else self._changed
+            found = break_of(earlier, data, stats)
+        for name, _ in continued:
+            self._drop(name)
+        start = data[: -(END_TOKENS + OPENING_TOKENS) * SIZE]
+        self._store(
+            stats.request_id, _Prompt(data=data, start=start, key=key, computed_s=computed_s)
+        )
         return found
 
-    def _break_of(self, data: bytes, stats: RequestStats) -> PrefixBreak | None:
-        earlier = [
-            prompt
-            for prompt in self._prompts.values()
-            if prompt.key == stats.cache_key and prompt.computed_s < stats.times.scheduled_s
-        ]
-        if not earlier:
-            return None
-        lengths = [common_bytes(prompt.data, data) // SIZE for prompt in earlier]
-        at, best = max(zip(lengths, range(len(earlier)), strict=True))
+    def _gone(
+        self, earlier: Sequence[_Prompt], data: bytes, stats: RequestStats
+    ) -> PrefixBreak | None:
+        """Return the break of a prompt that continues these, if the cache has lost them."""
         cached = stats.cached_tokens
-        if self._has_hit and at - cached >= MIN_LOST_TOKENS:
-            now = stats.prompt_ids[cached]
-            return PrefixBreak(at=cached, num_lost=at - cached, why=GONE, was=now, now=now)
-        is_continued = at * SIZE >= len(earlier[best].data) - len(earlier[best].end)
-        lost = 0 if is_continued else _end_of_repeated(earlier, data) - at
+        lost = max(len(one.start) for one in earlier) // SIZE - cached
+        if not self._has_hit or lost < MIN_LOST_TOKENS:
+            return None
+        now = stats.prompt_ids[cached]
+        return PrefixBreak(at=cached, num_lost=lost, why=GONE, was=now, now=now)
+
+    def _changed(
+        self, earlier: Sequence[_Prompt], data: bytes, stats: RequestStats
+    ) -> PrefixBreak | None:
+        """Return the break of a prompt that continues none of these, if it repeats one's end."""
+        lengths = [common_bytes(one.data, data) // SIZE for one in earlier]
+        at, best = max(zip(lengths, range(len(earlier)), strict=True))
+        lost = _end_of_repeated(earlier, data) - at
         if lost < MIN_LOST_TOKENS:
             return None
         (was,) = array("I", earlier[best].data[at * SIZE : (at + 1) * SIZE])
-        now = stats.prompt_ids[at]
-        return PrefixBreak(at=at, num_lost=lost, why=CHANGED, was=was, now=now)
+        return PrefixBreak(at=at, num_lost=lost, why=CHANGED, was=was, now=stats.prompt_ids[at])
 
-    def _keep(self, request_id: str, prompt: _Prompt) -> None:
-        """Keep a prompt in place of those of which it is the continuation. Mutates: self"""
-        for old_id, old in list(self._prompts.items()):
-            if old.key == prompt.key and prompt.data.startswith(old.data):
-                self._drop(old_id)
+    def _store(self, request_id: str, prompt: _Prompt) -> None:
+        """Store a prompt, and no more than are compared with. Mutates: self"""
+        self._drop(request_id)
         self._prompts[request_id] = prompt
         self._num_bytes += len(prompt.data)
         while len(self._prompts) > MAX_PROMPTS or self._num_bytes > MAX_TOKENS * SIZE:
             self._drop(next(iter(self._prompts)))
 
     def _drop(self, request_id: str) -> None:
-        self._num_bytes -= len(self._prompts.pop(request_id).data)
+        prompt = self._prompts.pop(request_id, None)
+        self._num_bytes -= 0 if prompt is None else len(prompt.data)
 
 
 def _end_of_repeated(earlier: Sequence[_Prompt], data: bytes) -> int:
