@@ -248,8 +248,9 @@ class GrowingResponse:
         thought = usage.completion_tokens_details
         return ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=cached
-            and InputDetails(cached_tokens=cached.cached_tokens, cache_write_tokens=0),
+            input_tokens_details=None
+            if cached is None
+            else InputDetails(cached_tokens=cached.cached_tokens, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputDetails(
                 reasoning_tokens=thought.reasoning_tokens if thought else 0
