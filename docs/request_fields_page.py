@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pkgutil import resolve_name
 from typing import Any
 
 from migration_pages import table
@@ -38,7 +39,8 @@ def request_fields_page(note: str) -> str:
     parts = [HEAD.format(note=note)]
     for entry in sorted(registry.entries(KIND), key=lambda entry: entry.name):
         value = registry.admin.load_entry(entry)
-        rows = sorted(value.value.items(), key=lambda item: (ORDER.index(item[1].how), item[0]))
+        table_rows = resolve_name(value.value)
+        rows = sorted(table_rows.items(), key=lambda item: (ORDER.index(item[1].how), item[0]))
         parts.append(f"## {value.summary[0].upper()}{value.summary[1:]}\n")
         columns = ["field", "whose", "here", "what it means", "asks for nothing"]
         parts.append(table(columns, (_cells(name, row) for name, row in rows)))

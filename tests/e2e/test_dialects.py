@@ -149,7 +149,8 @@ def test_a_tool_by_messages(an: Any, model: str, stream: bool) -> None:
     )  # fmt: skip
     assert [block.name for block in forced.content] == ["get_weather"]
     counted = an.messages.count_tokens(model=model, messages=asked, tools=tools)
-    assert counted.input_tokens == first.usage.input_tokens
+    usage = first.usage
+    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

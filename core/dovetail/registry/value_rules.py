@@ -61,6 +61,7 @@ VALUE_RULES: dict[str, ValueRule] = {
     "dtype": _one_of(None, *_COMPUTED),
     "kv_cache_dtype": _one_of(None, *_CACHED),
     "hash_algorithm": _target("a BlockHash"),
+    "request_fields": _target("a table of RequestField"),
     "expert_placement": _target("an ExpertPlacement"),
     "data_parallel_backend": _target("an EngineStarter", also=(None,)),
     "config_format": _target("what reads it", also=(None,)),

@@ -137,4 +137,4 @@ ROWS: RequestFields = {
     **ignored(OLLAMA, "a server has its model loaded", "keep_alive"),
 }  # fmt: skip
 
-ANSWERS = Value(summary="how long an answer is, and what is shown of it", value=ROWS)
+ANSWERS = Value(summary="how long an answer is, and what is shown of it", value=f"{__name__}:ROWS")

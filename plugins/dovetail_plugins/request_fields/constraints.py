@@ -125,4 +125,4 @@ ROWS: RequestFields = {
     **refused(SGLANG, "use stop, which takes texts", "stop_regex"),
 }  # fmt: skip
 
-CONSTRAINTS = Value(summary="what an answer must look like", value=ROWS)
+CONSTRAINTS = Value(summary="what an answer must look like", value=f"{__name__}:ROWS")

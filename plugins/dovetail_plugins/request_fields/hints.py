@@ -30,4 +30,4 @@ ROWS: RequestFields = {
     **ignored(SGLANG, "it is for measurements", "log_metrics", "return_meta_info"),
 }  # fmt: skip
 
-HINTS = Value(summary="hints and labels, which change no answer", value=ROWS)
+HINTS = Value(summary="hints and labels, which change no answer", value=f"{__name__}:ROWS")

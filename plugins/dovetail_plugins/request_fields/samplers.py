@@ -122,4 +122,4 @@ ROWS: RequestFields = {
     **refused(OLLAMA, "put its settings into the request itself", "options"),
 }
 
-SAMPLERS = Value(summary="how tokens are drawn", value=ROWS)
+SAMPLERS = Value(summary="how tokens are drawn", value=f"{__name__}:ROWS")

@@ -150,4 +150,4 @@ ROWS: RequestFields = {
     **ignored(OPENAI, "a hint to models that were trained for it", "verbosity"),
 }  # fmt: skip
 
-THINKING = Value(summary="whether and how a model thinks", value=ROWS)
+THINKING = Value(summary="whether and how a model thinks", value=f"{__name__}:ROWS")

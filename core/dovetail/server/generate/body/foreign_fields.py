@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,7 +28,7 @@ def known_fields() -> RequestFields:
     """Return the rows of all tables. The first table that has a field decides."""
     found: dict[str, RequestField] = {}
     for name in registry.names(KIND):
-        found = {**registry.admin.value_of(KIND, name), **found}
+        found = {**resolve_name(registry.admin.value_of(KIND, name)), **found}
     return found
 
 
