@@ -6,6 +6,7 @@ Every dialect first converts its body to a ChatRequest; from there the path is t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -50,6 +51,7 @@ async def prepare(
         prompt = await text.render(body, others)
         ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
+        plan = replace(plan, note_calls=text.renderer.note_calls)
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
         constraint = answer_constraint(body, plan, text.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}

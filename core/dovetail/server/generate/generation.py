@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -203,7 +203,7 @@ def generation_for(
         prompt_ids=prompt_ids,
         parts=parts,
         params=params,
-        plan=replace(plan, note_calls=text.renderer.note_calls).with_stops(
+        plan=plan.with_stops(
             params.stop,
             includes_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,

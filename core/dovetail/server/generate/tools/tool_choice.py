@@ -17,9 +17,9 @@ from dovetail.interfaces.data.constraint import (
     Literal,
     Regex,
     Repeat,
+    choice_of,
     concat,
 )
-from dovetail.interfaces.data.constraint import choice_of as any_of
 from dovetail.interfaces.data.spec import StructuredOutputSpec
 from dovetail.interfaces.data.text import Layout, Markers, Tag, Tool
 from dovetail.interfaces.reasoning_parser import ReasoningParser
@@ -155,7 +155,7 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
             return None
         constraints.append(constraint)
     limit = 1 if body.parallel_tool_calls is False else None
-    return parser.calls_constraint(choice_of(constraints), limit)
+    return parser.calls_constraint(_any_of(constraints), limit)
 
 
 def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatRequest:
@@ -233,7 +233,7 @@ def calls_constraint(
 ) -> Constraint:
     """Return the constraint of one or more calls of these tools. Raises: RequestError"""
     constraints = [_call_constraint(parser, tool, where) for tool in tools]
-    return parser.calls_constraint(choice_of(constraints), max_calls)
+    return parser.calls_constraint(_any_of(constraints), max_calls)
 
 
 def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
@@ -261,7 +261,7 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     ]
     marker = parser.markers[0]
     max_calls = 1 if body.parallel_tool_calls is False else None
-    calls = parser.calls_constraint(choice_of(constraints), max_calls)
+    calls = parser.calls_constraint(_any_of(constraints), max_calls)
     if marker.opens_answer:
         other = Regex(f"(?s:[^{_escaped(marker.start[0])}].*)?")
         return ConstraintRequest(where=where, constraint=Choice((other, calls)))
@@ -271,9 +271,9 @@ def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
     )
 
 
-def choice_of(calls: list[Constraint]) -> Constraint:
+def _any_of(calls: Sequence[Constraint]) -> Constraint:
     """Return a choice that is the same, and so compiled once, however a client orders its tools."""
-    return any_of(sorted(calls, key=repr))
+    return choice_of(sorted(calls, key=repr))
 
 
 def _escaped(character: str) -> str:
