@@ -10,16 +10,16 @@ from dovetail.config.compat.deprecated_flags import (
     NewerFlags,
     deprecated_flags,
 )
-from dovetail.config.compat.vllm_variables import (
-    FOREIGN,
+from dovetail.config.config import GROUPS, flags
+from dovetail.config.parse.environment import OWN, today
+from dovetail.config.parse.foreign_variables import (
     NoEffect,
     ReadBy,
     Row,
     Setting,
     UnsupportedVariable,
+    foreign_variables,
 )
-from dovetail.config.config import GROUPS, flags
-from dovetail.config.parse.environment import OWN, today
 from dovetail.config.report.describe import choices, default_text, state_of, usage
 from dovetail.config.sections.convert import bounds_text
 from dovetail.config.sections.field import Flag, flags_of, group_title
@@ -134,7 +134,9 @@ variables that give one flag different values are an error.
 def variables_page() -> str:
     """Return docs/reference/variables.md."""
     own = [f"| `{name}` | {text} |" for name, text in sorted(OWN.items())]
-    foreign = [f"| `{name}` | {' | '.join(row_words(row))} |" for name, row in FOREIGN.items()]
+    foreign = [
+        f"| `{name}` | {' | '.join(row_words(row))} |" for name, row in foreign_variables().items()
+    ]
     page = _VARIABLES_HEAD.replace("{own}", "\n".join(own))
     return page.replace("{foreign}", "\n".join(sorted(foreign)))
 

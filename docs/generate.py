@@ -456,6 +456,7 @@ def pages() -> dict[str, str]:
     from migration_pages import vllm_page
     from ollama_page import ollama_page
     from quantization_page import quantization_page
+    from request_fields_page import request_fields_page
 
     return {
         "flags.md": flags_page(),
@@ -468,6 +469,7 @@ def pages() -> dict[str, str]:
         "structured_output.md": structured_output_page(),
         "conformance.md": conformance_page(NOTE),
         "http.md": http_page(),
+        "request_fields.md": request_fields_page(NOTE),
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
         "from_vllm.md": vllm_page(NOTE),

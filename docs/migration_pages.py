@@ -219,13 +219,15 @@ def _routes() -> str:
 
 def _fields() -> str:
     """Return the fields of requests that are refused because a feature is missing."""
-    from dovetail.server.generate.body.undeclared_fields import UNSUPPORTED_FIELDS
+    from dovetail.server.generate.body.foreign_fields import known_fields
     from dovetail.unsupported import sentence
 
-    rows = _by_reason((name, sentence(feature)) for name, feature in UNSUPPORTED_FIELDS.items())
+    absent = {name: row.feature for name, row in known_fields().items() if row.feature}
+    rows = _by_reason((name, sentence(feature)) for name, feature in absent.items())
     return (
         "## Fields of requests\n\nFields that ask for what is absent are refused with status 400, "
-        "those of other servers too:\n\n" + table(["why", "fields"], rows)
+        "those of other servers too ([request_fields.md](request_fields.md) lists all):\n\n"
+        + table(["why", "fields"], rows)
     )
 
 
@@ -263,15 +265,15 @@ def _exposed(row: Any) -> list[str]:
 def _variables() -> str:
     from flag_pages import row_words
 
-    from dovetail.config.compat.vllm_variables import FOREIGN
     from dovetail.config.config import flags
     from dovetail.config.parse.environment import OWN, variable_of
+    from dovetail.config.parse.foreign_variables import foreign_variables
 
     own = {*OWN, *map(variable_of, flags().values())}
     by_state: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in facts("env_vars"):
         if row["name"] not in own:
-            state, words = row_words(FOREIGN[row["name"]])
+            state, words = row_words(foreign_variables()[row["name"]])
             by_state[state].append((row["name"], words))
     mapped = [(f"`{name}`", words) for name, words in by_state["mapped"]]
     return "\n".join(

@@ -170,6 +170,7 @@ def with_test_models() -> Iterator[None]:
 def module_ends_its_engines() -> Iterator[None]:
     """Fail a module that leaves an engine or another process of dovetail to the next one."""
     import psutil
+
     from support.orphans import survivors
 
     this = psutil.Process()

@@ -140,6 +140,11 @@ NAMES = {
     "dovetail.registry.known": "dovetail.registry.unsupported_names",
     "dovetail.registry.known.KNOWN": "dovetail.registry.unsupported_names.UNSUPPORTED_NAMES",
     "dovetail.registry.known.reason_for": "dovetail.registry.unsupported_names.why_unsupported",
+    **{
+        f"dovetail.server.endpoint.{name}": f"dovetail_plugins.usage.{name}"
+        for name in ("PromptTokensDetails", "StreamUsage", "Timings", "Usage", "UsageCounter")
+    },
+    "dovetail.server.endpoint.stream_usage": "dovetail_plugins.usage.stream_usage",
     "dovetail.server.endpoint.ServerState": "dovetail.server.endpoint.App",
     **{f"dovetail.registry.{name}": f"dovetail.registry.admin.{name}" for name in _ADMIN},
     "dovetail.testing.cuts": "dovetail_testing.text_splits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 
 from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
@@ -10,7 +11,7 @@ from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule
 
 def as_gbnf(rules: Mapping[str, Node]) -> str:
     """Return the text of a grammar, one rule per line. Raises: InvalidConstraint"""
-    writer = _Writer()
+    writer = _Writer(frozenset(rules))
     lines = [f"{name} ::= {writer.text(node)}" for name, node in rules.items()]
     return "\n".join(lines + writer.lines)
 
@@ -19,9 +20,10 @@ class _Writer:
     """Writes trees. An unlimited repetition becomes a tail-recursive rule, since libraries
     precompute masks for such rules but not for starred groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: frozenset[str]) -> None:
         self.lines: list[str] = []
         self._names: dict[str, str] = {}
+        self._free = (name for n in count() if (name := f"r{n}") not in taken)
 
     def text(self, node: Node) -> str:
         """Return the text of a part."""
@@ -65,7 +67,7 @@ class _Writer:
     def _rule(self, inner: str) -> str:
         """Return a rule for a repeated part, the same for equal parts."""
         if inner not in self._names:
-            self._names[inner] = f"r{len(self._names)}"
+            self._names[inner] = next(self._free)
             self.lines.append(f"{self._names[inner]} ::= {inner}")
         return self._names[inner]
 
@@ -73,7 +75,7 @@ class _Writer:
         """Return a rule for any number of a part, followed by `out`."""
         key = f"{inner}* {out}"
         if key not in self._names:
-            name = self._names[key] = f"r{len(self._names)}"
+            name = self._names[key] = next(self._free)
             branches = inner[1:-1].split(" | ") if _is_flat_choice(inner) else [inner]
             ways = " | ".join(f"{branch} {name}" for branch in branches)
             self.lines.append(f"{name} ::= {out} | {ways}")

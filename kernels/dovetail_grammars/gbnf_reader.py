@@ -53,11 +53,15 @@ def read_gbnf(text: str) -> dict[str, Node]:
 
     A tail-recursive rule becomes a repetition: the same language, but cheaper for every backend.
     """
-    rules = _Reader(text).rules()
+    return usable(_Reader(text).rules())
+
+
+def usable(rules: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the rules that match a text, simplified as above. Raises: InvalidConstraint"""
     if ROOT not in rules:
         raise InvalidConstraint(f'the grammar has no rule "{ROOT}"')
     for name, node in rules.items():
-        for used in _names(node):
+        for used in used_names(node):
             if used not in rules:
                 raise InvalidConstraint(
                     f'the grammar\'s rule "{name}" uses "{used}", which is not defined'
@@ -239,15 +243,16 @@ class _Reader:
         return Chars(characters)
 
 
-def _names(node: Node) -> Iterator[str]:
+def used_names(node: Node) -> Iterator[str]:
+    """Yield the names of the rules that a part uses."""
     match node:
         case Rule(name):
             yield name
         case Cat(parts) | Or(parts):
             for part in parts:
-                yield from _names(part)
+                yield from used_names(part)
         case Many(part):
-            yield from _names(part)
+            yield from used_names(part)
 
 
 def _without_tail_call(name: str, node: Node) -> Node:
@@ -260,7 +265,7 @@ def _without_tail_call(name: str, node: Node) -> Node:
                 heads.append(Cat(tuple(head)))
             case _:
                 ends.append(branch)
-    if not heads or not ends or any(name in _names(part) for part in (*heads, *ends)):
+    if not heads or not ends or any(name in used_names(part) for part in (*heads, *ends)):
         return node
     return Cat((Many(_one_of(heads), 0, None), _one_of(ends)))
 

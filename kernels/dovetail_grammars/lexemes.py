@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dovetail_grammars.gbnf_reader import regular
-from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule, union
+from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule, outside, union
 
 MAX_PARTS = 16
 MAX_ROUNDS = 8
@@ -195,6 +195,19 @@ def is_prefix_free(node: Node) -> bool:
         return not may_be_empty and _ends_are_ends(automaton, first, last)
     except _TooLarge:
         return False
+
+
+def going_on(node: Node) -> Ranges:
+    """Return the characters after which any text of an expression is another, longer one; none if
+    that is unknown."""
+    automaton = _Automaton()
+    try:
+        first, last, may_be_empty = automaton.add(node)
+    except _TooLarge:
+        return ()
+    nexts = [automaton.following[end] for end in last] + [first] * may_be_empty
+    sets = [[pair for p in more if p in last for pair in automaton.sets[p]] for more in nexts]
+    return outside(union([pair for found in sets for pair in outside(union(found))]))
 
 
 def _ends_are_ends(automaton: _Automaton, first: _Positions, last: _Positions) -> bool:

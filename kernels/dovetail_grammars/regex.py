@@ -122,28 +122,37 @@ _SHORT = {34: '"', 92: "\\", 10: "n", 13: "r", 9: "t", 8: "b", 12: "f"}
 _NEVER_RAW = union([(0, 31), (34, 34), (92, 92)])
 
 
-def quoted(node: Node) -> Node:
+def quoted(node: Node, *, by_number: bool = False) -> Node:
     """Return the tree for the same texts inside the quotes of a JSON string.
 
-    Control characters without a short escape are omitted.
+    Control characters without a short escape are written by number, or else omitted.
     """
     match node:
         case Chars(found):
-            raw = outside(union([*outside(found), *_NEVER_RAW]))
-            short = "".join(
-                letter for code, letter in _SHORT.items() if any(a <= code <= b for a, b in found)
-            )
-            escape = Cat((Chars(((92, 92),)), Chars(ranges(short))))
-            if not raw:
-                return escape if short else Or(())
-            return Or((Chars(raw), escape)) if short else Chars(raw)
+            ways = _quoted_ways(found, by_number)
+            return ways[0] if len(ways) == 1 else Or(tuple(ways))
         case Cat(parts):
-            return Cat(tuple(map(quoted, parts)))
+            return Cat(tuple(quoted(part, by_number=by_number) for part in parts))
         case Or(parts):
-            return Or(tuple(map(quoted, parts)))
+            return Or(tuple(quoted(part, by_number=by_number) for part in parts))
         case Many(part, minimum, maximum):
-            return Many(quoted(part), minimum, maximum)
+            return Many(quoted(part, by_number=by_number), minimum, maximum)
     return node
+
+
+def _quoted_ways(found: Ranges, by_number: bool) -> list[Node]:
+    """Return how the characters of a set are written: as they are, by a letter, by a number."""
+    raw = outside(union([*outside(found), *_NEVER_RAW]))
+    controls = {code for a, b in found for code in range(a, min(b, 92) + 1)}
+    ways: list[Node] = [Chars(raw)] if raw else []
+    if short := "".join(letter for code, letter in _SHORT.items() if code in controls):
+        ways.append(Cat((Chars(((92, 92),)), Chars(ranges(short)))))
+    for high in (0, 1) if by_number else ():
+        codes = [code for code in range(16 * high, 16 * high + 16) if code in controls]
+        digits = "".join(f"{code % 16:x}" for code in codes if code not in _SHORT)
+        if digits:
+            ways.append(Cat((literal(f"\\u00{high}"), Chars(ranges(digits)))))
+    return ways
 
 
 def without(node: Node, removed: Ranges = ()) -> Node:

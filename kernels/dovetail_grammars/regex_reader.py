@@ -8,6 +8,9 @@ lookbehind, back references and word boundaries are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 from dovetail_grammars.errors import InvalidConstraint
 from dovetail_grammars.regex import (
@@ -44,6 +47,33 @@ _CLASSES = {
     "s": BLANKS,
     "S": outside(BLANKS),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The sets in which dialects differ: letters after a backslash, and what "." is."""
+
+    classes: Mapping[str, Ranges]
+    in_line: Ranges
+
+
+ECMA = Dialect(_CLASSES, IN_LINE)
+
+
+@lru_cache(maxsize=1)
+def python_dialect() -> Dialect:
+    """Return sets that are within those of Python, and of Rust: a line ends with "\\n" alone."""
+    blanks = union([(9, 13), (28, 32), (133, 133), *outside(union([*outside(BLANKS), *_BOM]))])
+    digits, words = (
+        union([pair for name in names for pair in named_set(name) or ()])
+        for names in (("Nd",), ("L", "M", "N", "Pc"))
+    )
+    negative = {"D": outside(digits), "W": outside(words), "S": outside(blanks)}
+    common = outside(union([*outside(BLANKS), *_BOM]))
+    return Dialect({**_CLASSES, "s": common, **negative}, outside(ranges("\n")))
+
+
+_BOM = ((0xFEFF, 0xFEFF),)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _HEX_DIGITS = {"x": 2}
 
@@ -53,9 +83,9 @@ def whole_text(regex: str) -> str:
     return written(whole(regex))
 
 
-def whole(regex: str) -> Node:
+def whole(regex: str, dialect: Dialect = ECMA) -> Node:
     """Return a tree of the texts that the whole expression matches. Raises: InvalidConstraint"""
-    return _without_edges(parse(regex), has_start=False, has_end=False)
+    return _without_edges(parse(regex, dialect), has_start=False, has_end=False)
 
 
 def found_within(regex: str) -> Node:
@@ -67,8 +97,10 @@ def found_within(regex: str) -> Node:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, dialect: Dialect) -> None:
         self.text = text
+        self.classes = dialect.classes
+        self.in_line = dialect.in_line
         self.at = 0
         self.lead = 0  # the end of the anchors and lookaheads that the expression begins with
         self.depth = 0
@@ -150,7 +182,7 @@ class _Parser:
             case "\\":
                 return self.escape()
             case ".":
-                return Chars(ANY if self.is_dot_all else IN_LINE)
+                return Chars(ANY if self.is_dot_all else self.in_line)
             case "^":
                 self.lead += self.lead == self.at - 1
                 return Edge(is_start=True)
@@ -216,13 +248,13 @@ class _Parser:
             self.at += 1
             return Edge(letter == "A")
         found = self.escaped_set()
-        return Chars(found if found in _CLASSES.values() else self.folded(found))
+        return Chars(found if found in self.classes.values() else self.folded(found))
 
     def escaped_set(self) -> Ranges:
         """Return the set of an escape, after its backslash."""
         letter = self.next()
-        if letter in _CLASSES:
-            return _CLASSES[letter]
+        if letter in self.classes:
+            return self.classes[letter]
         if letter in _CONTROLS:
             code = _CONTROLS[letter]
         elif letter in ("p", "P"):
@@ -287,7 +319,7 @@ class _Parser:
                 low = ((low[0][0], high[0][0]),)
                 if low[0][0] > low[0][1]:
                     raise self.fault("has a range that ends before it begins")
-            ranges += low if low in _CLASSES.values() else self.folded(low)
+            ranges += low if low in self.classes.values() else self.folded(low)
         self.at += 1
         characters = outside(union(ranges)) if is_negative else outside(outside(union(ranges)))
         if not characters:
@@ -313,9 +345,9 @@ class _Parser:
         return ((8, 8),) if self.take("b") else self.escaped_set()
 
 
-def parse(regex: str) -> Node:
+def parse(regex: str, dialect: Dialect = ECMA) -> Node:
     """Return the tree of an expression. Raises: InvalidConstraint"""
-    parser = _Parser(regex)
+    parser = _Parser(regex, dialect)
     node = parser.alternatives()
     if parser.at < len(regex):
         raise parser.fault("has a bracket too many")

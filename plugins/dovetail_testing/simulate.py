@@ -366,7 +366,7 @@ class Simulation:
             self._promise(not has_blocks, f"{request.request_id} ended and keeps blocks")
             self._check_output(request)
             if self._pinning.random() < self.settings.pinned_share:
-                self.cache.pin(request, PINNED_S)
+                self.cache.pin(request, PINNED_S, request.num_prompt_tokens)
             self.report.num_draft_tokens += request.num_draft_tokens
             self.report.num_accepted_tokens += request.num_accepted_tokens
             self.report.finished[request.finish_reason or "unfinished"] += 1

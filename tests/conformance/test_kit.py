@@ -29,6 +29,7 @@ APIS = HERE / "wrong_apis.py"
 IO_PROCESSORS = HERE / "wrong_io_processors.py"
 RENDERERS = HERE / "wrong_renderers.py"
 CLIENTS = HERE / "wrong_clients.py"
+CONDITIONS = HERE / "wrong_stop_conditions.py"
 ROUTERS, EXECUTORS = HERE / "wrong_routers.py", HERE / "wrong_executors.py"
 EXCHANGES = HERE / "wrong_exchanges.py"
 STAGES = HERE / "wrong_stages.py"
@@ -102,6 +103,10 @@ WRONG: list[tuple[str, str, str]] = [
     ("client", f"{CLIENTS}:HomelyClient", "leaves_the_user_alone"),
     ("client", f"{CLIENTS}:PointingClient", "leaves_the_user_alone"),
     ("client", f"{CLIENTS}:DashedClient", "variables_can_be_set"),
+    ("stop_condition", f"{CONDITIONS}:LyingCondition", "says_why"),
+    ("stop_condition", f"{CONDITIONS}:DemandingCondition", "plain_requests_pass"),
+    ("stop_condition", f"{CONDITIONS}:TrustingCondition", "wrong_values_are_client_errors"),
+    ("stop_condition", f"{CONDITIONS}:SharingCondition", "answers_do_not_mix"),
     ("router", f"{ROUTERS}:ForeignRouter", "names_an_engine_that_takes_requests[few]"),
     ("router", f"{ROUTERS}:FavouringRouter", "uses_every_engine"),
     ("router", f"{ROUTERS}:ScribblingRouter", "leaves_the_tokens_alone"),
@@ -286,6 +291,7 @@ RIGHT = [
     ("drafter", f"{PLAIN}:RightDrafter"),
     ("drafter", "dovetail_plugins.drafters.eagle:Eagle"),
     ("client", f"{CLIENTS}:RightClient"),
+    ("stop_condition", f"{CONDITIONS}:RightCondition"),
     ("renderer", f"{RENDERERS}:RightRenderer"),
     ("renderer", f"{RENDERERS}:StrictRenderer"),
     ("router", f"{ROUTERS}:RightRouter"),

@@ -59,7 +59,7 @@ def test_wrong_values_are_refused(llm: LLM) -> None:
 
 
 def test_the_claims_are_those_of_the_chosen_processors(llm: LLM) -> None:
-    assert claimed_fields(llm.spec.run.logits_processors) > CLAIMED
+    assert claimed_fields(llm.spec) > CLAIMED
     assert [entry.name for entry in load_file(DRY)] == ["dry"]
 
 

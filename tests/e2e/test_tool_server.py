@@ -33,6 +33,7 @@ from dovetail_plugins.apis.responses.mcp import (
 )
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from dovetail_testing.models import write_replay_checkpoint
+from support.response_events import checked_events, whole, without_ids
 from support.server_process import ServerProcess
 from support.serving import app_for, send
 
@@ -310,6 +311,17 @@ def test_a_tool_that_fails_is_told_to_the_model(
     assert found["usage"]["input_tokens"] == counted
 
 
+@pytest.mark.parametrize(
+    "call", ['weather {"city": "Rome"}', "fails {}", "slow {}", 'weather {"city": '], ids=str
+)
+def test_every_event_is_of_the_clients_types(tools: Tools, call: str) -> None:
+    first = f"I look. [call]{call}[/call]"
+    app, _ = app_with(tools, lambda prompt: "It is cold." if "degree" in prompt else first)
+    fields = {"tools": [entry("sky")], "max_tool_calls": 1}
+    events = checked_events(app, **fields)
+    assert without_ids(events[-1]["response"]) == without_ids(whole(app, **fields))
+
+
 def test_arguments_that_are_not_an_object_are_not_a_call(tools: Tools) -> None:
     app, _ = app_with(tools, lambda prompt: "[call]weather [1][/call]")
     found = ask(app, tools.label).json()
@@ -370,13 +382,9 @@ def test_a_session_that_the_server_has_forgotten_begins_anew(tools: Tools) -> No
 @pytest.mark.parametrize(
     ("tool", "where"),
     [
-        (entry("elsewhere"), "tools[0].server_label"),
-        (entry("sky", server_url="http://127.0.0.1:1/mcp"), "tools[0].server_url"),
-        (entry("sky", headers={"x": "y"}), "tools[0].headers"),
         (entry("sky", require_approval="always"), "tools[0].require_approval"),
         (entry("sky", allowed_tools=["absent"]), "tools[0].allowed_tools"),
         (entry("sky", allowed_tools=3), "tools[0].allowed_tools"),
-        ({"type": "mcp"}, "tools[0].server_label"),
         ({"type": "mcp", "server_label": ["sky"]}, "tools[0].server_label"),
     ],
 )
@@ -387,6 +395,34 @@ def test_requests_reach_only_what_was_named_at_start(
     reply = ask(app, "sky", tools=[tool])
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, where)
     assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "mcp"},
+        entry("elsewhere"),
+        entry("elsewhere", require_approval="always", connector_id="mail"),
+        entry("sky", server_url="http://127.0.0.1:1/mcp"),
+        entry("sky", headers={"x": "y"}),
+    ],
+)
+def test_servers_that_were_not_named_at_start_are_left_out(
+    tools: Tools, tool: dict[str, Any]
+) -> None:
+    app, engine = app_with(tools, lambda prompt: "hello")
+    before = len(tools.asked)
+    reply = ask(app, "sky", tools=[tool])
+    assert (reply.status_code, reply.headers["x-dovetail-ignored-fields"]) == (200, "tools.mcp")
+    assert reply.json()["tools"] == []
+    assert "weather" not in engine.tokenizer.decode(engine.asked[-1][2]["prompt"])
+    listed = {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
+    assert ask(app, "sky", tools=[tool], tool_choice=listed).status_code == 200
+    for choice in ("required", tool, listed | {"mode": "required"}):
+        refused = ask(app, "sky", tools=[tool], tool_choice=choice)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"].startswith("tool_choice")
+    assert len(tools.asked) == before
 
 
 def test_two_tools_of_one_name_and_chosen_tools(tools: Tools) -> None:
@@ -421,6 +457,7 @@ def test_at_start(tools: Tools, tmp_path: Path) -> None:
 
 def test_what_the_client_gets_without_tool_servers() -> None:
     app, _ = app_for()
-    reply: httpx.Response = ask(app, "sky")
+    assert ask(app, "sky").status_code == 200
+    reply: httpx.Response = ask(app, "sky", tool_choice=entry("sky", name="weather"))
     assert reply.status_code == 400
     assert "--tool-server" in reply.json()["error"]["message"]

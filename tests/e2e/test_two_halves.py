@@ -97,7 +97,7 @@ def test_an_answer_of_two_servers_is_that_of_one(halves: Halves) -> None:
         timeout=60,
     )
     assert both.json()["choices"][0]["text"] == alone["choices"][0]["text"]
-    assert both.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+    assert both.json()["usage"]["prompt_tokens_details"] is None, "computed, by the other server"
     assert both.headers["x-request-id"] == "traced-1"
     assert both.headers["x-dovetail-prefill"] == halves.prefill.url
     for one in (halves.prefill, halves.decode):

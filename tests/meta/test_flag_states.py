@@ -20,7 +20,8 @@ from dovetail.config.compat.deprecated_flags import (
 )
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS, UnsupportedFlag
 from dovetail.config.config import Config, flags
-from dovetail.config.parse.environment import FOREIGN, OWN, variable_of
+from dovetail.config.parse.environment import OWN, variable_of
+from dovetail.config.parse.foreign_variables import foreign_variables
 from dovetail.config.report.describe import state_of
 from dovetail.config.rules.checks import check_supported
 from dovetail.config.sections.field import Flag, flags_of
@@ -59,6 +60,7 @@ OWN_DEFAULTS = {
     "--enable-chunked-prefill": "theirs is unset, which means on",
     "--enable-prefix-caching": "theirs is unset, which means on",
     "--eplb-config": "unset keys have those defaults",
+    "--enable-prompt-tokens-details": "programs that count what they saved need no flag",
     "--ignore-patterns": "theirs is unset, which means the same pattern",
     "--max-long-partial-prefills": "unset: prompts in parts are as many as fit",
     "--max-num-partial-prefills": "unset: prompts in parts are as many as fit",
@@ -189,7 +191,7 @@ def test_no_name_is_both_registered_and_unavailable() -> None:
 
 
 def test_every_variable_of_the_reference_is_known() -> None:
-    known = {*FOREIGN, *OWN, *map(variable_of, flags().values())}
+    known = {*foreign_variables(), *OWN, *map(variable_of, flags().values())}
     assert sorted({row["name"] for row in facts("env_vars")} - known) == []
 
 

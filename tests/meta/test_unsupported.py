@@ -18,13 +18,13 @@ from flag_pages import row_words
 from dovetail import unsupported
 from dovetail.config.compat.deprecated_flags import MAPPED, deprecated_flags
 from dovetail.config.compat.unsupported_flags import UNSUPPORTED_FLAGS
-from dovetail.config.compat.vllm_variables import FOREIGN, UnsupportedVariable
 from dovetail.config.config import flags
+from dovetail.config.parse.foreign_variables import UnsupportedVariable, foreign_variables
 from dovetail.config.report.describe import state_of
 from dovetail.errors import RequestError
 from dovetail.registry.unsupported_names import UNSUPPORTED_NAMES, why_unsupported
 from dovetail.server.generate.body import fields as bodies
-from dovetail.server.generate.body import undeclared_fields
+from dovetail.server.generate.body.foreign_fields import known_fields
 from dovetail.server.generate.body.ignored_fields import FieldReporter
 from dovetail.server.http.not_found import UNSUPPORTED_ROUTES, unsupported_route
 from dovetail.unsupported import FEATURES
@@ -66,13 +66,14 @@ def references() -> dict[str, tuple[str, Callable[[], Any]]]:
     for kind, names in UNSUPPORTED_NAMES.items():
         for name, feature in names.items():
             rows[f"{kind} {name}"] = (feature, partial(why_unsupported, kind, name))
-    for name, variable in FOREIGN.items():
+    for name, variable in foreign_variables().items():
         if isinstance(variable, UnsupportedVariable):
             rows[f"variable {name}"] = (variable.feature, lambda v=variable: row_words(v)[1])
     for path, feature in UNSUPPORTED_ROUTES.items():
         rows[f"path {path}"] = (feature, partial(unsupported_route, path))
-    for name, feature in undeclared_fields.UNSUPPORTED_FIELDS.items():
-        rows[f"field {name}"] = (feature, partial(field_text, name))
+    for name, field in known_fields().items():
+        if field.feature:
+            rows[f"field {name}"] = (field.feature, partial(field_text, name))
     for name, feature in UNSUPPORTED_FIELDS.items():
         rows[f"field {name} of /v1/responses"] = (feature, partial(responses_text, name))
     return rows

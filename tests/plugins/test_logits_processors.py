@@ -19,6 +19,7 @@ from dovetail_plugins.logits_processors.bad_words import BadWords, completing_id
 from dovetail_plugins.logits_processors.logit_bias import LogitBias
 from dovetail_plugins.logits_processors.min_p import MinP
 from dovetail_plugins.logits_processors.min_tokens import MinTokens
+from dovetail_plugins.logits_processors.top_n_sigma import TopNSigma
 
 VOCAB = 20
 CLASSES: dict[str, type[LogitsProcessor]] = {
@@ -27,6 +28,7 @@ CLASSES: dict[str, type[LogitsProcessor]] = {
     "logit_bias": LogitBias,
     "min_p": MinP,
     "min_tokens": MinTokens,
+    "top_n_sigma": TopNSigma,
 }
 
 
@@ -51,6 +53,28 @@ def generate(wishes: Sequence[SamplingParams], count: int, logits: torch.Tensor)
 def ladder(rows: int) -> torch.Tensor:
     """Return logits whose best token is 19, then 18, ..."""
     return torch.arange(VOCAB).float().expand(rows, -1).clone()
+
+
+def test_top_n_sigma_drops_what_is_far_below_the_best_at_any_temperature() -> None:
+    spread = float(ladder(1).std(unbiased=False))  # 5.77: 13.2 and above are within one
+    for temperature, sigmas in ((1.0, 1.0), (50.0, 1.0), (50.0, 0.5)):
+        wish = SamplingParams(temperature=temperature, extra_args={"top_n_sigma": sigmas})
+        least = math.ceil(19 - sigmas * spread)
+        (drawn,) = generate([wish], 400, ladder(1))
+        assert min(drawn) >= least
+        assert temperature == 1.0 or set(drawn) == set(range(least, VOCAB))
+    (drawn,) = generate([SamplingParams(temperature=50.0, extra_args={})], 400, ladder(1))
+    assert min(drawn) < 5
+
+
+@pytest.mark.parametrize("value", ["x", True, float("nan"), 1e9])
+def test_top_n_sigma_is_a_number(value: object) -> None:
+    params = SamplingParams(extra_args={"top_n_sigma": value})
+    assert TopNSigma.wants(params)
+    with pytest.raises(RequestError, match="top_n_sigma"):
+        TopNSigma.verify(params, VOCAB)
+    assert not TopNSigma.wants(SamplingParams(extra_args={"top_n_sigma": -1}))
+    assert not TopNSigma.wants(SamplingParams())
 
 
 def test_each_row_gets_what_it_asked() -> None:

@@ -12,7 +12,7 @@ from support.media_flag_tests import MEDIA_FLAG_TESTS
 SPEC = "plugins/config/test_resolve.py::test_fields_reach_the_spec"
 CHECKPOINT = "plugins/config/checkpoint/test_checkpoint_flags.py"
 CHECKPOINT_WHOLE = "e2e/test_checkpoint_flags.py"
-ENVIRONMENT = "core/config/parse/test_environment.py"
+ENVIRONMENT = "plugins/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
 OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
@@ -396,6 +396,10 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "reasoning_parser_plugin": (f"{WHOLE}::test_parsers_and_their_files",),
     "renderer": ("e2e/test_renderer.py::test_every_process_renders_by_the_file",),
     "response_role": (f"{FRONTEND}::test_the_response_role_in_streams_and_whole",),
+    "reasoning_budget": (
+        "e2e/test_soft_thinking_end.py::test_the_servers_budget_is_that_of_requests_without_one",
+    ),
+    "reasoning_budget_message": ("e2e/test_soft_thinking_end.py::test_every_api_ends_it_softly",),
     "reasoning_field": ("plugins/server/generate/test_thinking_fields.py::test_reasoning_field",),
     "return_tokens_as_token_ids": (f"{FRONTEND}::test_tokens_as_token_ids",),
     "revision": (f"{WHOLE}::test_revisions_and_download_dir",),

@@ -23,6 +23,7 @@ from dovetail.server.app import build_app
 from dovetail.server.families import ServedApi, build_apis
 from dovetail.server.generate.rendering.chat import ChatRenderer
 from dovetail.server.generate.tools.parsers import Parsers
+from dovetail_plugins.apis.messages.routes import MessagesState
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
 from dovetail_plugins.apis.ui.files import PageFiles
@@ -86,7 +87,11 @@ def app_for(
 
 def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:
     """Return dovetail's own families, with servers of tools that are connected already."""
-    states = {"responses": ResponsesState(tool_servers=tool_servers), "ui": PageFiles()}
+    states = {
+        "responses": ResponsesState(tool_servers=tool_servers),
+        "messages": MessagesState(),
+        "ui": PageFiles(),
+    }
     return [
         ServedApi(name=name, api=api, state=states.get(name)) for name, api in build_apis().items()
     ]

@@ -23,7 +23,7 @@ async def served_app(*words: str) -> AsyncIterator[FastAPI]:
     """Give the application that `dovetail serve` makes of these words, and its engine."""
     from dovetail.config.parse.parse_config import parse_config
     from dovetail.config.resolve import resolve
-    from dovetail.server.families import own_apis
+    from dovetail.server.families import choose_apis
     from dovetail.server.launch.startup_timer import StartupTimer
     from dovetail_plugins.batch.whole_app import whole_app
     from dovetail_plugins.commands._serve_flags import add_serve_arguments
@@ -31,7 +31,7 @@ async def served_app(*words: str) -> AsyncIterator[FastAPI]:
     parser = argparse.ArgumentParser()
     add_serve_arguments(parser)
     config = parse_config(parser.parse_args(words))
-    made = whole_app(config, resolve(config), config.frontend, own_apis(), StartupTimer())
+    made = whole_app(config, resolve(config), config.frontend, choose_apis(config), StartupTimer())
     async with made as (app, _):
         yield app
 

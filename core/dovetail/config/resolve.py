@@ -98,6 +98,7 @@ from dovetail.interfaces.data.spec import (
     CacheSpec,
     EngineSpec,
     ModelSpec,
+    RankSpec,
     RunSpec,
     Selection,
     WorkerDraftSpec,
@@ -207,8 +208,8 @@ def _worker_drafts(
     config: Config, aim: Purpose, schedule: ScheduleSpec, kv_dtype: str, platform: Platform
 ) -> WorkerDraftSpec | None:
     """Return the drafter that runs on the worker of a generating model, if one was requested."""
-    asked = speculation.asked_drafter(config.model, config.load, config.speculative, config.plugin)
-    if asked is None or not runs_on_worker(registry.admin.load_selection(asked.drafter)):
+    choice = speculation.asked_drafter(config.model, config.load, config.speculative, config.plugin)
+    if choice is None or not runs_on_worker(registry.admin.load_selection(choice.drafter)):
         return None
     if aim.pooling is not None:
         raise ConfigError(
@@ -217,7 +218,7 @@ def _worker_drafts(
             fix="leave the flag out.",
         )
     hub = hub_of(config.model, config.load)
-    return worker_drafts(config, asked, aim.model, schedule, kv_dtype, platform, hub)
+    return worker_drafts(config, choice, aim.model, schedule, kv_dtype, platform, hub)
 
 
 def _engine_spec(
@@ -279,6 +280,7 @@ def _engine_spec(
         request_seed=_request_seed(config),
         max_logprobs=config.model.max_logprobs,
         processor_pattern=_pattern(config.model.logits_processor_pattern),
+        stop_conditions=selections.select_installed("stop_condition", config.plugin),
         default_sampling=sampling_of(config.model, model.path),
         **log_fields(config.observability),
         step_timeout_s=config.engine.engine_step_timeout,
@@ -305,7 +307,6 @@ def _run_spec(
     platform: Platform,
 ) -> RunSpec:
     rank = stages.staged(rank_spec(config.parallel), config.parallel, model)
-    on_cores = HOST_CORES in platform.capabilities
     model_plugin = selections.select_model(config.model, config.multimodal, config.plugin, model)
     check_division(model, model_plugin, rank)
     stages.check_model(model_plugin, rank)
@@ -317,10 +318,7 @@ def _run_spec(
     rank = over_engines(config.model, parallel, model, rank)
     placement, balance = expert_settings(config.cache, parallel, origins, model, rank, load_format)
     processors = chosen_cores(config.device.cpu_cores)
-    is_alone = len(engine_numbers(parallel)) == 1  # several engines share the processors
-    of_ranks = rank_processors(config.device, rank, on_cores=on_cores) if is_alone else ()
-    knows_cores = on_cores and not places_ranks(parallel)
-    threads = default_threads(of_ranks[0] if of_ranks else processors) if knows_cores else 0
+    of_ranks, threads = _rank_threads(config, rank, processors, platform)
     offloaded = offload_bytes(config.model, config.cache, platform)
     stage, scale = registry.admin.value_of("logprobs_mode", config.model.logprobs_mode)
     conv_dtype = registry.admin.value_of("mamba_cache_dtype", config.cache.mamba_cache_dtype)
@@ -378,6 +376,18 @@ def _run_spec(
         offload_bytes=offloaded,
         acceptance=speculation.acceptance_of(config.speculative, plugins),
     )
+
+
+def _rank_threads(
+    config: Config, rank: RankSpec, processors: tuple[int, ...], platform: Platform
+) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """Return the processors of each rank, () for no choice, and a rank's number of threads."""
+    on_cores = HOST_CORES in platform.capabilities
+    is_alone = len(engine_numbers(config.parallel)) == 1  # several engines share the processors
+    of_ranks = rank_processors(config.device, rank, on_cores=on_cores) if is_alone else ()
+    if not on_cores or places_ranks(config.parallel):
+        return of_ranks, 0
+    return of_ranks, default_threads(of_ranks[0] if of_ranks else processors)
 
 
 def _request_seed(config: Config) -> int | None:

@@ -17,12 +17,12 @@ class ActiveRequest:
     """A request from its arrival to its end, with what the engine's parts need to know of it.
 
     `adapter` is the name of its adapter, `kv_transfer` are its kv_transfer_params. It is queued
-    once all `loads` are done. Its prefix stays cached for `pin_s` seconds after its end.
+    once all `loads` are done. `pin` says how long after its end its prefix stays cached.
     `scheduled_s` is when it first got a row.
     """
 
     __slots__ = (
-        *("adapter", "execute_s", "forward_s", "has_token", "kv_transfer", "loads", "pin_s"),
+        *("adapter", "execute_s", "forward_s", "has_token", "kv_transfer", "loads", "pin"),
         *("request", "scheduled_s"),
     )
 
@@ -32,12 +32,12 @@ class ActiveRequest:
         *,
         adapter: str = "",
         kv_transfer: Mapping[str, Any] | None = None,
-        pin_s: float = 0.0,
+        pin: tuple[float, int] = (0.0, 0),
     ) -> None:
         self.request = request
         self.adapter = adapter
         self.kv_transfer = kv_transfer or {}
-        self.pin_s = pin_s
+        self.pin = pin
         self.loads: list[Loaded] = []
         self.scheduled_s = 0.0
         self.forward_s = 0.0
@@ -61,10 +61,7 @@ class ActiveRequest:
             parts=message.parts,
         )
         return cls(
-            request,
-            adapter=message.adapter,
-            kv_transfer=message.kv_transfer,
-            pin_s=message.pin_s,
+            request, adapter=message.adapter, kv_transfer=message.kv_transfer, pin=message.pin
         )
 
     @property

@@ -31,8 +31,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     of one machine share; an engine on another machine can only compare such times. `parts` are the
     media in the prompt, in order of position; `prompt_ids` has placeholder tokens for them, which
     are not embedded. `kv_transfer` are the client's kv_transfer_params: the engine that the
-    prompt's blocks come from, or that another engine will fetch them. The prompt's blocks stay
-    cached for `pin_s` seconds after the request, if there is room.
+    prompt's blocks come from, or that another engine will fetch them. `pin` is seconds
+    and tokens: that many first tokens stay cached for that long afterwards, if there is room.
     """
 
     request_id: str
@@ -46,7 +46,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     adapter: str = ""
     parts: tuple[PromptPart, ...] = ()
     kv_transfer: dict[str, Any] | None = None
-    pin_s: float = 0.0
+    pin: tuple[float, int] = (0.0, 0)
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):

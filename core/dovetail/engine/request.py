@@ -14,6 +14,8 @@ from dovetail.interfaces.data.media import PromptPart
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import NO_SLOT, Pooled, RowResult, TokenLogprobs
+from dovetail.interfaces.stop_condition import StopCondition, Watch
+from dovetail.registry.blame import described
 
 if TYPE_CHECKING:
     from dovetail.engine.parts.encodings import Encodings
@@ -41,7 +43,8 @@ class Progress:
 class Request:
     """Implements interfaces.scheduler.RequestState.
 
-    `finish_reason` is None while the request runs, then "stop", "length", "abort" or "error".
+    `finish_reason` is None while the request runs, then "stop", "length", "abort", "error" or
+    that of a stop condition. `conditions` are those it uses, with what follows its tokens.
     `stop_reason` is the stop token id that ended it (None for the model's own end token), `error`
     the text of a fault. A request never holds more than `max_tokens` tokens, prompt included.
     `adapter` is the key of its adapter, which stays in `adapter_slot` for the request's lifetime.
@@ -66,6 +69,7 @@ class Request:
         "arrival_s",
         "block_hashes",
         "cache_salt",
+        "conditions",
         "draft_ids",
         "encodings",
         "error",
@@ -130,6 +134,7 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.parts = tuple(parts)
         self.encodings: Encodings | None = None
+        self.conditions: Sequence[tuple[StopCondition, Watch]] = ()
         self.max_tokens = _max_tokens(sampling, self.num_prompt_tokens, max_model_tokens)
         self._pooled: Pooled | None = None
         self._end_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
@@ -251,7 +256,8 @@ class Request:
     def _take(self, token_ids: Sequence[int]) -> int:
         """Add sampled tokens up to the one that ends the request; return how many. Mutates: self"""
         end = len(self.token_ids) + len(token_ids)
-        if end < self.max_tokens and self._last_ids.isdisjoint(token_ids):
+        is_free = not self.conditions and self._last_ids.isdisjoint(token_ids)
+        if is_free and end < self.max_tokens:
             self.token_ids += token_ids
             self._new_token_ids += token_ids
             return len(token_ids)
@@ -265,18 +271,27 @@ class Request:
     def _ends_at(self, token_id: int) -> bool:
         """Return whether the token just appended ends the request; if so, set the reason."""
         num_tokens = len(self.token_ids)
+        met = self._met_by(token_id) if self.conditions else None
         if num_tokens - self.num_prompt_tokens >= self.sampling.min_tokens:
             if token_id in self._end_ids:
                 self.finish("stop")
-                return True
-            if token_id in self._stop_ids:
+            elif token_id in self._stop_ids:
                 self.finish("stop")
                 self.stop_reason = token_id
-                return True
+            elif met is not None and num_tokens < self.max_tokens:
+                self.finish(met.finish_reason, met.stop_reason)
         if num_tokens >= self.max_tokens:
             self.finish("length")
-            return True
-        return False
+        return self.finish_reason is not None
+
+    def _met_by(self, token_id: int) -> StopCondition | None:
+        """Return the first condition that the token just appended meets. All of them see it."""
+        try:
+            met = [one for one, watch in self.conditions if watch(token_id)]
+        except Exception as error:  # a plugin's fault ends its request alone
+            self.finish("error", f"a stop condition raised: {described(error)}")
+            return None
+        return met[0] if met else None
 
     def _add_prompt_logprobs(self, entries: tuple[TokenLogprobs, ...]) -> None:
         """Add new entries, without those repeated after a preemption (the prompt is recomputed)."""

@@ -114,8 +114,8 @@ class RequestTracker:
         """Forget a finished request; return its last update, completed. Mutates: self"""
         for part in self._parts:
             update = part.complete_update(active, update)
-        if active.pin_s and update.finish_reason != "error":
-            self._cache.pin(active.request, active.pin_s)
+        if active.pin[0] and update.finish_reason != "error":
+            self._cache.pin(active.request, *active.pin)
         del self.active[active.request_id]
         for part in self._parts:
             part.end(active)

@@ -118,8 +118,8 @@ class KVAccounting(KVCache, Protocol):
     def num_pinned_blocks(self) -> int:
         """Return how many blocks requests have pinned; none of them is free."""
 
-    def pin(self, request: RequestState, duration_s: float) -> None:
-        """Pin the cached part of a request's prompt for a time, unless requests need the room."""
+    def pin(self, request: RequestState, duration_s: float, num_tokens: int) -> None:
+        """Pin what is cached of a prompt's first tokens, unless requests need the room."""
 
     def rekey(self, hash_key: bytes) -> None:
         """Hash with another key from now on, so that new requests find no earlier block."""

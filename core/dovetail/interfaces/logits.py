@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Plugin
+from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class ProcessorContext:
     """What a processor can know about the run.
 
     `tokenizer` loads the model's tokenizer from `tokenizer_path`, which takes time and memory; it
-    raises ConfigError if the engine runs without one.
+    raises ConfigError if the engine runs without one. `vocabulary` returns the tokens as bytes,
+    which structured output shares; it raises RequestError if the engine runs without that.
     """
 
     model: ModelSpec
@@ -56,6 +58,7 @@ class ProcessorContext:
     max_model_tokens: int
     tokenizer_path: str
     tokenizer: Callable[[], Tokenizer]
+    vocabulary: Callable[[], Vocabulary]
 
 
 class LogitsProcessor(Plugin):

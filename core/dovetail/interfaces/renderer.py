@@ -23,8 +23,8 @@ TEMPLATES = "templates"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendererFacts:
     """What is known of a model: the folder of its tokenizer, config.json's `model_type`, and the
-    facts of its tokenizer. `template` is given in place of the checkpoint's own, by `template_file` if it is
-    not empty: a renderer without the capability "templates" gets none."""
+    facts of its tokenizer. `template`, read from `template_file` if that is not empty, replaces the
+    checkpoint's own: a renderer without the capability "templates" gets none."""
 
     path: str
     model_type: str

@@ -65,6 +65,7 @@ COMPARED = {
     "drafting": "--speculative-config",
     "policy": "--scheduling-policy",
     "kv_policy": "--disable-hybrid-kv-cache-manager",
+    "stop_conditions": "--plugin-options",
     "can_sleep": "--enable-sleep-mode",
     "times_steps": "--collect-detailed-traces",
 }

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.model_facts import processors
-from dovetail.errors import ConfigError
-from dovetail.interfaces.data.media_settings import AUDIO
-from dovetail.multimodal.extra import package
 from dovetail.registry.files import import_target
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -97,44 +93,6 @@ def _without_video(processor_class: type[Any]) -> type[Any]:
             return super().from_args_and_dict(whole, *rest, **more)
 
     return type(processor_class.__name__, (processor_class, Parts), {})
-
-
-def blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return two blank images or sounds of different sizes, and the options for a processor to read
-    them."""
-    if kind == AUDIO:
-        import numpy
-
-        rate_hz = rate_of(processor)
-        sounds = [numpy.zeros(rate_hz // part, dtype=numpy.float32) for part in (1, 2)]
-        return sounds, {"sampling_rate": rate_hz}
-    images = package("PIL.Image")
-    return [images.new("RGB", size) for size in ((64, 64), (112, 64))], {}
-
-
-def read_together(
-    processor: Any, kind: str, media: list[Any], options: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Return a processor's output for a text with several media, passed as a list, or as a list per
-    text if the processor requires that. If it takes one medium per text, only the first is read.
-
-    Raises: ConfigError if it has no placeholder for the kind; whatever the processor raises
-    """
-    place = getattr(processor, f"{kind}_token", None)
-    if not isinstance(place, str):
-        raise ConfigError(f"its processor has no word for an {kind}.")
-    failure: ValueError | None = None
-    for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
-        text = " b ".join(["a", *[place] * count, "c"])
-        try:
-            output: Mapping[str, Any] = processor(
-                text=[text], return_tensors="pt", **{ARGUMENTS[kind]: given}, **options
-            )
-            return output
-        except ValueError as error:
-            failure = failure or error
-    assert failure is not None
-    raise failure
 
 
 def rate_of(processor: Any) -> int:

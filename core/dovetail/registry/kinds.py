@@ -137,6 +137,8 @@ _TABLE = (
           "--tokenizer-mode", default="auto", auto="by the files in the tokenizer's folder"),
     _kind("logits_processor", "logits:LogitsProcessor", "changes the logits of requests",
           "--logits-processors", has_named_options=True),
+    _kind("stop_condition", "stop_condition:StopCondition", "ends answers because of their tokens",
+          has_named_options=True),
     _kind("stat_logger", "stats:StatLogger", "receives the engine's statistics", "--stat-loggers",
           has_named_options=True),
     _kind("api", "api:Api", "a family of HTTP endpoints; dovetail's own are always served",
@@ -151,6 +153,8 @@ _TABLE = (
     Kind(name="file_importer", interface=VALUE,
          summary="runs plugin files that are written for another engine; the name is the module "
          "that such files import"),
+    Kind(name="request_fields", interface=VALUE,
+         summary="what fields of requests to other servers mean here, a table each"),
     _value("dtype", "--dtype", "data type of weights and activations",
            "--override-attention-dtype"),
     _value("kv_cache_dtype", "--kv-cache-dtype", "data type of the KV cache"),
@@ -202,6 +206,8 @@ _TABLE = (
            "MCP servers, each given as HOST:PORT", default=None, is_open=True),
     _value("preemption_mode", "--preemption-mode", "how a preempted request resumes",
            default="recompute"),
+    Kind(name="foreign_variables", interface=VALUE,
+         summary="environment variables of another server; the name is what they begin with"),
     _value("tokenizer_pool", "--tokenizer-pool-type", "pools of tokenizer processes",
            default=None),
 )  # fmt: skip

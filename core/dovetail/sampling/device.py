@@ -67,13 +67,13 @@ class DeviceBackend(SamplingBackend):
             later.append(logits.amax(dim=1))
             self._chain.run_early(logits, step)
         drawn = self._launch(logits, step)
-        told = None
+        logprobs = None
         if asking.size:
             tokens = drawn.tokens if picked is None else drawn.tokens[picked]
             num_top = self._rows.num_logprobs[step.rows[asking]].tolist()
-            told = tell(shown, tokens, num_top, shown_rows)
-            later.append(told.numbers)
-        finish = partial(self._finish, step, self._rows.turns[step.rows], told)
+            logprobs = tell(shown, tokens, num_top, shown_rows)
+            later.append(logprobs.numbers)
+        finish = partial(self._finish, step, self._rows.turns[step.rows], logprobs)
         pending = EnqueuedDraws(drawn.tokens, HostCopy([drawn.told, *later]), finish)
         self._under_way = [one for one in self._under_way if not one.is_read] + [pending]
         return pending
@@ -117,7 +117,11 @@ class DeviceBackend(SamplingBackend):
         return draw(logits, settings_of(tables, step.rows, step.positions, lines, seen, device))
 
     def _finish(
-        self, step: DrawStep, turns: np.ndarray, told: ToldLogprobs | None, arrays: list[np.ndarray]
+        self,
+        step: DrawStep,
+        turns: np.ndarray,
+        logprobs: ToldLogprobs | None,
+        arrays: list[np.ndarray],
     ) -> Draws:
         """Return the draws of a step whose numbers have arrived. Mutates: self, step.faults"""
         is_same = self._rows.turns[step.rows] == turns
@@ -132,8 +136,8 @@ class DeviceBackend(SamplingBackend):
             for i in np.flatnonzero(is_same & is_finite).tolist():
                 self._seen.tell(step.row_list[i], token_ids[i])
         draws = self._rows.finish(step, token_ids, is_same)
-        if told is not None:
+        if logprobs is not None:
             asking, tells_logits = step.asking.tolist(), self._logprobs.tells_logits
             drawn = [token_ids[i] for i in asking]
-            draws.add_logprobs(asking, read(told, arrays[-1], drawn, tells_logits=tells_logits))
+            draws.add_logprobs(asking, read(logprobs, arrays[-1], drawn, tells_logits=tells_logits))
         return draws

@@ -18,6 +18,7 @@ from dovetail.server.generate.body.as_chat import (
     in_words_of,
     is_deep,
     joined,
+    sent_as,
 )
 from dovetail.server.generate.body.chat import (
     MAX_MESSAGES,
@@ -41,12 +42,11 @@ from dovetail.server.generate.body.fields import (
     SamplingFields,
     StopString,
     StreamOptions,
-    Timings,
     TokenId,
-    Usage,
+    TranslatedBody,
 )
+from dovetail.server.generate.body.foreign_fields import fault_of, is_hint
 from dovetail.server.generate.body.ignored_fields import HEADER, header_value, json_reply
-from dovetail.server.generate.body.undeclared_fields import WITHOUT_EFFECT, fault_of
 from dovetail.server.generate.body.words import Words, is_left_out, words_of
 from dovetail.server.generate.conversation import count_prompt_tokens, prepare
 from dovetail.server.generate.dependencies import ServerOf, state_of
@@ -94,16 +94,10 @@ from dovetail.server.generate.streaming import (
     named_frame,
     one_line,
 )
-from dovetail.server.generate.tools.custom_tools import has_grammar
 from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.structured_outputs import requested_constraint
 from dovetail.server.generate.tools.tool_choice import known_markers, layout_in_use
-from dovetail.server.generate.usage import (
-    PromptTokensDetails,
-    StreamUsage,
-    UsageCounter,
-    stream_usage,
-)
+from dovetail.server.generate.tools.tool_formats import text_grammar_of
 from dovetail.server.http.addresses import is_local_only
 from dovetail.server.http.errors import Problem, problem, problem_of
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS

@@ -59,7 +59,7 @@ def choose_apis(config: Config) -> tuple[Selection, ...]:
     """
     options = config.plugin.options_of(KIND)
     chosen = {own.target: own for own in own_apis()}
-    for name in config.frontend.api:
+    for name in [*(o.name for o in chosen.values() if o.name in options), *config.frontend.api]:
         named = registry.choose(KIND, name, options=options.get(name), where=FLAG)
         chosen[named.target] = named
     if config.frontend.api:

@@ -162,8 +162,9 @@ def unsupported_parts(
             if not missing and language not in backend.languages:
                 return [UnsupportedPart("", f"grammars in {language} are not supported")]
             return missing
-        case FreeText():
-            return _needs(backend, "free_text")
+        case FreeText(_, grammar):
+            within = unsupported_parts(backend, Grammar(grammar, "gbnf")) if grammar else []
+            return _needs(backend, "free_text") or within
         case Concat(parts) | Choice(parts):
             is_words = isinstance(constraint, Choice) and all(isinstance(p, Literal) for p in parts)
             if is_words:

@@ -55,8 +55,8 @@ def filter_rows(logits: torch.Tensor, tables: Tables, rows: np.ndarray, names: S
         none = np.zeros(len(rows))
         top_k = tables.top_k[rows] if "top_k" in names else none.astype(np.int64)
         top_p = tables.top_p[rows] if "top_p" in names else none + 1.0
-        least = tables.least[rows] if "min_p" in names else none.astype(np.float32) - np.inf
-        filter_top(logits, top_k, top_p, least)
+        min_p = tables.least[rows] if "min_p" in names else none.astype(np.float32) - np.inf
+        filter_top(logits, top_k, top_p, min_p)
 
 
 def _probe_tokens(limit: np.ndarray, vocab: int) -> int:

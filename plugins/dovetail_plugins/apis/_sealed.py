@@ -60,12 +60,13 @@ def opened(seal: str, purpose: str) -> str:
 
 def signature(text: str, purpose: str) -> str:
     """Return a signature of a text that the client has itself."""
-    return base64.urlsafe_b64encode(_hash(text.encode(), purpose)).decode()
+    return base64.urlsafe_b64encode(_hash(text.encode(errors="replace"), purpose)).decode()
 
 
 def is_signature(given: str, text: str, purpose: str) -> bool:
     """Return whether a signature is this server's, of this text."""
-    return hmac.compare_digest(given.encode(), signature(text, purpose).encode())
+    found = signature(text, purpose).encode()
+    return hmac.compare_digest(given.encode(errors="replace"), found)
 
 
 def _hash(data: bytes, purpose: str) -> bytes:

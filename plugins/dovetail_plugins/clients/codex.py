@@ -13,7 +13,7 @@ from dovetail.interfaces.client import ClientProgram, LaunchSettings, LaunchTarg
 from dovetail.interfaces.plugin import Info
 
 PROFILE = "dovetail"
-KEY_VARIABLE = "DOVETAIL_CLIENT_KEY"
+KEY_VARIABLE = "LOCAL_SERVER_KEY"
 
 
 class Codex(ClientProgram):

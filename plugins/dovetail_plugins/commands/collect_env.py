@@ -269,15 +269,15 @@ def _plugins() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    from dovetail.config.compat.vllm_variables import FOREIGN
     from dovetail.config.config import flags
     from dovetail.config.parse.environment import variable_of
+    from dovetail.config.parse.foreign_variables import foreign_variables
 
     secrets = {variable_of(flag): flag.meta.secret for flag in flags().values()}
     return {
         name: masked_variable(name, _short(text), is_secret=secrets.get(name))
         for name, text in sorted(os.environ.items())
-        if name in FOREIGN or _VARIABLES.fullmatch(name)
+        if name in foreign_variables() or _VARIABLES.fullmatch(name)
     }
 
 

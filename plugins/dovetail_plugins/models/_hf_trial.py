@@ -23,9 +23,11 @@ from torch.overrides import TorchFunctionMode
 from dovetail.config.checkpoint.media_tokens import token_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.media import PartPlace
+from dovetail.interfaces.data.media_settings import AUDIO
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.media import spatial_positions
-from dovetail.multimodal.processors import TEXT_FIELDS, blank_media, load_processor, read_together
+from dovetail.multimodal.extra import package
+from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processor, rate_of
 from dovetail_plugins.models._hf_attention import Seen
 
 PLAIN = (
@@ -91,10 +93,10 @@ class Trial:
     def _inputs(self, kind: str) -> dict[str, Any]:
         """Return the processor's output for a text with two media, or with one if it takes only one
         per text."""
-        media, options = blank_media(self._processor, kind)
+        media, options = _blank_media(self._processor, kind)
         if TYPES in inspect.signature(self._whole.forward).parameters:
             options["return_mm_token_type_ids"] = True
-        inputs = read_together(self._processor, kind, media, options)
+        inputs = _read_together(self._processor, kind, media, options)
         return {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
             for name, value in inputs.items()
@@ -275,3 +277,41 @@ def _fill(output: Any) -> None:
     """Replace the vectors of an output by random numbers. Mutates: output"""
     for one in vectors_of(output):
         one.normal_()
+
+
+def _blank_media(processor: Any, kind: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return two blank images or sounds of different sizes, and the options for a processor to read
+    them."""
+    if kind == AUDIO:
+        import numpy
+
+        rate_hz = rate_of(processor)
+        sounds = [numpy.zeros(rate_hz // part, dtype=numpy.float32) for part in (1, 2)]
+        return sounds, {"sampling_rate": rate_hz}
+    images = package("PIL.Image")
+    return [images.new("RGB", size) for size in ((64, 64), (112, 64))], {}
+
+
+def _read_together(
+    processor: Any, kind: str, media: list[Any], options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return a processor's output for a text with several media, passed as a list, or as a list per
+    text if the processor requires that. If it takes one medium per text, only the first is read.
+
+    Raises: ConfigError if it has no placeholder for the kind; whatever the processor raises
+    """
+    place = getattr(processor, f"{kind}_token", None)
+    if not isinstance(place, str):
+        raise ConfigError(f"its processor has no word for an {kind}.")
+    failure: ValueError | None = None
+    for given, count in ((media, len(media)), ([media], len(media)), (media[:1], 1)):
+        text = " b ".join(["a", *[place] * count, "c"])
+        try:
+            output: Mapping[str, Any] = processor(
+                text=[text], return_tensors="pt", **{ARGUMENTS[kind]: given}, **options
+            )
+            return output
+        except ValueError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure

@@ -20,6 +20,7 @@ from dovetail.interfaces.data.constraint import (
     Repeat,
 )
 from dovetail.interfaces.structured_output import InvalidConstraint
+from dovetail_grammars.avoiding import avoiding
 from dovetail_grammars.gbnf_reader import LANGUAGES, read_gbnf
 from dovetail_grammars.json_grammar import ROOT, JsonGrammar
 from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Ranges, Rule, literal, outside
@@ -56,10 +57,10 @@ class _Maker:
             case JsonSchema(schema, whitespace):
                 rules = JsonGrammar(schema, whitespace, self._depth).rules
                 return self._added(rules)
-            case FreeText(without):
+            case FreeText(without, grammar):
                 if self._depth is not None:
                     raise InvalidConstraint("free text is not supported")
-                return self._added(free_rules(without))
+                return self._added(free_rules(without, grammar))
             case Concat(parts):
                 return Cat(tuple(map(self.node, parts)))
             case Choice(parts):
@@ -93,8 +94,11 @@ def _renamed(node: Node, prefix: str) -> Node:
     return node
 
 
-def free_rules(without: tuple[str, ...]) -> dict[str, Node]:
-    """Return text without these words: one rule for every prefix of a word, as in an automaton."""
+def free_rules(without: tuple[str, ...], grammar: str = "") -> dict[str, Node]:
+    """Return text without these words, of this grammar if there is one: one rule for every prefix
+    of a word, as in an automaton. Raises: InvalidConstraint"""
+    if grammar:
+        return avoiding(read_gbnf(grammar), without)
     heads = sorted({word[:size] for word in without for size in range(len(word))} | {""})
     names = {head: f"f{index}" for index, head in enumerate(heads)}
     letters = sorted({letter for word in without for letter in word})

@@ -32,6 +32,7 @@ from dovetail.interfaces.structured_output import (
     Vocabulary,
 )
 from dovetail_grammars import json_grammar
+from dovetail_grammars.avoiding import avoiding
 from dovetail_grammars.doubles import within_doubles
 from dovetail_grammars.gbnf_reader import inlined, read_gbnf
 from dovetail_grammars.json_grammar import ROOT, JsonGrammar, are_apart
@@ -266,8 +267,11 @@ class _Lark:
                 return self._json(schema, whitespace)
             case Regex(regex):
                 return self._named("TEXT", _slashed(whole_text(regex)))
-            case FreeText(without):
-                return self._named("FREE", _free(without))
+            case FreeText(without, grammar):
+                body = self._free_body(grammar)
+                if not body:
+                    return self._rules(avoiding(read_gbnf(grammar), without))
+                return self._named("FREE", _free(without, body))
             case Grammar(text, "lark"):
                 check_anchors(text)
                 return self._named("grammar", "%lark {\n" + text + "\n}")
@@ -324,7 +328,7 @@ class _Lark:
         match node:
             case Rule(name):
                 return names[name]
-            case Cat(()):
+            case Cat(()) | Many(most=0):
                 return '""'
             case Cat(parts):
                 return " ".join(self._rule_body(part, names) for part in parts)
@@ -335,19 +339,30 @@ class _Lark:
                 return f"( {inner} ){{{minimum},{'' if maximum is None else maximum}}}"
         raise InvalidConstraint("a grammar has no anchors")
 
+    @staticmethod
+    def _free_body(grammar: str) -> str:
+        """Return the expression of free text, without the words that it avoids; "" if its grammar
+        is not a regular expression."""
+        if not grammar:
+            return "(?s:.*)"
+        whole = inlined(read_gbnf(grammar))
+        return f"(?:{written(whole)})" if whole else ""
+
     def _in_order(self, parts: Sequence[Constraint]) -> Iterator[str]:
         """Yield the parts one after the other. Free text is greedy, including the beginning of the
         word that ends it; if that word follows, both become one lazy rule."""
         rest = list(parts)
         while rest:
             match rest:
-                case [FreeText(words), Literal(text), *others] if _ending(words, text):
+                case [FreeText(words, grammar), Literal(text), *others] if _ending(words, text):
                     word, *more = _ending(words, text)
-                    if any(w in word for w in self._special):
+                    free = self._free_body(grammar)
+                    if not free or any(w in word for w in self._special):
                         yield self._part(rest[0])
                         rest = [Literal(text), *others]
                         continue
-                    body = _slashed(f"(?s:.*){_escaped(word)}")
+                    body = _slashed(f"{free}{_escaped(word)}")
+                    more = [word, *more] if grammar else more
                     if more:
                         early = "|".join(map(_escaped, more))
                         body += " & ~" + _slashed(f"(?s:.*)({early})(?s:.+)")
@@ -469,8 +484,8 @@ def _slashed(regex: str) -> str:
     return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex).replace("\n", "\\n") + "/"
 
 
-def _free(without: Sequence[str]) -> str:
+def _free(without: Sequence[str], body: str) -> str:
     if not without:
-        return "/(?s:.*)/"
+        return _slashed(body)
     words = "|".join(map(_escaped, without))
-    return f"/(?s:.*)/ & ~{_slashed(f'(?s:.*)({words})(?s:.*)')}"
+    return f"{_slashed(body)} & ~{_slashed(f'(?s:.*)({words})(?s:.*)')}"

@@ -159,8 +159,8 @@ class _Tag:
                 return _rules(JsonGrammar(schema, whitespace).rules)
             case Regex(regex):
                 return _rules({ROOT: whole(regex)})
-            case FreeText(without):
-                return _rules(free_rules(without))
+            case FreeText(without, grammar):
+                return _rules(free_rules(without, grammar))
             case Grammar(text, "lark"):
                 check_anchors(text)
                 return {"type": "grammar", "grammar": _from_lark(text)}

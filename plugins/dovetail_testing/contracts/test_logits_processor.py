@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.data.sampling_params import SamplingParams
+from dovetail.interfaces.data.sampling_params import SamplingParams, ThinkingBudget
 from dovetail.interfaces.logits import STAGES, LogitsProcessor, ProcessorContext, RowTokens
+from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_testing.tiny.transformer import tiny_run
 
@@ -21,6 +22,14 @@ WANTS = (
     SamplingParams(logit_bias={2: 5.0, 7: -100.0}, max_tokens=8),
     SamplingParams(min_tokens=4, max_tokens=8, stop_token_ids=(6,), eos_token_ids=(0,)),
     SamplingParams(min_p=0.2, max_tokens=8),
+    SamplingParams(thinking=ThinkingBudget(tokens=2, end="bc", end_ids=(11, 12)), max_tokens=8),
+)
+VOCABULARY = Vocabulary(
+    tokens=[bytes([ord("a") + i % 26]) for i in range(VOCAB)],
+    special={},
+    eos_ids=(),
+    special_ids=frozenset(),
+    size=VOCAB,
 )
 
 
@@ -56,6 +65,7 @@ def new_processor(plugin: Any) -> LogitsProcessor:
             max_model_tokens=64,
             tokenizer_path="",
             tokenizer=no_tokenizer,
+            vocabulary=lambda: VOCABULARY,
         )
     )
     return processor

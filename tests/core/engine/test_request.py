@@ -7,6 +7,7 @@ import pytest
 from dovetail.engine.request import FINISHED, WAITING, Request
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.step import RowResult, TokenLogprobs
+from dovetail.interfaces.stop_condition import StopCondition, Watch
 
 
 def make_request(max_model_tokens: int = 100, **sampling: object) -> Request:
@@ -116,3 +117,51 @@ def test_keys_of_the_prefix_are_typed() -> None:
     )
     assert request.prefix_keys == (("salt", "x"),)
     assert make_request().prefix_keys == ()
+
+
+class SumsTo(StopCondition):
+    """Ends an answer whose tokens sum to ten; one whose tokens sum to more raises."""
+
+    finish_reason = "ten"
+    stop_reason = "sum"
+
+    def watch(self, params: SamplingParams) -> Watch:
+        seen: list[int] = []
+
+        def take(token_id: int) -> bool:
+            seen.append(token_id)
+            if sum(seen) > 10:
+                raise ValueError("too much")
+            return sum(seen) == 10
+
+        return take
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens", "reason", "stop_reason", "kept"),
+    [
+        ({}, (5, 4), None, None, 2),
+        ({}, (5, 4, 1, 7), "ten", "sum", 3),
+        ({"min_tokens": 3}, (5, 5, 0), "stop", None, 3),
+        ({"stop_token_ids": (1,)}, (9, 1), "stop", 1, 2),
+        ({"max_tokens": 2}, (9, 1), "length", None, 2),
+        ({}, (9, 2, 7), "error", None, 2),
+    ],
+)
+def test_a_stop_condition_ends_it(
+    sampling: dict[str, object],
+    tokens: tuple[int, ...],
+    reason: str | None,
+    stop_reason: int | str | None,
+    kept: int,
+) -> None:
+    """With the tokens of several steps, or all of one step, as drafts bring them."""
+    for pieces in ([(t,) for t in tokens], [tokens]):
+        request = make_request(**sampling)
+        condition = SumsTo(None)
+        request.conditions = [(condition, condition.watch(request.sampling))]
+        for piece in pieces:
+            request.append(RowResult(row=0, token_ids=piece))
+        assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
+        assert request.output_ids == list(tokens[:kept])
+        assert ("too much" in (request.error or "")) == (reason == "error")

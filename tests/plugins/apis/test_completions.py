@@ -63,10 +63,12 @@ def test_usage_counts_every_prompt_once() -> None:
     app, _ = app_for(Script(pieces=["xy"]))
     usage = complete(app, prompt=["abc", "de"], n=2).json()["usage"]
     assert usage == {
+        "prompt_cache_hit_tokens": 2,
+        "prompt_cache_miss_tokens": 3,
         "prompt_tokens": 5,
         "completion_tokens": 8,
         "total_tokens": 13,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": 2},
         "completion_tokens_details": None,
     }
     events = events_of(

@@ -148,7 +148,7 @@ def test_a_grammar_is_told_to_the_model_and_named() -> None:
     [
         ({"type": "functoin", "function": {"name": "f"}}, "tools[0]"),
         ({"type": "custom"}, "tools[0].function"),
-        ({"type": "custom", "custom": {}}, "tools[0]"),
+        ({"type": "custom", "custom": {}}, "tools[0].custom.name"),
         ({"type": 5}, "tools[0].type"),
         ({"type": "function", "function": {"name": "a b"}}, "tools[0].function.name"),
         ({"type": "function", "function": {"name": " "}}, "tools[0].function.name"),

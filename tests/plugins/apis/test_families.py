@@ -192,6 +192,16 @@ def test_options_stand_under_the_name() -> None:
     assert build_apis(choose_apis(config))[path].options.first_word == "a"
 
 
+def test_an_own_family_gets_its_options_without_being_named() -> None:
+    options = PluginConfig(plugin_options={"api": {"messages": {"keep_billing_line": True}}})
+    chosen = choose_apis(Config(plugin=options))
+    assert build_apis(chosen)["messages"].options.keep_billing_line
+    assert [*build_apis(chosen)] == [*build_apis()]
+    wrong = PluginConfig(plugin_options={"api": {"messages": {"no_such_option": 1}}})
+    with pytest.raises(ConfigError, match="no_such_option"):
+        choose_apis(Config(plugin=wrong))
+
+
 def test_naming_one_of_dovetails_own_changes_nothing() -> None:
     chosen = choose_apis(config_with("chat"))
     assert [*build_apis(chosen)] == [*build_apis()]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from typing import Any
 
+import pydantic
 import pytest
 
+from dovetail_plugins.apis.messages.protocol import CountRequest
+from dovetail_plugins.apis.messages.tools import offered_tools
 from dovetail_plugins.apis.messages.words import BLOCKS, TOOLS, tool_word
-from dovetail_testing.fakes.async_engine import FakeAsyncEngine
-from support.serving import app_for, send
+from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
+from support.serving import USER, app_for, send
 
 pytest.importorskip("anthropic")
 IGNORED = "x-dovetail-ignored-fields"
@@ -30,6 +34,12 @@ def prompt_of(engine: FakeAsyncEngine) -> str:
 def types_of(union: Any) -> set[str]:
     found: set[str] = set()
     for one in typing.get_args(union):
+        if not isinstance(one, type):
+            found |= types_of(typing.get_args(one)[0])  # a union within
+            continue
+        if issubclass(one, pydantic.BaseModel):
+            found |= set(typing.get_args(one.model_fields["type"].annotation))
+            continue
         kind = typing.get_type_hints(one).get("type")
         for inner in (kind, *typing.get_args(kind)):
             found |= {name for name in typing.get_args(inner) if isinstance(name, str)}
@@ -37,15 +47,68 @@ def types_of(union: Any) -> set[str]:
 
 
 def test_the_tables_hold_every_type_of_the_client() -> None:
+    from anthropic.types.beta.beta_content_block_param import BetaContentBlockParam
+    from anthropic.types.beta.beta_tool_result_block_param import Content
+    from anthropic.types.beta.beta_tool_union_param import BetaToolUnionParam
     from anthropic.types.content_block_param import ContentBlockParam
     from anthropic.types.tool_union_param import ToolUnionParam
 
-    assert types_of(ContentBlockParam) <= set(BLOCKS)
-    assert {tool_word(kind) for kind in types_of(ToolUnionParam)} <= set(TOOLS)
+    for blocks in (ContentBlockParam, BetaContentBlockParam, Content):
+        assert types_of(blocks) <= set(BLOCKS)
+    for tools in (ToolUnionParam, BetaToolUnionParam):
+        assert {tool_word(kind) for kind in types_of(tools)} <= set(TOOLS)
+
+
+CLIENT_TOOLS = {
+    "bash_20250124": ("bash", {"command": "ls"}),
+    "text_editor_20241022": ("str_replace_editor", {"command": "undo_edit", "path": "a"}),
+    "text_editor_20250124": ("str_replace_editor", {"command": "view", "path": "a"}),
+    "text_editor_20250728": (
+        "str_replace_based_edit_tool",
+        {"command": "insert", "path": "a", "insert_line": 0, "insert_text": "b"},
+    ),
+    "memory_20250818": ("memory", {"command": "rename", "old_path": "a", "new_path": "b"}),
+    "computer_20241022": ("computer", {"action": "left_click", "coordinate": [1, 2]}),
+    "computer_20250124": (
+        "computer",
+        {"action": "scroll", "coordinate": [1, 2], "scroll_direction": "up", "scroll_amount": 3},
+    ),
+    "computer_20251124": ("computer", {"action": "zoom", "region": [0, 0, 9, 9]}),
+}
+
+
+@pytest.mark.parametrize("kind", CLIENT_TOOLS)
+def test_tools_that_the_client_runs_are_functions(kind: str) -> None:
+    import jsonschema
+
+    name, given = CLIENT_TOOLS[kind]
+    tool = {"type": kind, "name": name, "enable_zoom": kind.endswith("20251124")}
+    call = f"[call]{name} {json.dumps(given)}[/call]"
+    app, engine = app_for(Script(pieces=[call]))
+    answer = ask(app, "hi", tools=[tool])
+    assert (answer.status_code, IGNORED in answer.headers) == (200, False)
+    (block,) = answer.json()["content"]
+    assert (block["name"], block["input"]) == (name, given)
+    (function,) = offered_tools(CountRequest.model_validate({"messages": USER, "tools": [tool]}))
+    schema = function["function"]["parameters"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(given, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({next(iter(given)): 3}, schema)
+    assert prompt_of(engine) == "<|im_start|>user\nhi<|im_end|>\n[1 tools]<|im_start|>assistant\n"
+    (unnamed,) = offered_tools(CountRequest(messages=USER, tools=[{"type": kind}]))
+    assert unnamed["function"]["name"] == name
+
+
+def test_a_screen_has_a_size() -> None:
+    sizes = {"display_width_px": 1024, "display_height_px": 768}
+    tool = {"type": "computer_20250124", "name": "computer", **sizes}
+    (made,) = offered_tools(CountRequest(messages=USER, tools=[tool]))
+    assert "1024 x 768" in made["function"]["description"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["web_search_20250305", "bash_20250124", "mcp_toolset", "brand_new"]
+    "kind", ["web_search_20250305", "code_execution_20250825", "mcp_toolset", "brand_new"]
 )
 def test_tools_of_services_are_left_out_and_named(kind: str) -> None:
     app, engine = app_for()

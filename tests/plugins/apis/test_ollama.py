@@ -133,6 +133,14 @@ def test_options_are_sampling_fields(path: str) -> None:
     assert answer.headers["x-dovetail-ignored-fields"] == "keep_alive, options.num_gpu"
 
 
+def test_options_that_are_null_are_not_there() -> None:
+    options = {"mirostat": None, "num_gpu": None, "stop": None, "temperature": 0.5}
+    app, _ = app_for()
+    answer = ask(app, options=options)
+    assert answer.status_code == 200
+    assert "x-dovetail-ignored-fields" not in answer.headers
+
+
 @pytest.mark.parametrize(
     ("fields", "where"),
     [

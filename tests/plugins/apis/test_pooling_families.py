@@ -63,7 +63,7 @@ def test_many_inputs_take_turns_and_keep_their_order() -> None:
         "prompt_tokens": total,
         "total_tokens": total,
         "completion_tokens": 0,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -349,3 +349,13 @@ def test_the_root_answers_what_the_model_does(pooling: Any, path: str, body: Any
     app, _ = serving(pooling) if pooling else serving()
     assert told(app, "/", body) == told(app, path, body)
     assert send(app, "POST", "/", {}).status_code == 400
+
+
+def test_fields_of_other_servers_are_translated_or_named() -> None:
+    app, engine = serving()
+    body = {"input": "abcdef", "truncate": 3, "extra_body": {"rid": "mine"}, "max_new_tokens": 5}
+    answer = send(app, "POST", "/v1/embeddings", body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-dovetail-ignored-fields"] == "max_new_tokens"
+    assert answer.json()["usage"]["prompt_tokens"] == 3
+    assert [request_id for request_id, _, _ in engine.pooled] == ["mine"]

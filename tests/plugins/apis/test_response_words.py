@@ -120,6 +120,36 @@ def test_tools_that_say_nothing_are_refused(tool: dict[str, Any], where: str) ->
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, where)
 
 
+def test_tools_among_the_items_are_offered() -> None:
+    more = {"type": "additional_tools", "role": "developer", "tools": [SUMS]}
+    items = [more, {"role": "user", "content": "hi"}]
+    app, engine = app_for(Script(pieces=['[call]sums__add {"a": 1}[/call]']))
+    ask(app, tools=[SUMS])
+    plain = prompt_of(engine)
+    answer = ask(app, input=items)
+    assert IGNORED not in answer.headers
+    (item,) = answer.json()["output"]
+    assert (item["type"], item["name"], item["namespace"]) == ("function_call", "add", "sums")
+    assert prompt_of(engine) == plain
+    hosted = [{**more, "tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}]}]
+    named = ask(app, input=[*hosted, items[1]]).headers[IGNORED]
+    assert named == "tools.web_search, tools.mcp"
+
+
+@pytest.mark.parametrize(
+    ("tools", "where"),
+    [
+        (None, "input[0].tools"),
+        ([3], "input[0].tools[0]"),
+        ([{"type": "custom"}], "input[0].tools[0].name"),
+    ],
+)
+def test_tools_among_the_items_are_checked_where_they_are(tools: Any, where: str) -> None:
+    items = [{"type": "additional_tools", "tools": tools}, {"role": "user", "content": "hi"}]
+    answer = ask(app_for()[0], input=items)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, where)
+
+
 @pytest.mark.parametrize("kind", [k for k in ITEMS if ITEMS[k].how == "left out"])
 def test_items_of_services_do_not_end_a_session(kind: str) -> None:
     app, engine = app_for()
@@ -194,7 +224,7 @@ def test_unknown_items_are_refused() -> None:
 
 @pytest.mark.parametrize("content", [None, [], [{"type": "reasoning_text", "text": ""}]])
 def test_thinking_without_text_says_nothing(content: Any) -> None:
-    item = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
+    item = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}
     item |= {} if content is None else {"content": content}
     user = {"role": "user", "content": "go on"}
     assert messages_of([user, item, user]) == [user, user]

@@ -250,6 +250,16 @@ def test_fields_reach_the_engine_and_come_back() -> None:
     assert prompt_of(engine).startswith("<|im_start|>system\nsys<|im_end|>")
 
 
+def test_a_websocket_is_refused_so_that_clients_use_http() -> None:
+    app, _ = app_for()
+    upgrade = {"upgrade": "websocket", "connection": "Upgrade"}
+    answer = send(app, "GET", "/v1/responses", **upgrade)
+    assert (answer.status_code, "WebSocket" in answer.text) == (426, True)
+    plain = send(app, "GET", "/v1/responses")
+    assert (plain.status_code, plain.headers["allow"]) == (405, "POST")
+    assert plain.json()["error"]["code"] == "method_not_allowed"
+
+
 REFUSED = [
     ({"conversation": {}}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
@@ -277,7 +287,7 @@ def test_refusals_name_the_clients_field(fields: dict[str, Any], where: str) -> 
 
 def test_what_changes_nothing_is_reported() -> None:
     app, _ = app_for()
-    answer = ask(app, include=["reasoning.encrypted_content"], reasoning={"summary": "auto"}, x=1)
+    answer = ask(app, include=["web_search_call.results"], reasoning={"summary": "auto"}, x=1)
     assert answer.headers["x-dovetail-ignored-fields"] == "x, include, reasoning.summary"
 
 

@@ -115,7 +115,7 @@ def test_tokens_as_token_ids(stream: bool) -> None:
 @pytest.mark.parametrize("ask", [chat, complete])
 @pytest.mark.parametrize("has_flag", [False, True])
 def test_prompt_tokens_details(ask: Any, has_flag: bool) -> None:
-    app, _ = app_for(enable_prompt_tokens_details=has_flag)
+    app, _ = app_for(**({} if has_flag else {"enable_prompt_tokens_details": False}))
     options = {"include_usage": True}
     usages = [
         ask(app).json()["usage"],

@@ -23,9 +23,9 @@ from dovetail.interfaces.structured_output import StructuredOutputBackend, Vocab
 from dovetail.server.generate.tools.structured_outputs import after_reasoning
 from dovetail.structured_output.cache import CachedConstraint
 from dovetail.structured_output.mask_processor import _Row
-from dovetail.structured_output.thinking import ReasoningBudget
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import vocabulary_of
+from dovetail_plugins.logits_processors.thinking_budget import ReasoningBudget
 from dovetail_testing.contract import skipping_unavailable
 
 pytest.importorskip("dovetail_plugins")
@@ -93,8 +93,8 @@ def written(
     params = SamplingParams(thinking=budget)
     assert ReasoningBudget.wants(params)
     assert not ReasoningBudget.wants(SamplingParams())
-    table = SimpleNamespace(vocabulary=budget_vocabulary())
-    rows = ReasoningBudget(table, len(PIECES))  # type: ignore[arg-type]
+    rows = ReasoningBudget(None, len(PIECES))
+    rows.set_up(SimpleNamespace(vocabulary=budget_vocabulary))  # type: ignore[arg-type]
     output_ids: list[int] = []
     rows.add_row(RowTokens(row=3, params=params, prompt_ids=(), output_ids=output_ids))
     for token_id in wanted:
@@ -129,6 +129,26 @@ def test_an_end_that_the_model_writes_is_enough() -> None:
 def test_an_answer_without_thinking_is_left_alone() -> None:
     wanted = [5, 5, 10, 5, 5, 5, 5]
     assert written("<think>", (9,), 2, wanted)[1] == wanted
+
+
+def test_closing_words_come_before_the_end() -> None:
+    """The whole of them, however the model would go on, and even where they name the start."""
+    for wanted in ([5] * 12, [6, 4, 0, 1] * 3, [9] + [5] * 11):
+        text, _ = written("", (6, 5, 10, 9), 3, wanted)
+        plain, _ = written("", (9,), 3, wanted)
+        thought = plain.partition(b"</think>")[0]
+        closing = b" ba<think></think>" if len(thought) > 0 else b"</think>"
+        assert text.startswith(thought + closing)
+    assert written("", (6, 5, 9), 0, [5] * 6)[0] == b" ba</think>aaa"
+
+
+def test_an_end_that_was_begun_within_the_budget_is_finished() -> None:
+    for size in (1, 2, 3, 4):
+        text, _ = written("", (6, 6, 9), size, [5, 2, 3, 4, 5, 5, 5, 5, 5])
+        assert text.startswith(b"a b b</think>" if size == 1 else b"a</think>aaaa")
+    # What looks like an end and is none takes a few tokens more, and no more than that.
+    text, _ = written("", (9,), 2, [5, 2, 2, 2, 2, 2, 2, 2, 2])
+    assert text == b"a</</</</</</think></</"
 
 
 def test_a_character_is_finished_first() -> None:

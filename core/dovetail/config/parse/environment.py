@@ -1,8 +1,8 @@
-"""Environment variables: DOVETAIL_<FLAG> for every flag, and the VLLM_* names that people use.
+"""Environment variables: DOVETAIL_<FLAG> for every flag, and the names of other servers.
 
 `read(environ)` returns the fields that they set, by variable. Like a flag, a name is supported,
 translated to the current one with a note, without effect, or unsupported
-(`vllm_variables.FOREIGN`). An unknown name gives a warning with the nearest known one. Reads no
+(`foreign_variables`). An unknown name gives a warning with the nearest known one. Reads no
 other variable; `OWN` lists those that other modules read.
 """
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.config.compat.deprecated_flags import deprecated_flags
-from dovetail.config.compat.vllm_variables import (
-    FOREIGN,
-    FOREIGN_PREFIX,
+from dovetail.config.config import Config, flags, shown
+from dovetail.config.parse.foreign_variables import (
     NoEffect,
     Setting,
     UnsupportedVariable,
+    foreign_prefixes,
+    foreign_variables,
 )
-from dovetail.config.config import Config, flags, shown
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 
@@ -72,6 +72,7 @@ def read(environ: Mapping[str, str]) -> Variables:
     """
     every_flag = (*flags().values(), *deprecated_flags().values())
     own = {name: flag for flag in every_flag for name in (variable_of(flag), *_other_names(flag))}
+    foreign = foreign_variables()
     fields: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     warnings: list[str] = []
@@ -80,10 +81,10 @@ def read(environ: Mapping[str, str]) -> Variables:
             continue
         if name in own:
             fields[name] = {own[name].name: text}
-        elif name in FOREIGN:
+        elif name in foreign:
             _take(name, text, fields, notes)
-        elif name not in OWN and name.startswith((PREFIX, FOREIGN_PREFIX)):
-            warnings.append(_unknown(name, [*own, *OWN, *FOREIGN]))
+        elif name not in OWN and name.startswith((PREFIX, *foreign_prefixes())):
+            warnings.append(_unknown(name, [*own, *OWN, *foreign]))
     if len(fields) > 1:
         _check_agreed(fields)
     return Variables(fields, tuple(notes), tuple(warnings))
@@ -94,7 +95,7 @@ def is_service_link(name: str, text: str) -> bool:
 
     A service "vllm" gives every pod VLLM_PORT=tcp://10.0.0.1:8000, VLLM_SERVICE_HOST and others.
     """
-    if not name.startswith((PREFIX, FOREIGN_PREFIX)):
+    if not name.startswith((PREFIX, *foreign_prefixes())):
         return False
     is_url = name.endswith("_PORT") and _SERVICE_URL.fullmatch(text) is not None
     return is_url or _SERVICE.search(name) is not None
@@ -102,7 +103,7 @@ def is_service_link(name: str, text: str) -> bool:
 
 def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[str]) -> None:
     """Apply a foreign variable. Mutates: fields, notes. Raises: ConfigError."""
-    row = FOREIGN[name]
+    row = foreign_variables()[name]
     match row:
         case Setting():
             try:
@@ -151,4 +152,5 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> str:
-    return name.removeprefix(PREFIX).removeprefix(FOREIGN_PREFIX)
+    prefixes = (PREFIX, *foreign_prefixes())
+    return next((name[len(one) :] for one in prefixes if name.startswith(one)), name)

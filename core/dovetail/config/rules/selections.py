@@ -98,13 +98,13 @@ def no_tokenizer(
     model_config: ModelConfig, frontend: FrontendConfig, origins: Mapping[str, str]
 ) -> Selection:
     """Return a placeholder for the tokenizer. Raises: ConfigError for flags that need one."""
-    asked = {
+    needing = {
         "tokenizer": model_config.tokenizer,
         "chat_template": frontend.chat_template,
         "tool_call_parser": frontend.tool_call_parser,
         "reasoning_parser": frontend.reasoning_parser,
     }
-    for name, value in asked.items():
+    for name, value in needing.items():
         if value and origins.get(name) != demo.ORIGIN:
             raise ConfigError(
                 "it cannot be combined with --skip-tokenizer-init.",
@@ -259,9 +259,9 @@ def _load_format(load: LoadConfig, path: str) -> str:
 
     Other packages are tried last. If none fits, "auto" stays and reports what is missing.
     """
-    asked = load.load_format
-    if asked not in NO_CHOICE:
-        return asked
+    name = load.load_format
+    if name not in NO_CHOICE:
+        return name
     files = Checkpoint(path=path, ignore_patterns=load.ignore_patterns)
     own = registry.load("load_format", AUTO)
     if not reasons_against(own, files):
@@ -412,22 +412,26 @@ def select_worker(
 def select_logits_processors(
     model_config: ModelConfig, plugins: PluginConfig
 ) -> tuple[Selection, ...]:
-    """Return dovetail's own processors, all installed ones, and those that the flag names.
-
-    A broken installed one is left out with a warning, since the user did not request it.
-    """
-    options = plugins.options_of("logits_processor")
-    chosen: dict[str, Selection] = {}
-    for entry in registry.entries("logits_processor"):
-        try:
-            picked = select("logits_processor", entry.id, options=options.get(entry.name))
-        except PluginError as error:
-            log.warning("Logits processor %s is left out: %s", entry.id, error)
-            continue
-        chosen[picked.target] = picked
+    """Return the installed processors and those that the flag names."""
+    chosen = {picked.target: picked for picked in select_installed("logits_processor", plugins)}
     for spec in model_config.logits_processors:
         picked = select("logits_processor", spec, where="--logits-processors")
         chosen.setdefault(picked.target, picked)
+    return tuple(chosen.values())
+
+
+def select_installed(kind: str, plugins: PluginConfig) -> tuple[Selection, ...]:
+    """Return all installed plugins of a kind. A broken one is left out with a warning, since the
+    user did not request it."""
+    options = plugins.options_of(kind)
+    chosen: dict[str, Selection] = {}
+    for entry in registry.entries(kind):
+        try:
+            picked = select(kind, entry.id, options=options.get(entry.name))
+        except PluginError as error:
+            log.warning("The %s %s is left out: %s", kind.replace("_", " "), entry.id, error)
+            continue
+        chosen[picked.target] = picked
     return tuple(chosen.values())
 
 

@@ -96,6 +96,16 @@ class FrontendConfig:
         help="Python file that registers reasoning parsers; one written for vLLM needs the package "
         "dovetail-vllm-compat",
     )
+    reasoning_budget: int = flag(
+        -1,
+        ge=-1,
+        help="how many tokens an answer may think for, if its request does not say; -1 is no limit",
+    )
+    reasoning_budget_message: str = flag(
+        "",
+        metavar="TEXT",
+        help="closing words of a thinking whose budget is used up, before the end of the thinking",
+    )
     reasoning_field: str = flag(
         "both",
         kind="reasoning_field",
@@ -162,7 +172,7 @@ class FrontendConfig:
         "as metrics",
     )
     enable_prompt_tokens_details: bool = flag(
-        False, help="report in usage how many prompt tokens came from the prefix cache"
+        True, help="report in usage how many prompt tokens came from the prefix cache"
     )
     enable_force_include_usage: bool = flag(
         False,

@@ -93,10 +93,10 @@ class KVCacheManager:
         """Return how many blocks are pinned by requests; none of them is free."""
         return len(self._pins)
 
-    def pin(self, request: RequestState, duration_s: float) -> None:
-        """Pin the cached blocks of a request's prompt for a time, unless requests need the room.
-        Mutates: self"""
-        num_blocks = request.num_prompt_tokens // self._block_tokens
+    def pin(self, request: RequestState, duration_s: float, num_tokens: int) -> None:
+        """Pin the cached blocks of a prompt's first tokens for a time, unless requests need the
+        room. Mutates: self"""
+        num_blocks = min(num_tokens, request.num_prompt_tokens) // self._block_tokens
         if not self._uses_prefix_cache:
             return
         hashes = self._hasher.extend(request, num_blocks)[:num_blocks]

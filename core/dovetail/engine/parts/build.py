@@ -21,6 +21,7 @@ from dovetail.engine.parts.kv_transfer import KVTransfer
 from dovetail.engine.parts.part import EnginePart
 from dovetail.engine.parts.sleep_mode import SleepMode
 from dovetail.engine.parts.steps_together import StepsTogether
+from dovetail.engine.parts.stop_conditions import StopConditions
 from dovetail.engine.step_stats import StepCounter
 from dovetail.interfaces.data.kv_pieces import kept_bytes
 from dovetail.interfaces.data.sealed_block import HEADER_BYTES
@@ -71,6 +72,7 @@ class PartsBuilder:
             sleep_mode,
             _adapter_requests(spec, adapters, layout),
             Constraints(executor.prepare),
+            StopConditions(spec.stop_conditions),
             Encodings.within(spec.schedule, active),
             *_kv_transfer(spec, executor, layout, cache),
             *self._drafting(counter),

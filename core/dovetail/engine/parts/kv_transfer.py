@@ -40,7 +40,7 @@ FROM_PEER, FOR_PEER = "do_remote_prefill", "do_remote_decode"
 NUM_TOKENS = "remote_num_tokens"
 """Keys of kv_transfer_params: another engine has the prompt's blocks, another will fetch them, and
 the number of tokens."""
-DONE = ("stop", "length")
+FAILED = ("abort", "error")
 ORDERS_ALONE = -3
 """Step id of steps without requests, to write out KV blocks."""
 MAX_LOOKS = 2
@@ -161,7 +161,7 @@ class KVTransfer(EnginePart):
         """Return a last update with the params with which another engine continues, if the request
         asks for them."""
         is_asked = active.kv_transfer.get(FOR_PEER) and self._spec.saves
-        if not is_asked or update.finish_reason not in DONE:
+        if not is_asked or update.finish_reason in FAILED:
             return update
         request, size = active.request, self._block_tokens
         num_tokens = (request.num_tokens - 1) // size * size

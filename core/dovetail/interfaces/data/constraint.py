@@ -43,9 +43,11 @@ class Grammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class FreeText(msgspec.Struct, frozen=True, tag=True):
-    """Any text that contains none of these words, so that the part after it can be recognised."""
+    """Any text that contains none of these words, so that the part after it can be recognised; or,
+    with a grammar in GBNF, such a text of the grammar."""
 
     without: tuple[str, ...] = ()
+    grammar: str = ""
 
 
 class Concat(msgspec.Struct, frozen=True, tag=True):

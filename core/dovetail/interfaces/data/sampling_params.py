@@ -24,7 +24,8 @@ SEED_BOUND = 1 << 64
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens an answer may think for; then `end_ids`, the tokens of `end`, must follow.
+    """How many tokens an answer may think for; then `end_ids` must follow: the tokens of `end`,
+    perhaps after closing words.
 
     `start` is the text with which an answer begins its thinking; empty: the prompt has begun it.
     """

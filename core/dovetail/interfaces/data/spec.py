@@ -390,6 +390,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     request_seed: int | None = None
     max_logprobs: int = 20
     processor_pattern: str | None = None
+    stop_conditions: tuple[Selection, ...] = ()
     default_sampling: dict[str, Any] = {}
     log_level: str = "INFO"
     log_config: dict[str, Any] | None = None

@@ -13,11 +13,10 @@ from dovetail.runner.rows.batch import StepInputs
 from dovetail.runner.step.part import RunnerPart
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
-from dovetail.structured_output.thinking import ReasoningBudget
 
 
 class RowConstraints(RunnerPart):
-    """Structured output and thinking budgets."""
+    """Structured output."""
 
     prepares = (CompiledConstraint,)
 
@@ -25,6 +24,7 @@ class RowConstraints(RunnerPart):
         self._cache = ConstraintCache(spec)
         self._run = run
         self._drawing = drawing
+        drawing.cache = self._cache
 
     def start(self) -> None:
         """Prepare the vocabulary for constraints while weights are loaded."""
@@ -36,14 +36,11 @@ class RowConstraints(RunnerPart):
         self._cache.prepare(item)
 
     def processors(self) -> Mapping[str, LogitsProcessor]:
-        """Return the processors of masks and of thinking budgets. Mutates: the ending, to which
-        they give forced tokens"""
-        size = self._run.model.vocab_size
-        self._masks = ConstraintProcessor(self._cache, size)
+        """Return the processor of masks. Mutates: the ending, to which it gives forced tokens"""
+        self._masks = ConstraintProcessor(self._cache, self._run.model.vocab_size)
         # Steps ahead assume one token per draw.
         self._drawing.forcing = None if self._run.async_steps else self._masks
-        budget = ReasoningBudget(self._cache, size)
-        return {"structured output": self._masks, "thinking budget": budget}
+        return {"structured output": self._masks}
 
     def begin(self, inputs: StepInputs) -> None:
         """Start to fill the masks of the rows that draw. Mutates: self"""

@@ -30,15 +30,17 @@ from dovetail.runner.step.allocated import Allocated
 from dovetail.runner.step.part import Ending
 from dovetail.runner.step.step_reader import BegunStep, Computed
 from dovetail.sampling.sampler import Draws, PendingDraws, Sampler
+from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
 
 
 class DrawingEnd(Ending):
     """The end of a run that generates, on the last stage. `forcing` knows the tokens that leave a
     row no choice, which follow a draw without one of their own (None: there are none);
-    `draft_probabilities` None: drafts are not sampled."""
+    `draft_probabilities` None: drafts are not sampled. `cache` is that of constraints."""
 
     forcing: ConstraintProcessor | None = None
+    cache: ConstraintCache | None = None
     draft_probabilities: DraftProbabilities | None = None
     sampler: Sampler
 
@@ -57,7 +59,7 @@ class DrawingEnd(Ending):
 
     def processors(self) -> Mapping[str, LogitsProcessor]:
         """Return the logits processors that the run selected. Raises: BrokenPlugin"""
-        return chosen_processors(self._run, self._device)
+        return chosen_processors(self._run, self._device, self.cache)
 
     def allocate(self, storage: Allocated) -> None:
         """Create the sampling state. Mutates: self"""

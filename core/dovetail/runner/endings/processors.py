@@ -10,11 +10,17 @@ from dovetail import registry
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import NO_TOKENIZER, RunSpec
 from dovetail.interfaces.logits import LogitsProcessor, ProcessorContext
+from dovetail.interfaces.structured_output import Vocabulary
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.structured_output.cache import ConstraintCache
+from dovetail.structured_output.select_backend import none_installed
 
 
-def chosen_processors(run: RunSpec, device: torch.device) -> dict[str, LogitsProcessor]:
-    """Return the selected processors, with no rows added yet. Raises: BrokenPlugin"""
+def chosen_processors(
+    run: RunSpec, device: torch.device, cache: ConstraintCache | None
+) -> dict[str, LogitsProcessor]:
+    """Return the selected processors, with no rows added yet. `cache` has the tokens as bytes.
+    Raises: BrokenPlugin"""
     processors = {
         one.name: registry.make(one, run.model.vocab_size) for one in run.logits_processors
     }
@@ -25,6 +31,7 @@ def chosen_processors(run: RunSpec, device: torch.device) -> dict[str, LogitsPro
         max_model_tokens=run.max_model_tokens,
         tokenizer_path=run.tokenizer_path,
         tokenizer=lambda: _tokenizer(run),
+        vocabulary=lambda: _vocabulary(cache),
     )
     for processor in processors.values():
         processor.set_up(context)
@@ -40,3 +47,10 @@ def _tokenizer(run: RunSpec) -> Tokenizer:
             fix="leave the flag out.",
         )
     return cast(Tokenizer, registry.make(run.tokenizer, run.tokenizer_path))
+
+
+def _vocabulary(cache: ConstraintCache | None) -> Vocabulary:
+    """Return the tokens as bytes. Raises: RequestError if nothing reads them"""
+    if cache is None:
+        raise none_installed()
+    return cache.vocabulary

@@ -109,7 +109,7 @@ def make_app(
         ),
         fields=FieldReporter(
             is_strict=frontend.strict_request_fields,
-            claimed=claimed_fields(engine.spec.run.logits_processors),
+            claimed=claimed_fields(engine.spec),
         ),
         threads=text.threads,
         adapters=ServedAdapters(engine),

@@ -148,7 +148,7 @@ def check_beams(
         if getattr(params, name) != getattr(plain, name):
             raise RequestError(
                 "cannot be combined with use_beam_search.",
-                where=name,
+                where=next(iter(params.extra_args)) if name == "extra_args" else name,
                 fix=f"leave it out; where the model's own default is at fault, set it to "
                 f"{getattr(plain, name)!r}.",
             )

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.multimodal.prompt import PlacedPrompt
 from dovetail.server.generate.application import App
 from dovetail.server.generate.body.as_chat import in_words_of
@@ -22,12 +23,18 @@ from dovetail.server.generate.generation import Generation, generation_for, resp
 from dovetail.server.generate.logprobs import check_named_logprobs
 from dovetail.server.generate.model_text import ModelText
 from dovetail.server.generate.rendering.switches import Switch
-from dovetail.server.generate.tools.thinking import thinking_limit
+from dovetail.server.generate.tools.thinking import thinking_limit, without_unheard_budget
 from dovetail.server.generate.tools.tool_choice import (
+    AUTO,
     answer_constraint,
     kept_special_ids,
     session_plan,
     with_offered_tools,
+)
+from dovetail.server.generate.tools.tool_formats import (
+    checked_formats,
+    ignored_formats,
+    without_formats,
 )
 
 
@@ -44,21 +51,25 @@ async def prepare(
 
     `ignored` are fields that the dialect has reported itself; `others` are its thinking switches.
     """
+    names = body._sent_as
+    if names:
+        dialect = replace(dialect, field_names={**dialect.field_names, **names})
     with in_words_of(dialect.field_names):
-        body = with_offered_tools(body, server.frontend)
+        body = with_offered_tools(checked_formats(body), server.frontend)
         text, model = await server.text_for(body.model)
         parsers = text.parsers_for(body.tool_parser, body.reasoning_parser)
         prompt = await text.render(body, others)
         ids = await text.read(prompt, body)
         plan = session_plan(body, parsers, server.frontend, prompt.tail)
+        body, unheard = without_unheard_budget(body, plan, text, names) if names else (body, [])
         plan = replace(plan, note_calls=text.renderer.note_calls)
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
-        constraint = answer_constraint(body, plan, text.structured_output_spec)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
-        if constraint is not None:
-            fields["constraint"] = await text.compile_constraint(constraint, plan, prompt.tail)
-        names = [*ignored, *server.fields.report(prompt.unused)]
-        meta = response_meta(server, text, body, request, model, names)
+        constraint, formats = await _constraint(text, body, plan, prompt.tail)
+        fields |= {"constraint": constraint} if constraint is not None else {}
+        unheard += [*(names.get(name, name) for name in prompt.unused), *formats]
+        ignored = [*ignored, *server.fields.report(unheard)]
+        meta = response_meta(server, text, body, request, model, ignored)
         return generation_for(text, body, meta, ids, fields, plan, dialect)
 
 
@@ -76,6 +87,25 @@ async def count_prompt_tokens(
     return len(read.token_ids if isinstance(read, PlacedPrompt) else read), prompt.unused
 
 
+async def _constraint(
+    text: ModelText, body: ChatRequest, plan: SessionPlan, tail: str
+) -> tuple[CompiledConstraint | None, list[str]]:
+    """Return the compiled constraint of the answer, and the ignored fields. A format of a tool that
+    need not be called refuses no request. Raises: RequestError"""
+    ignored = ignored_formats(body, plan.tool_parser)
+    try:
+        constraint = answer_constraint(body, plan, text.structured_output_spec)
+        if constraint is None:
+            return None, ignored
+        return await text.compile_constraint(constraint, plan, tail), ignored
+    except RequestError:
+        plain = without_formats(body)
+        if body.tool_choice not in AUTO or plain is body:
+            raise
+        found, _ = await _constraint(text, plain, plan, tail)
+        return found, ["tools.format"]
+
+
 def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:
     """Return the sampling fields that chat spells differently. Raises: RequestError"""
     if (body.best_of or 1) > (body.n or 1) and not body.use_beam_search:
@@ -90,6 +120,9 @@ def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dic
         raise RequestError("needs logprobs to be true.", where="top_logprobs")
     if body.logprob_token_ids:
         check_named_logprobs(is_on=bool(body.logprobs))
-    if body.thinking_token_budget is not None:
-        fields["thinking"] = thinking_limit(body.thinking_token_budget, plan, text)
+    budget = body.thinking_token_budget
+    if budget is None and plan.reasoning is not None and not body.use_beam_search:
+        budget = text.frontend.reasoning_budget
+    if budget is not None and budget >= 0:
+        fields["thinking"] = thinking_limit(budget, plan, text)
     return fields

@@ -93,6 +93,7 @@ class Generation:
     priority: int = 0
     cache_salt: str = ""
     cache_pin_s: float = 0.0
+    cache_pin_tokens: int = 0
     kv_transfer: dict[str, Any] | None = None
     beams: BeamSettings | None = None
 
@@ -134,6 +135,7 @@ class Generation:
             priority=self.priority,
             cache_salt=self.cache_salt,
             cache_pin_s=self.cache_pin_s,
+            cache_pin_tokens=self.cache_pin_tokens,
             kv_transfer=self.kv_transfer,
             adapter=self.meta.adapter,
             watch=(lambda: CountedSession(plan)) if plan.stops else None,

@@ -96,7 +96,7 @@ def _step(
     events = session.feed(delta.text, delta.token_ids, delta.num_chars)
     if delta.finish_reason is not None:
         _check_end(delta.finish_reason, output.request_id)
-        events = [*events, *session.finish(is_cut=delta.finish_reason == "length")]
+        events = [*events, *session.finish(is_cut=delta.finish_reason != "stop")]
     return Step(
         index=delta.index,
         text=delta.text,

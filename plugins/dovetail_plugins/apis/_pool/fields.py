@@ -11,7 +11,13 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from dovetail.engine.client.requests.input_processor import Prompt
-from dovetail.server.endpoint import INT31, MAX_REQUEST_ID_CHARS, Body, PromptTokensDetails, Reply
+from dovetail.server.endpoint import (
+    INT31,
+    MAX_REQUEST_ID_CHARS,
+    Reply,
+    TranslatedBody,
+)
+from dovetail_plugins.usage import PromptTokensDetails
 
 Side = Literal["left", "right"]
 TokenId = Annotated[int, Field(ge=0, le=INT31, strict=True)]
@@ -23,7 +29,7 @@ Inputs = str | Texts | TokenIds | TokenIdLists | Mixed
 """One text, the token ids of one, or a list of either."""
 
 
-class PoolFields(Body):
+class PoolFields(TranslatedBody):
     """The fields of every request for a prompt's vector, classes or score."""
 
     model: str | None = None

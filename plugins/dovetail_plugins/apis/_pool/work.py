@@ -21,8 +21,13 @@ from dovetail.engine.context_length import PROMPT
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail.observability.logging import shortened
-from dovetail.server.endpoint import App, PromptTokensDetails, in_words_of, logged
+from dovetail.server.endpoint import (
+    App,
+    in_words_of,
+    logged,
+)
 from dovetail_plugins.apis._pool.fields import PoolFields, PromptUsage
+from dovetail_plugins.usage import PromptTokensDetails
 
 logger = logging.getLogger("dovetail.server")
 MAX_INPUTS = 8192
@@ -87,7 +92,8 @@ class Answers:
     def usage(self, server: App) -> PromptUsage:
         """Return OpenAI's usage object."""
         details = None
-        if server.frontend.enable_prompt_tokens_details:
+        has_cache = server.engine.spec.cache.uses_prefix_cache
+        if server.frontend.enable_prompt_tokens_details and has_cache:
             details = PromptTokensDetails(cached_tokens=self.num_cached_tokens)
         return PromptUsage(
             prompt_tokens=self.num_tokens,

@@ -72,7 +72,7 @@ async def upload_file(request: Request, state: BatchesOf) -> Any:
         raise RequestError('must be "batch"; files serve nothing else here.', where="purpose")
     owner, data = owner_of(request), parts["file"].data
     facts = state.storage.new_file(owner, parts["file"].filename or "file", purpose)
-    with _storing():
+    with storing():
         await asyncio.to_thread(state.storage.add_file, facts, data)
     return JSONResponse(facts.to_json())
 
@@ -117,7 +117,7 @@ async def create_batch(body: NewBatch, request: Request, server: ServerOf, state
         raise RequestError(f"must be one of {', '.join(ENDPOINTS)}.", where="endpoint")
     owner = owner_of(request)
     facts = state.storage.file(body.input_file_id, owner, "input_file_id")
-    with _storing():
+    with storing():
         await asyncio.to_thread(state.storage.check_new_batch, owner)
         batch = await asyncio.to_thread(
             state.storage.new_batch, owner, body.endpoint, facts.id, body.metadata
@@ -141,14 +141,14 @@ async def cancel_batch(batch_id: str, request: Request, state: BatchesOf) -> Any
     """Cancel a batch. The results written so far are saved."""
     batch = state.storage.batch(batch_id, owner_of(request))
     if batch.is_open:
-        with _storing():
+        with storing():
             await asyncio.to_thread(state.storage.cancel, batch)
         batch.status = "cancelling"
     return JSONResponse(batch.to_json())
 
 
 @contextmanager
-def _storing() -> Iterator[None]:
+def storing() -> Iterator[None]:
     """Report disk errors of the block as RequestError. Raises: RequestError"""
     try:
         yield

@@ -242,10 +242,11 @@ class FileStorage:
             )
         return found
 
-    def files(self, owner: str) -> list[FileFacts]:
-        """Return the files of a key, newest first."""
+    def files(self, owner: str, purpose: str | None = None) -> list[FileFacts]:
+        """Return the files of a key, newest first; those of one purpose, if it is named."""
+        found = self._all(self.folder / "files", FileFacts)
         return sorted(
-            (one for one in self._all(self.folder / "files", FileFacts) if one.owner == owner),
+            (one for one in found if one.owner == owner and purpose in (None, one.purpose)),
             key=lambda one: (-one.created_at, one.id),
         )
 
@@ -344,6 +345,16 @@ class FileStorage:
     def cancel(self, batch: BatchFacts) -> None:
         """Request that a batch's runner end it."""
         write_whole(self.folder / "batches" / f"{batch.id}.cancel", b"")
+
+    def cancelled_at(self, batch: BatchFacts) -> float | None:
+        """Return when a batch was cancelled; None if it was not."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "batches" / f"{batch.id}.cancel").stat().st_mtime
+        return batch.times.get("cancelled_at")
+
+    def drop_batch(self, batch: BatchFacts) -> None:
+        """Delete the record of a batch that has ended. Raises: OSError"""
+        (self.folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def is_cancelled(self, batch: BatchFacts) -> bool:
         """Return whether an open batch has been cancelled."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from dovetail.server.endpoint import Reply, Timings, TokenLogprob, Usage
+from dovetail.server.endpoint import (
+    Reply,
+    TokenLogprob,
+)
+from dovetail_plugins.usage import Timings, Usage
 
 
 class ChatLogprobs(Reply):

@@ -19,11 +19,9 @@ from dovetail.server.endpoint import (
     Generation,
     ReasoningDelta,
     Step,
-    StreamUsage,
     TokenLogprob,
     ToolCallArgsDelta,
     ToolCallStart,
-    UsageCounter,
     chat_logprobs,
     prompt_logprobs,
 )
@@ -41,12 +39,13 @@ from dovetail_plugins.apis.chat.protocol import (
     ReplyToolCall,
     ToolCallPiece,
 )
+from dovetail_plugins.usage import StreamUsage, UsageCounter
 
 
 def finish_reason(end: AnswerEnd) -> str:
     """Return chat's finish reason. A call of a function that the request named does not count as
-    "tool_calls"; an incomplete call means "length"."""
-    if end.is_unfinished:
+    "tool_calls"; an incomplete call means "length", unless the engine knows better."""
+    if end.is_unfinished and end.cause == "stop":
         return "length"
     is_call = end.cause == "stop" and end.num_calls and not end.is_forced_call
     return "tool_calls" if is_call else end.cause

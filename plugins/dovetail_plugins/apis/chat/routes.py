@@ -16,7 +16,6 @@ from dovetail.server.endpoint import (
     event_stream_response,
     json_response,
     prepare,
-    stream_usage,
 )
 from dovetail_plugins.apis.chat.response import (
     CHAT,
@@ -25,6 +24,7 @@ from dovetail_plugins.apis.chat.response import (
     chat_reply,
     reasoning_names,
 )
+from dovetail_plugins.usage import shows_cached, stream_usage
 
 
 async def create_chat_completion(body: ChatRequest, request: Request, server: ServerOf) -> Any:
@@ -52,11 +52,11 @@ def _response_options(server: App, body: ChatRequest) -> ChatResponseOptions:
         names_tokens=bool(body.logprob_token_ids),
         shows_token_ids=body.return_token_ids,
         shows_reasoning=body.include_reasoning,
-        shows_cached=server.frontend.enable_prompt_tokens_details,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         reasoning_names=reasoning_names(server.frontend.reasoning_field),
         echo=_echo(body, role),
         stream_usage=stream_usage(server, body.stream, body.stream_options),
+        shows_cached=shows_cached(server, body),
         shows_timings=server.frontend.enable_per_request_metrics,
     )
 

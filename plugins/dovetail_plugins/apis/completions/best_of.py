@@ -28,7 +28,13 @@ async def best_steps(steps: AsyncGenerator[Step, None], count: int) -> AsyncGene
     ranked = sorted(answers.values(), key=lambda one: (-_mean_logprob(one), one.index))
     for place, answer in enumerate(ranked[:count]):
         assert last is not None
-        yield replace(answer, index=place, num_generated_tokens=last.num_generated_tokens)
+        generated = last.num_generated_tokens
+        yield replace(
+            answer,
+            index=place,
+            num_generated_tokens=generated,
+            num_cached_tokens=last.num_cached_tokens,
+        )
 
 
 def _mean_logprob(answer: Step) -> float:

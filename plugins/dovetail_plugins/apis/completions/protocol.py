@@ -12,10 +12,9 @@ from dovetail.server.endpoint import (
     ResponseFormat,
     SamplingFields,
     StreamOptions,
-    Timings,
     TokenId,
-    Usage,
 )
+from dovetail_plugins.usage import Timings, Usage
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 2048
@@ -33,8 +32,6 @@ VectorTexts = Annotated[list[VectorText], Field(max_length=MAX_PROMPTS)]
 
 class CompletionRequest(SamplingFields):
     """A request to continue one or more prompts."""
-
-    takes_claimed_fields = True
 
     model: str | None = None
     prompt: str | Prompts | PromptIds | PromptIdLists | None = None

@@ -11,8 +11,6 @@ from dovetail.server.endpoint import (
     Dialect,
     ResponseMeta,
     Step,
-    StreamUsage,
-    UsageCounter,
     prompt_logprobs,
 )
 from dovetail_plugins.apis.completions.logprobs import (
@@ -26,6 +24,7 @@ from dovetail_plugins.apis.completions.protocol import (
     CompletionLogprobs,
     CompletionReply,
 )
+from dovetail_plugins.usage import StreamUsage, UsageCounter
 
 COMPLETIONS = Dialect(finish_reason=lambda end: end.cause)
 

@@ -26,7 +26,6 @@ from dovetail.server.endpoint import (
     ServerOf,
     SessionPlan,
     Step,
-    StreamUsage,
     check_named_logprobs,
     event_stream_response,
     generation_for,
@@ -35,7 +34,7 @@ from dovetail.server.endpoint import (
     merged,
     requested_constraint,
     response_meta,
-    stream_usage,
+    sent_as,
 )
 from dovetail_plugins.apis._infill import infill_of, suffix_ids
 from dovetail_plugins.apis.completions.best_of import best_steps
@@ -46,6 +45,7 @@ from dovetail_plugins.apis.completions.response import (
     completion_body,
     completion_chunks,
 )
+from dovetail_plugins.usage import StreamUsage, shows_cached, stream_usage
 
 Prompt = tuple[str, Sequence[int]]
 """A prompt's text (empty unless it is echoed) and its token ids."""
@@ -71,7 +71,8 @@ async def create_completion(body: CompletionRequest, request: Request, server: S
     async with AsyncExitStack() as owned:
         num_answers = len(prompts) * max(body.n or 1, body.best_of or 1)
         owned.enter_context(server.admission.admit(num_answers))
-        meta, generations, options = await _prepare(server, body, request, prompts, usage)
+        with in_words_of(sent_as(body)):
+            meta, generations, options = await _prepare(server, body, request, prompts, usage)
         steps = merged([_steps(server, body, generation) for generation in generations])
         owned.push_async_callback(steps.aclose)
         if body.stream:
@@ -241,7 +242,7 @@ def _response_options(
         skips_special=body.skip_special_tokens,
         shows_token_ids=body.return_token_ids or not server.engine.spec.has_tokenizer,
         stream_usage=usage,
-        shows_cached=server.frontend.enable_prompt_tokens_details,
+        shows_cached=shows_cached(server, body),
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         shows_timings=server.frontend.enable_per_request_metrics,
     )

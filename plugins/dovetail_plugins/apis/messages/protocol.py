@@ -20,6 +20,13 @@ from dovetail.server.endpoint import (
 )
 
 
+class CacheControl(Body):
+    """A mark: the prompt up to here should stay cached for a time."""
+
+    type: str = "ephemeral"
+    ttl: str = "5m"
+
+
 class Block(Body):
     """A block of a turn; its type determines the relevant fields."""
 
@@ -29,14 +36,17 @@ class Block(Body):
     name: str | None = None
     input: Any = None
     tool_use_id: str | None = None
+    is_error: bool | None = None
     content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)] | dict[str, Any] | None = (
         None
     )
     thinking: str | None = None
     signature: str | None = None
+    data: str | None = None
     source: dict[str, Any] | str | None = None
     title: str | None = None
     context: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class Turn(Body):
@@ -47,14 +57,18 @@ class Turn(Body):
 
 
 class MessageTool(Body):
-    """A function that the client offers. Types other than custom are tools that the service
-    runs."""
+    """A tool that the client offers. One without a type, or of type custom, is a function; other
+    types are Anthropic's own tools."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
+    display_width_px: int | None = None
+    display_height_px: int | None = None
+    enable_zoom: bool | None = None
 
 
 class MessageToolChoice(Body):
@@ -66,10 +80,12 @@ class MessageToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks first, and for how many tokens at most."""
+    """Whether the model thinks first, for how many tokens at most, and whether its thoughts are
+    shown."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0, le=INT31)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputConfig(Body):
@@ -90,6 +106,9 @@ class CountRequest(SamplingFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+    mcp_servers: list[Any] | None = None
+    compaction: dict[str, Any] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
@@ -110,12 +129,22 @@ class OutputTokensDetails(Reply):
     thinking_tokens: int = 0
 
 
+class CacheCreation(Reply):
+    """The prompt tokens that a mark made stay cached, by time."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
 class MessageUsage(Reply):
-    """Token counts; cached prompt tokens are separate."""
+    """Token counts. The prompt is the sum of the first three: `input_tokens` are those that were
+    neither read from the cache nor marked to stay in it. The cache's are null if they are not
+    counted."""
 
     input_tokens: int = 0
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation: CacheCreation | None = None
     output_tokens: int = 0
     output_tokens_details: OutputTokensDetails | None = None
 

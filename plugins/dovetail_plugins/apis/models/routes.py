@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from fastapi import Request
+
 from dovetail.errors import NotFound
 from dovetail.interfaces.api import TRANSCRIBE, Api, Route
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.plugin import Info
 from dovetail.server.endpoint import App, ServerOf
+from dovetail_plugins.apis._anthropic_lists import page_of
 from dovetail_plugins.apis._pool.scores import can_score
+from dovetail_plugins.apis.models.anthropic import is_asked, model_of
 from dovetail_plugins.apis.models.protocol import ModelCard, ModelList
 
 
-async def list_models(server: ServerOf) -> ModelList:
-    """Return all served names, including adapters."""
+async def list_models(request: Request, server: ServerOf) -> Any:
+    """Return all served names, including adapters. Clients of Anthropic's API get its shape."""
     cards = [_card(server, name) for name in server.engine.spec.model_names]
-    adapters = await server.adapters.all()
-    return ModelList(data=[*cards, *(_adapter_card(server, source) for source in adapters)])
+    cards += [_adapter_card(server, source) for source in await server.adapters.all()]
+    if is_asked(request):
+        return page_of([model_of(card) for card in cards], request.query_params)
+    return ModelList(data=cards)
 
 
-async def show_model(model_id: str, server: ServerOf) -> ModelCard:
-    """Return one served name."""
+async def show_model(model_id: str, request: Request, server: ServerOf) -> Any:
+    """Return one served name. Clients of Anthropic's API get its shape."""
     if not model_id:
         raise NotFound("the path names no model.", where="model")
     name = await server.model_name(model_id)
     adapter = server.engine.spec.adapter_of(name)
     source = await server.adapters.find(adapter) if adapter else None
-    return _card(server, name) if source is None else _adapter_card(server, source)
+    card = _card(server, name) if source is None else _adapter_card(server, source)
+    return model_of(card) if is_asked(request) else card
 
 
 def _adapter_card(server: App, source: AdapterSource) -> ModelCard:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.server.endpoint import WITHOUT_EFFECT, App, fault_of
+from dovetail.server.endpoint import App, fault_of, is_hint
 from dovetail_plugins.apis.ollama.protocol import OllamaEmbedFields, OllamaOptions, OllamaRequest
 
 LOADING = frozenset(
@@ -103,7 +103,7 @@ def check_fields(server: App, body: OllamaRequest | OllamaEmbedFields) -> list[s
         if fault is not None:
             raise RequestError(fault, where=f"options.{name}", code="unsupported_field")
         names.append(f"options.{name}")
-        if name not in LOADING | WITHOUT_EFFECT:
+        if name not in LOADING and not is_hint(name):
             unknown.append(f"options.{name}")
     server.fields.report(unknown)
     return names

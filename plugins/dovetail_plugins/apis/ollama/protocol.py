@@ -38,6 +38,14 @@ class OllamaOptions(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, options: Any) -> Any:
+        """Leave out what is null: LangChain sends every option, most of them so."""
+        if not isinstance(options, dict):
+            return options
+        return {name: value for name, value in options.items() if value is not None}
+
 
 class OllamaCallFunction(FunctionCall):
     """The function of a call; its arguments are an object."""

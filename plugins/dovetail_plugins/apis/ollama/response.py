@@ -38,7 +38,7 @@ _NOT_SERVED = re.compile(r'the model ("[^"]*") is(?= not served here)')
 
 def finish_reason(end: AnswerEnd) -> str:
     """Return Ollama's finish reason: "stop" also for calls, if they are complete."""
-    return "length" if end.cause == "length" or end.is_unfinished else "stop"
+    return "length" if end.cause == "stop" and end.is_unfinished else end.cause
 
 
 CHAT = Dialect(finish_reason=finish_reason, field_names=engine_names(CHAT_NAMES))
@@ -98,13 +98,21 @@ class OllamaAnswer:
     (monotonic clock); `num_top` is None without logprobs."""
 
     def __init__(
-        self, meta: ResponseMeta, shape: Shape, *, model: str, began_ns: int, num_top: int | None
+        self,
+        meta: ResponseMeta,
+        shape: Shape,
+        *,
+        model: str,
+        began_ns: int,
+        num_top: int | None,
+        shows_cached: bool,
     ) -> None:
         self._meta = meta
         self._shape = shape
         self._model = model
         self._began_ns = began_ns
         self._num_top = num_top
+        self._shows_cached = shows_cached
         self._blocks = ContentBlocks()
         self._num_calls = 0
 
@@ -138,10 +146,12 @@ class OllamaAnswer:
         return answer_fields(self._model, self._shape(news), end)
 
     def _end(self, step: Step) -> Fields:
+        cached = {"prompt_eval_cached_count": step.num_cached_tokens}
         return {
             "done_reason": step.finish_reason,
             "total_duration": time.monotonic_ns() - self._began_ns,
             "prompt_eval_count": step.num_prompt_tokens,
+            **(cached if self._shows_cached else {}),
             "eval_count": step.num_generated_tokens,
             **_durations(step.metrics, self._began_ns),
         }

@@ -71,6 +71,7 @@ from dovetail_plugins.apis.ollama.response import (
     line,
     whole_answer,
 )
+from dovetail_plugins.usage import shows_cached
 
 
 async def create_chat(body: OllamaChatRequest, request: Request, server: ServerOf) -> Any:
@@ -154,7 +155,14 @@ async def _answered(
     """Return the response. Mutates: owned (a stream takes over its contents)"""
     meta = generation.meta
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    answer = OllamaAnswer(meta, shape, model=body.model, began_ns=began_ns, num_top=num_top)
+    answer = OllamaAnswer(
+        meta,
+        shape,
+        model=body.model,
+        began_ns=began_ns,
+        num_top=num_top,
+        shows_cached=shows_cached(server, body),
+    )
     steps = generation.steps(server)
     owned.push_async_callback(steps.aclose)
     if body.stream is not False:

@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import ChatRequest, as_chat, check_one, is_deep
 from dovetail.unsupported import remedy, sentence
+from dovetail_plugins.apis.responses.compaction import SYSTEM_ROLES
 from dovetail_plugins.apis.responses.offered_tools import choice_of, is_mcp, tools_of
 from dovetail_plugins.apis.responses.protocol import Item, ResponsesRequest
 from dovetail_plugins.apis.responses.turns import left_out_items
@@ -30,7 +31,19 @@ UNSUPPORTED_FIELDS = {
 """Declared fields of missing features -> the feature's name in `dovetail.unsupported`."""
 TEXT_LOGPROBS = "message.output_text.logprobs"
 """The `include` value for logprobs."""
-SYSTEM_ROLES = frozenset({"system", "developer"})
+SEALED_REASONING = "reasoning.encrypted_content"
+"""The `include` value for reasoning that clients send back sealed."""
+WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
+    "client_metadata": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "user": (),
+}
+"""Declared fields without effect -> the values that ask for what is done anyway."""
 
 Message = dict[str, Any]
 
@@ -76,6 +89,24 @@ def tells_logprobs(body: ResponsesRequest) -> bool:
     return body.top_logprobs is not None or TEXT_LOGPROBS in (body.include or ())
 
 
+def compact_threshold(body: ResponsesRequest) -> int | None:
+    """Return the number of prompt tokens above which earlier turns are replaced by a summary."""
+    entries = [one for one in body.context_management or () if one.type == "compaction"]
+    thresholds = [one.compact_threshold for one in entries if one.compact_threshold is not None]
+    return min(thresholds, default=None)
+
+
+def is_compaction(body: ResponsesRequest) -> bool:
+    """Return whether the answer is only to be a compaction: the input ends with a trigger."""
+    last = body.input[-1] if body.input else None
+    return isinstance(last, dict) and last.get("type") == "compaction_trigger"
+
+
+def seals_reasoning(body: ResponsesRequest) -> bool:
+    """Return whether reasoning is answered with a sealed copy too."""
+    return SEALED_REASONING in (body.include or ())
+
+
 def _check_supported(body: ResponsesRequest) -> None:
     """Raise RequestError for the first unsupported field."""
     asks = [(name, feature) for name, feature in UNSUPPORTED_FIELDS.items() if getattr(body, name)]
@@ -100,7 +131,12 @@ def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
 def ignored_fields(body: ResponsesRequest) -> list[str]:
     """Return the declared fields that have no effect here."""
     found = left_out_items(body.input)
-    found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS} else []
+    found += ["include"] if set(body.include or ()) - {TEXT_LOGPROBS, SEALED_REASONING} else []
+    for name, neutral in WITHOUT_EFFECT.items():
+        if getattr(body, name) is not None and getattr(body, name) not in neutral:
+            found.append(name)
+    if body.context_management and compact_threshold(body) is None:
+        found.append("context_management")
     if body.max_tool_calls is not None and not any(map(is_mcp, body.tools or ())):
         found.append("max_tool_calls")
     if body.text is not None and body.text.verbosity is not None:

@@ -25,6 +25,10 @@ _PREFIXES = {
     "mcp_list_tools": "mcpl",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "apply_patch_call": "apc",
+    "compaction": "cmp",
+    "local_shell_call": "lsh",
+    "shell_call": "sh",
 }
 
 

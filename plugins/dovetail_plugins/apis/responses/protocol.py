@@ -14,8 +14,8 @@ from dovetail.server.endpoint import (
     Metadata,
     Reply,
     SamplingFields,
-    Timings,
 )
+from dovetail_plugins.usage import Timings
 
 MAX_ID_CHARS = 128
 
@@ -56,6 +56,13 @@ class ConversationRef(Body):
     id: ConversationName
 
 
+class ContextManagement(Body):
+    """When earlier turns are to be replaced by a summary: above this number of prompt tokens."""
+
+    type: str
+    compact_threshold: Annotated[int, Field(ge=1, le=INT31)] | None = None
+
+
 class ResponsesRequest(SamplingFields):
     """A request for a response."""
 
@@ -78,11 +85,26 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
     conversation: ConversationName | ConversationRef | None = None
     prompt: dict[str, Any] | None = None
+    context_management: Annotated[list[ContextManagement], Field(max_length=8)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=INT31)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     media_io_kwargs: Annotated[dict[str, dict[str, Any]], Field(max_length=8)] | None = None
     mm_processor_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=INT31)] | None = None
+    client_metadata: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+    user: Any = None
+
+
+class CompactRequest(ResponsesRequest):
+    """A request to compact a conversation."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] = []
 
 
 class InputTokensRequest(ResponsesRequest):
@@ -112,10 +134,10 @@ class OutputDetails(Reply):
 
 
 class ResponseUsage(Reply):
-    """Token counts."""
+    """Token counts. The details of the input are null if it is not counted what was cached."""
 
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: InputDetails | None
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
@@ -142,11 +164,16 @@ class ResponseReply(Reply):
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
     model: str
     output: list[Item]
     parallel_tool_calls: bool
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     reasoning: dict[str, Any]
+    safety_identifier: str | None = None
+    service_tier: str | None = None
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -156,8 +183,19 @@ class ResponseReply(Reply):
     top_p: float
     truncation: str
     usage: ResponseUsage | None = None
+    user: str | None = None
     metadata: dict[str, str]
     metrics: Timings | None = None
+
+
+class CompactedReply(Reply):
+    """A compacted conversation: the user's messages and a compaction item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Item]
+    usage: ResponseUsage
 
 
 class DeletedReply(Reply):

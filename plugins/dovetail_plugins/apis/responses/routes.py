@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from starlette.responses import Response
 
 from dovetail.config.sections.frontend import FrontendConfig
-from dovetail.errors import NotFound, RequestError
+from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
 from dovetail.server.endpoint import (
     App,
-    ChatRequest,
     EventStream,
     Framing,
     Generation,
@@ -37,24 +36,29 @@ from dovetail.server.endpoint import (
     json_reply,
     json_response,
     owner_of,
-    prepare,
     problem_of,
 )
+from dovetail_plugins.apis.responses.compact import (
+    compact_response,
+    compacted_news,
+    has_turns_to_replace,
+    summary_plan,
+)
 from dovetail_plugins.apis.responses.conversation_routes import CONVERSATION_ROUTES
-from dovetail_plugins.apis.responses.conversations import Conversation, check_keeps
+from dovetail_plugins.apis.responses.conversations import Conversation
 from dovetail_plugins.apis.responses.event_log import EventLog
 from dovetail_plugins.apis.responses.input import (
     NAMES,
     chat_of,
-    conversation_id,
-    ignored_fields,
+    compact_threshold,
+    is_compaction,
     tells_logprobs,
-    without_oldest,
 )
-from dovetail_plugins.apis.responses.input_items import as_items, page_of, with_references
+from dovetail_plugins.apis.responses.input_items import as_items, page_of
 from dovetail_plugins.apis.responses.logprobs import TextLogprobs
-from dovetail_plugins.apis.responses.offered_tools import left_out_tools
+from dovetail_plugins.apis.responses.plan import ResponsePlan, plan_of, prepared
 from dovetail_plugins.apis.responses.protocol import (
+    CompactRequest,
     DeletedReply,
     InputTokensReply,
     InputTokensRequest,
@@ -69,27 +73,12 @@ from dovetail_plugins.apis.responses.response import (
     response_frames,
 )
 from dovetail_plugins.apis.responses.state import ResponsesState, ResponsesStateOf, opened_state
-from dovetail_plugins.apis.responses.tool_turns import Offer, ToolTurns, offer_of
-from dovetail_plugins.apis.responses.turns import messages_of, output_messages
+from dovetail_plugins.apis.responses.tool_turns import ToolTurns
+from dovetail_plugins.apis.responses.turns import messages_of
+from dovetail_plugins.usage import shows_cached
 
 Message = dict[str, Any]
 MAX_DIGITS = 18
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsePlan:
-    """A validated request: its turns without instructions, its chat request, its ignored fields,
-    and the tools that the server calls."""
-
-    body: ResponsesRequest
-    offer: Offer
-    chat: ChatRequest
-    messages: Sequence[Message]
-    ignored: Sequence[str]
-    owner: str
-    conversation: Conversation | None
-    is_stored: bool
-    drops_turns: bool
 
 
 async def create_response(
@@ -98,23 +87,31 @@ async def create_response(
     """Answer input items, streamed, whole or in the background."""
     unknown = server.fields.check(body)
     with in_words_of(NAMES):
-        plan = _plan(server, state, body, request, unknown)
+        plan = plan_of(server, state, body, request, unknown)
     body = plan.body
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(1))
-        generation = await _prepare(server, plan, request)
+        generation, is_summary = await _begun(server, plan, request)
         meta = generation.meta
         answer = GrowingResponse(
             body,
             model=meta.model,
             params=generation.params,
             is_stored=plan.is_stored,
-            shows_cached=server.frontend.enable_prompt_tokens_details,
+            shows_cached=shows_cached(server, body),
             lists=plan.offer.lists,
             logprobs=_text_logprobs(body, generation),
             shows_timings=server.frontend.enable_per_request_metrics,
         )
-        steps = _news(server, plan, generation, answer, request)
+
+        def news_of(given: ResponsePlan, begun: Generation) -> AsyncGenerator[News, None]:
+            return _news(server, given, begun, answer, request)
+
+        if is_summary:
+            then = None if is_compaction(body) else news_of
+            steps = compacted_news(server, plan, generation, request, then)
+        else:
+            steps = news_of(plan, generation)
         owned.push_async_callback(steps.aclose)
         if plan.conversation is not None:
             owned.callback(_add_to, plan.conversation, state, body, answer)
@@ -141,6 +138,13 @@ async def create_response(
 
             return await event_stream_response(request, owned, meta, steps, run, frames)
         return await json_response(meta, response_body(steps, answer))
+
+
+async def refuse_websocket(request: Request) -> Any:
+    """Refuse a WebSocket, with the status at which clients continue over HTTP at once."""
+    if request.headers.get("upgrade", "").lower() != "websocket":
+        raise HTTPException(405, headers={"Allow": "POST"})
+    raise HTTPException(426, f"{request.url.path} takes no WebSocket; send requests with POST.")
 
 
 async def get_response(response_id: str, request: Request, state: ResponsesStateOf) -> Any:
@@ -182,8 +186,9 @@ async def count_input_tokens(
     """Return the number of prompt tokens of a response."""
     unknown = server.fields.check(body, is_answered=False)
     with in_words_of(RESPONSES.field_names):
-        plan = _plan(server, state, body, request, unknown)
-        num_tokens, _ = await count_prompt_tokens(server, plan.chat)
+        plan = plan_of(server, state, body, request, unknown)
+        with in_words_of(plan.names):
+            num_tokens, _ = await count_prompt_tokens(server, plan.chat)
     return json_reply(InputTokensReply(input_tokens=num_tokens), plan.ignored)
 
 
@@ -209,105 +214,18 @@ def _text_logprobs(body: ResponsesRequest, generation: Generation) -> TextLogpro
     return TextLogprobs(num_top, generation.meta.names, is_named=bool(body.logprob_token_ids))
 
 
-def _plan(
-    server: App,
-    state: ResponsesState,
-    body: ResponsesRequest,
-    request: Request,
-    unknown: Sequence[str],
-) -> ResponsePlan:
-    owner = owner_of(request)
-    body = _with_referred(body, state, owner)
-    offer = offer_of(body, state.tool_servers)
-    ignored = [*unknown, *ignored_fields(body)]
-    ignored += server.fields.report([*offer.ignored, *left_out_tools(body)])
-    is_stored = _is_stored(server, body)
-    earlier: list[Message] = []
-    conversation: Conversation | None = None
-    if body.conversation is not None:
-        if body.previous_response_id is not None:
-            raise RequestError(
-                "cannot be combined with conversation.", where="previous_response_id"
-            )
-        conversation = state.conversations.get(conversation_id(body), owner)
-        earlier = messages_of(conversation.items)
-    elif body.previous_response_id is not None:
-        earlier = _earlier(state, body.previous_response_id, owner)
-    messages = [*earlier, *messages_of(body.input)]
-    if not messages:
-        raise RequestError("holds no turn.", where="input")
-    return ResponsePlan(
-        body=body,
-        offer=offer,
-        chat=chat_of(body, messages, offer.functions(), offer.labels()),
-        messages=messages,
-        ignored=ignored,
-        owner=owner,
-        conversation=conversation,
-        is_stored=is_stored,
-        drops_turns=body.truncation == "auto",
-    )
-
-
-def _with_referred(body: ResponsesRequest, state: ResponsesState, owner: str) -> ResponsesRequest:
-    """Return the request with references replaced by items. Raises: NotFound"""
-
-    def find(item_id: str) -> dict[str, Any] | None:
-        found = state.stored.find_item(item_id, owner)
-        return found or state.conversations.find_item(item_id, owner)
-
-    return body.model_copy(update={"input": with_references(body.input, find)})
-
-
-def _is_stored(server: App, body: ResponsesRequest) -> bool:
-    """Return whether the response is stored. Raises: RequestError if it must be stored but cannot
-    be"""
-    can_store = server.frontend.api_server_count == 1
-    for name in ("background", "previous_response_id", "conversation"):
-        if getattr(body, name):
-            check_keeps(server, name)
-    if body.background and body.store is False:
-        raise RequestError("needs store to be true.", where="background")
-    return can_store and body.store is not False
-
-
-def _earlier(state: ResponsesState, response_id: str, owner: str) -> list[Message]:
-    """Return the turns up to and including an earlier response. Raises: RequestError"""
-    try:
-        stored = state.stored.get(response_id, owner)
-    except NotFound as error:
-        raise RequestError(
-            error.what,
-            where="previous_response_id",
-            fix=error.fix,
-            code="previous_response_not_found",
-        ) from error
-    if stored.answer is not None:
-        raise RequestError("that response has not ended yet.", where="previous_response_id")
-    found: list[Message] = json_value(stored.messages)
-    return found
-
-
-async def _prepare(server: App, plan: ResponsePlan, request: Request) -> Generation:
-    """Return the request ready for the engine; with truncation, without turns that do not fit.
+async def _begun(server: App, plan: ResponsePlan, request: Request) -> tuple[Generation, bool]:
+    """Return the first generation of a response, and whether it is a summary of the conversation.
 
     Raises: RequestError
     """
-    chat, num_dropped = plan.chat, 1
-    while True:
-        try:
-            return await prepare(
-                server,
-                chat,
-                request,
-                dialect=RESPONSES,
-                ignored=plan.ignored,
-            )
-        except RequestError as error:
-            shorter = without_oldest(plan.chat, num_dropped) if plan.drops_turns else None
-            if error.code != "context_length_exceeded" or shorter is None:
-                raise
-            chat, num_dropped = shorter, 2 * num_dropped
+    if not is_compaction(plan.body):
+        generation = await prepared(server, plan, request)
+        threshold = compact_threshold(plan.body)
+        is_short = threshold is None or len(generation.prompt_ids) <= threshold
+        if is_short or not has_turns_to_replace(plan):
+            return generation, False
+    return await prepared(server, summary_plan(plan), request), True
 
 
 def _news(
@@ -319,10 +237,10 @@ def _news(
         return first.steps(server)
 
     async def follow(changes: dict[str, Any]) -> Generation:
-        messages = [*plan.messages, *output_messages(answer.output())]
+        messages = messages_of(answer.output(), plan.messages)
         chat = chat_of(plan.body, messages, plan.offer.functions(), plan.offer.labels())
         changed = replace(plan, chat=chat.model_copy(update=changes))
-        return await _prepare(server, changed, request)
+        return await prepared(server, changed, request)
 
     turns = ToolTurns(
         server=server,
@@ -353,7 +271,7 @@ def _settle(state: ResponsesState, plan: ResponsePlan, answer: GrowingResponse) 
     """Store the final state of a response, however it ended. Mutates: the store"""
     if answer.is_running:
         answer.cancel()
-    state.stored.settle(answer, [*plan.messages, *output_messages(answer.output())])
+    state.stored.settle(answer, messages_of(answer.output(), plan.messages))
 
 
 def _starting_after(given: str | None) -> int:
@@ -407,11 +325,18 @@ class ResponsesApi(Api):
     info = Info(summary="responses of the OpenAI API", source="the OpenAI API reference")
     routes = (
         Route(method="POST", path="/v1/responses", endpoint=create_response, body=ResponsesRequest),
+        Route(method="GET", path="/v1/responses", endpoint=refuse_websocket),
         Route(
             method="POST",
             path="/v1/responses/input_tokens",
             endpoint=count_input_tokens,
             body=InputTokensRequest,
+        ),
+        Route(
+            method="POST",
+            path="/v1/responses/compact",
+            endpoint=compact_response,
+            body=CompactRequest,
         ),
         Route(method="GET", path="/v1/responses/{response_id}", endpoint=get_response),
         Route(

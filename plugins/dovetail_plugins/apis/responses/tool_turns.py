@@ -16,11 +16,11 @@ from dovetail.json_values import InvalidJson, json_value
 from dovetail.server.endpoint import App, Generation, Step
 from dovetail_plugins.apis._content_blocks import ContentBlock
 from dovetail_plugins.apis.responses.mcp import McpFault, McpServer, McpTool
+from dovetail_plugins.apis.responses.mcp_items import CallEnd, ListedTools
 from dovetail_plugins.apis.responses.protocol import ResponsesRequest
 from dovetail_plugins.apis.responses.response import (
-    CallEnd,
+    MAX_TOKENS,
     GrowingResponse,
-    ListedTools,
     News,
     TurnEnd,
 )
@@ -53,6 +53,10 @@ class Offer:
             for tool in listed.tools
         ]
 
+    def served(self) -> frozenset[str]:
+        """Return the labels of the servers."""
+        return frozenset(listed.label for listed in self.lists)
+
     def labels(self) -> dict[str, str]:
         """Return tool name -> label of its server."""
         return {tool.name: listed.label for listed in self.lists for tool in listed.tools}
@@ -61,7 +65,9 @@ class Offer:
 def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
     """Return the offer made by a request's mcp tools. Raises: RequestError"""
     tools = body.tools or ()
-    taken = {str(tool.get("name")) for tool in tools if tool.get("type") != KIND}
+    taken = {
+        str(tool.get("name") or tool.get("type")) for tool in tools if tool.get("type") != KIND
+    }
     lists: list[ListedTools] = []
     servers_by_tool: dict[str, McpServer] = {}
     ignored: list[str] = []
@@ -69,8 +75,10 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
         if tool.get("type") != KIND:
             continue
         where = f"tools[{number}]"
-        ignored += [f"{where}.{name}" for name in tool if name not in {*_READ, *ADDRESSES}]
         server = _server(tool, servers, where)
+        if server is None:
+            continue
+        ignored += [f"{where}.{name}" for name in tool if name not in {*_READ, *ADDRESSES}]
         listed = ListedTools(label=str(tool["server_label"]), tools=_allowed(tool, server, where))
         for name in (one.name for one in listed.tools):
             if name in taken or name in servers_by_tool:
@@ -84,15 +92,18 @@ def offer_of(body: ResponsesRequest, servers: Sequence[McpServer]) -> Offer:
     return Offer(lists=lists, servers=servers_by_tool, ignored=ignored)
 
 
-def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -> McpServer:
-    """Return the server that an entry names. Raises: RequestError"""
-    for name in ADDRESSES:
-        if tool.get(name) is not None:
-            raise RequestError(
-                "requests cannot name MCP servers; only those of --tool-server are used.",
-                where=f"{where}.{name}",
-                code="unsupported_field",
-            )
+def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -> McpServer | None:
+    """Return the server that an entry names; None if it is not one of this server's, or if the
+    entry says where it is: requests cannot name addresses. Raises: RequestError"""
+    label = tool.get("server_label")
+    if label is not None and not isinstance(label, str):
+        raise RequestError("must be text.", where=f"{where}.server_label")
+    if any(tool.get(name) is not None for name in ADDRESSES):
+        return None
+    by_name = [server for server in servers if server.name == label and label]
+    chosen = [server for server in servers if server.label == label] or by_name
+    if len(chosen) != 1:
+        return None
     if tool.get("require_approval") not in (None, "never"):
         raise RequestError(
             "this server runs MCP tools without approval.",
@@ -100,18 +111,7 @@ def _server(tool: Mapping[str, Any], servers: Sequence[McpServer], where: str) -
             fix='set it to "never".',
             code="unsupported_field",
         )
-    label = tool.get("server_label")
-    by_name = [server for server in servers if server.name == label and label]
-    chosen = [server for server in servers if server.label == label] or by_name
-    if len(chosen) == 1:
-        return chosen[0]
-    known = ", ".join(server.label for server in servers)
-    raise RequestError(
-        f"{json.dumps(label)[:128]} is not the label of an MCP server of this server.",
-        where=f"{where}.server_label",
-        fix=f"use one of: {known}." if known else "start the server with --tool-server HOST:PORT.",
-        code="unknown_tool_server",
-    )
+    return chosen[0]
 
 
 def _allowed(tool: Mapping[str, Any], server: McpServer, where: str) -> list[McpTool]:
@@ -176,7 +176,7 @@ class ToolTurns:
             if awaits_client:
                 break
             if self.max_tokens is not None and num_tokens >= self.max_tokens:
-                reason = "incomplete"
+                reason = MAX_TOKENS
                 break
             has_calls = self.max_calls is None or num_calls < self.max_calls
             changes = self._changes(num_tokens, turns_left > 1 and has_calls)

@@ -6,11 +6,16 @@ The item types are listed in `words.ITEMS`; items that are left out are skipped 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.server.endpoint import Content, is_left_out, joined
+from dovetail_plugins.apis._sealed import NotOurs, opened
+from dovetail_plugins.apis.responses import compaction
+from dovetail_plugins.apis.responses.client_tools import CLIENT_TOOLS
+from dovetail_plugins.apis.responses.files import text_of_file
+from dovetail_plugins.apis.responses.output_items import SEALED_AS
 from dovetail_plugins.apis.responses.protocol import Item
 from dovetail_plugins.apis.responses.words import ITEMS, PARTS
 
@@ -28,23 +33,34 @@ def left_out_items(given: str | Sequence[Item]) -> list[str]:
     return [f"input.{kind}" for kind in dict.fromkeys(kinds) if is_left_out(ITEMS, kind)]
 
 
-def messages_of(given: str | Sequence[Item]) -> list[Message]:
-    """Return items as turns; an assistant's text, reasoning and calls form one. Raises:
+def messages_of(given: str | Sequence[Item], earlier: Sequence[Message] = ()) -> list[Message]:
+    """Return earlier turns, and items as turns after them; an assistant's text, reasoning and calls
+    form one. Raises: RequestError"""
+    return placed_messages_of(given, earlier)[0]
+
+
+def placed_messages_of(
+    given: str | Sequence[Item], earlier: Sequence[Message]
+) -> tuple[list[Message], dict[int, str]]:
+    """Return the turns, and turn number -> the field that its content comes from. Raises:
     RequestError"""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    turns = _Turns()
+        return [*earlier, {"role": "user", "content": given}], {len(earlier): "input"}
+    turns = _Turns(earlier)
     for number, item in enumerate(given):
         turns.add(item, f"input[{number}]")
-    return turns.finish()
+    return turns.finish(), turns.places
 
 
 class _Turns:
-    """Builds turns from items."""
+    """Builds turns from items. `places` are the fields that the turns' contents come from. Results
+    may name a call by the id of its item."""
 
-    def __init__(self) -> None:
-        self._done: list[Message] = []
+    def __init__(self, earlier: Sequence[Message]) -> None:
+        self._done = list(earlier)
         self._open: Message | None = None
+        self._call_ids: dict[str, str] = {}
+        self.places: dict[int, str] = {}
 
     def add(self, item: Item, where: str) -> None:
         """Add an item. Raises: RequestError. Mutates: self"""
@@ -66,15 +82,21 @@ class _Turns:
             case "custom":
                 custom = {"name": _name(item, where), "input": _word(item, "input", where)}
                 self._call(item, where, {"type": "custom", "custom": custom})
+            case "client":
+                tool = CLIENT_TOOLS[str(kind).removesuffix("_call")]
+                function = {"name": tool.type, "arguments": tool.arguments(item)}
+                self._call(item, where, {"function": function})
+            case "compaction":
+                self._compact(item, where)
             case "call":
                 name = str(kind).removesuffix("_call")
                 function = {"name": name, "arguments": _fields(item)}
                 self._call(item, where, {"function": function})
             case "output":
                 output = _content(item.get("output"), f"{where}.output")
-                self._result(_id_of_call(item, where), output)
+                self._result(_id_of_call(item, where), output, where)
             case "result":
-                self._result(_id_of_call(item, where), _result(item, where))
+                self._result(_id_of_call(item, where), _result(item, where), where)
             case "mcp":
                 self._mcp_call(item, where)
 
@@ -82,10 +104,14 @@ class _Turns:
         self._assistant(begins_with=("content", "reasoning_content", "tool_calls"))
         assert self._open is not None
         call_id = _id_of_call(item, where)
+        if isinstance(item.get("id"), str):
+            self._call_ids[item["id"]] = call_id
         self._open.setdefault("tool_calls", []).append({"id": call_id, **call})
 
-    def _result(self, call_id: str, content: Content) -> None:
-        self._other({"role": "tool", "tool_call_id": call_id, "content": content})
+    def _result(self, call_id: str, content: Content, where: str) -> None:
+        call_id = self._call_ids.get(call_id, call_id)
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
+        self._other(message, f"{where}.output")
 
     def _reasoning(self, item: Item, where: str) -> None:
         thought = _thought(item, where)
@@ -95,21 +121,27 @@ class _Turns:
         assert self._open is not None
         self._open["reasoning_content"] = thought
 
+    def _compact(self, item: Item, where: str) -> None:
+        earlier = self.finish()
+        self.places = {}
+        self._done = _unsealed(item, where, lambda seal: compaction.turns_of(seal, earlier))
+
     def _mcp_call(self, item: Item, where: str) -> None:
         """Add a call that a tool server has answered; an interrupted one is skipped."""
         if item.get("output") is None and item.get("error") is None:
             return
         self._call({"call_id": item.get("id")}, where, {"function": _function(item, where)})
-        self._result(_word(item, "id", where), _mcp_text(item, where))
+        self._result(_word(item, "id", where), _mcp_text(item, where), where)
 
     def _message(self, item: Item, where: str) -> None:
         role = _word(item, "role", where)
         text = _content(item.get("content"), f"{where}.content")
         if role != "assistant":
-            self._other({"role": role, "content": text})
+            self._other({"role": role, "content": text}, f"{where}.content")
             return
         self._assistant(begins_with=("reasoning_content",))
         assert self._open is not None
+        self.places[len(self._done)] = f"{where}.content"
         self._open["content"] = text
 
     def _assistant(self, begins_with: Sequence[str]) -> None:
@@ -120,8 +152,9 @@ class _Turns:
         if self._open is None:
             self._open = {"role": "assistant"}
 
-    def _other(self, message: Message) -> None:
+    def _other(self, message: Message, where: str) -> None:
         self.finish()
+        self.places[len(self._done)] = where
         self._done.append(message)
 
     def finish(self) -> list[Message]:
@@ -159,14 +192,16 @@ _NO_ARGUMENTS = frozenset({"type", "id", "call_id", "status", "created_by", "cal
 
 def _fields(item: Item) -> dict[str, Any]:
     """Return the arguments of a call whose tool has its own item format."""
-    return {name: value for name, value in item.items() if name not in _NO_ARGUMENTS}
+    return {n: value for n, value in item.items() if n not in _NO_ARGUMENTS and value is not None}
 
 
 def _result(item: Item, where: str) -> Content:
     """Return the result of such a call: text, parts, or JSON of its other fields."""
-    output = item.get("output", _fields(item))
+    output = item.get("output")
+    if output is None:
+        return json.dumps(_fields(item)) if _fields(item) else str(item.get("status") or "")
     if isinstance(output, str):
-        return output
+        return f"failed: {output}" if item.get("status") == "failed" else output
     parts = output if isinstance(output, list) else [output]
     if all(isinstance(part, dict) and part.get("type") in PARTS for part in parts):
         return _content(parts, f"{where}.output")
@@ -184,7 +219,22 @@ def _mcp_text(item: Item, where: str) -> str:
     return f"error: {_text(detail, f'{where}.error')}"
 
 
+def _unsealed(item: Item, where: str, read: Callable[[str], Any]) -> Any:
+    """Return what `read` makes of an item's sealed text. Raises: RequestError"""
+    try:
+        return read(_word(item, "encrypted_content", where))
+    except NotOurs as error:
+        raise RequestError(
+            f"cannot be read: {error}.",
+            where=f"{where}.encrypted_content",
+            fix="send back what this server answered, or leave the item out.",
+            code="invalid_encrypted_content",
+        ) from error
+
+
 def _thought(item: Item, where: str) -> str:
+    if item.get("encrypted_content"):
+        return str(_unsealed(item, where, lambda seal: opened(seal, SEALED_AS)))
     content = item.get("content") or item.get("summary") or []
     parts = [part | {"type": "text"} for part in content if isinstance(part, dict)]
     return _text(parts, f"{where}.content")
@@ -209,6 +259,8 @@ def _content(content: Any, where: str) -> Content:
 def _text_or_medium(part: Any, where: str) -> str | dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in PARTS and PARTS[kind].read_as == "medium":
+        if kind == "input_file":
+            return text_of_file(part, where)
         if part.get("file_id") is not None:
             raise RequestError(
                 "files are not kept here.",
@@ -231,8 +283,3 @@ def _part(part: Any, where: str) -> str:
             code="unsupported_field",
         )
     return _word(part, "refusal" if kind == "refusal" else "text", where)
-
-
-def output_messages(output: Iterable[Item]) -> list[Message]:
-    """Return a response's output as turns."""
-    return messages_of(list(output))

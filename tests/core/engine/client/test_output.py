@@ -148,6 +148,16 @@ def test_logprobs_are_finite_and_none_unless_asked_for() -> None:
     assert shaped((fine,)) == (fine,)
 
 
+def test_answers_of_one_prompt_do_not_count_its_first_reading_as_cached() -> None:
+    bench = Bench(n=2)
+    bench.feed("a", num_cached_tokens=2)
+    output = bench.feed("a", child=1, num_cached_tokens=6).outputs[0][1]
+    assert output.num_cached_tokens == 2
+    ends = [bench.feed(child=child, finish_reason="stop", num_cached_tokens=6 if child else 2)
+            for child in (0, 1)]  # fmt: skip
+    assert ends[1].stats[0].cached_tokens == 2
+
+
 def test_prompt_logprobs_and_times_are_passed_on() -> None:
     entry = TokenLogprobs(token_id=1, logprob=-1.0, rank=1)
     bench = Bench(prompt_logprobs=0)

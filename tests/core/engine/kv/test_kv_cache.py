@@ -141,7 +141,7 @@ def test_a_pinned_prefix_stays_until_its_time_or_until_the_room_is_needed() -> N
     pinned = make_request("pinned", range(16))
     fill(cache, pinned)
     cache.free(pinned)
-    cache.pin(pinned, 60)
+    cache.pin(pinned, 60, pinned.num_prompt_tokens)
     cache.check_invariants()
     assert (cache.num_free_blocks, cache.num_pinned_blocks) == (4, 4)
     for number in range(5):  # others come and go in the room that is left
@@ -156,12 +156,12 @@ def test_a_pinned_prefix_stays_until_its_time_or_until_the_room_is_needed() -> N
     short = make_request("short", range(500, 516))
     fill(cache, short)
     cache.free(short)
-    cache.pin(short, 0.01)
+    cache.pin(short, 0.01, short.num_prompt_tokens)
     assert cache.num_pinned_blocks == 5
     time.sleep(0.02)
     assert cache.allocate(make_request("next", range(4)), 4) is not None
     assert cache.num_pinned_blocks == 1
-    cache.pin(short, 60)
+    cache.pin(short, 60, short.num_prompt_tokens)
     cache.forget_all()
     assert cache.num_pinned_blocks == 0
     cache.check_invariants()
@@ -172,7 +172,7 @@ def test_a_pin_that_gives_way_to_its_own_prefix_counts_once() -> None:
     first = make_request("first", range(12))
     fill(cache, first)
     cache.free(first)
-    cache.pin(first, 60)
+    cache.pin(first, 60, first.num_prompt_tokens)
     second = make_request("second", [*range(12), *range(50, 54)])
     fill(cache, second)
     assert cache.num_free_blocks == 0

@@ -63,8 +63,12 @@ def messages(*blocks: Any) -> ChatRequest:
 
 
 def responses(*parts: Any) -> ChatRequest:
-    given: Any = [{"role": "user", "content": list(parts)}]
-    return chat_of_responses(ResponsesRequest.model_validate({"input": given}), messages_of(given))
+    return of_items({"role": "user", "content": list(parts)})
+
+
+def of_items(*given: Any) -> ChatRequest:
+    body = ResponsesRequest.model_validate({"input": list(given)})
+    return chat_of_responses(body, messages_of(given))
 
 
 def ollama(text: str, images: list[str]) -> ChatRequest:
@@ -102,6 +106,14 @@ BODIES = {
         messages({
             "type": "tool_result", "tool_use_id": "t",
             "content": [text("a"), {"type": "image", "source": SOURCE}],
+        }),
+        "<tool>a[image]",
+        [DATA],
+    ),
+    "responses, in a tool's result": (
+        of_items({
+            "type": "function_call_output", "call_id": "c",
+            "output": [text("a", "input_text"), {"type": "input_image", "image_url": DATA}],
         }),
         "<tool>a[image]",
         [DATA],
@@ -176,8 +188,7 @@ def test_options_of_media_need_a_model_that_takes_some() -> None:
     [
         (lambda: render(chat({"type": "file", "file": {"file_id": "f"}})),
          "messages[0].content[0]"),
-        (lambda: render(responses({"type": "input_file", "file_data": "x"})),
-         "messages[0].content[0]"),
+        (lambda: responses({"type": "input_file", "file_id": "x"}), "input[0].content[0].file_id"),
         (lambda: responses({"type": "input_image", "file_id": "f"}), "input[0].content[0].file_id"),
         (lambda: messages({"type": "image", "source": {"type": "file", "file_id": "f"}}),
          "messages[0].content[0].source"),

@@ -96,13 +96,13 @@ def _keeps_states(model: ModelSpec) -> bool:
 
 
 def _pause_above(
-    model_config: ModelConfig, model: ModelSpec, asked: Asked, keys: DraftKeys
+    model_config: ModelConfig, model: ModelSpec, choice: Asked, keys: DraftKeys
 ) -> int | None:
     """Return the number of requests above which drafting pauses. The demo model's own drafters have
     a default, and so have recurrent states, which need room for one state per draft."""
     if keys.disable_by_batch_size is None and _keeps_states(model):
         return DRAFTS_BESIDE_STATES
-    if keys.disable_by_batch_size is None and _is_bundled(model_config, keys, asked.drafter.name):
+    if keys.disable_by_batch_size is None and _is_bundled(model_config, keys, choice.drafter.name):
         return DRAFTS_PAUSE_ABOVE
     return keys.disable_by_batch_size
 

@@ -62,13 +62,13 @@ def model_spec(
     )
     rope = with_rope(model.hf_config, model_config.rope_theta, model_config.rope_scaling)
     requested = registry.admin.value_of("dtype", model_config.dtype) or AUTO_DTYPE
-    computed, kept = chosen_dtypes(requested, model.hf_config, platform)
+    computed, weight_dtype = chosen_dtypes(requested, model.hf_config, platform)
     found = msgspec.structs.replace(
         model,
         hf_config=rope,
         rope_rules=rope_rules(rope),
         dtype=computed,
-        weight_dtype=kept,
+        weight_dtype=weight_dtype,
     )
     if requested == AUTO_DTYPE:
         tell_dtypes(found, platform)

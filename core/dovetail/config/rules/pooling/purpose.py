@@ -99,10 +99,10 @@ def purpose(config: Config, model: ModelSpec) -> Purpose:
         model = msgspec.structs.replace(model, encoder=None, cache=None)
     model = msgspec.structs.replace(model, head=head, is_causal=is_causal)
     check_pooled_flags(config, model)
-    asked = pooler_config(config.model)
-    model = with_class_tokens(config.model, _with_labels(model), asked)
+    pooler = pooler_config(config.model)
+    model = with_class_tokens(config.model, _with_labels(model), pooler)
     settings = sentences or SentenceSettings(is_normalized=True)
-    pooling = _pooling_spec(config.model, config.plugin, model, asked, settings)
+    pooling = _pooling_spec(config.model, config.plugin, model, pooler, settings)
     return Purpose(model=model, pooling=pooling, max_tokens=settings.max_tokens)
 
 

@@ -339,5 +339,5 @@ def _identity(
         cache.prefix_caching_hash_algo,
         scheduler.disable_hybrid_kv_cache_manager,
     )
-    told = ((FORMAT, __version__), files_digest(weight_files(run.model.path)), facts, settings)
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
+    parts = ((FORMAT, __version__), files_digest(weight_files(run.model.path)), facts, settings)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -104,9 +104,9 @@ def _plans_ahead(
 ) -> bool:
     """Return whether a step is planned while the previous one runs. By default only if nothing has
     to wait for that step's tokens: no draft and no stage."""
-    asked = scheduler.async_scheduling
-    if asked is not None:
-        return asked
+    flag = scheduler.async_scheduling
+    if flag is not None:
+        return flag
     is_alone = parallel.pipeline_parallel_size == 1
     return usual.async_steps and is_alone and not speculative.speculative_config
 

@@ -1,26 +1,27 @@
-"""Request fields that logits processors claim, and their values in a request body.
+"""Request fields that logits processors and stop conditions claim, and their values in a body.
 
-A claimed field is sent in the body itself or in `vllm_xargs`, and reaches the processors as
+A claimed field is sent in the body itself or in `vllm_xargs`, and reaches the plugins as
 SamplingParams.extra_args.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail import registry
 from dovetail.errors import RequestError
-from dovetail.interfaces.data.spec import Selection
+from dovetail.interfaces.data.spec import EngineSpec
 from dovetail.interfaces.logits import ANY_FIELD
 
 XARGS = "vllm_xargs"
 
 
-def claimed_fields(processors: Iterable[Selection]) -> frozenset[str]:
-    """Return the names that these logits processors claim."""
-    loaded = (registry.admin.load_selection(selection) for selection in processors)
-    return frozenset(name for processor in loaded for name in processor.claims)
+def claimed_fields(spec: EngineSpec) -> frozenset[str]:
+    """Return the names that the engine's logits processors and stop conditions claim."""
+    chosen = (*spec.run.logits_processors, *spec.stop_conditions)
+    loaded = (registry.admin.load_selection(selection) for selection in chosen)
+    return frozenset(name for plugin in loaded for name in plugin.claims)
 
 
 def extra_args(undeclared: Mapping[str, Any], claimed: frozenset[str]) -> dict[str, Any]:

@@ -87,15 +87,16 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         cache_pin_s: float = 0.0,
+        cache_pin_tokens: int = 0,
         kv_transfer: dict[str, Any] | None = None,
         adapter: str = "",
     ) -> PreparedRequest:
         """Return the engine requests of one client's request.
 
         `serial` distinguishes requests with the same client id. `adapter` names a loaded adapter
-        ("": none). The prompt's cached prefix stays for `cache_pin_s` seconds after the request;
-        `kv_transfer` are the client's kv_transfer_params. Raises: RequestError naming the field
-        that is wrong.
+        ("": none). The first `cache_pin_tokens` of the prompt (0: all) stay cached for
+        `cache_pin_s` seconds after the request; `kv_transfer` are the client's kv_transfer_params.
+        Raises: RequestError naming the field that is wrong.
         """
         arrival_s = time.monotonic()
         if self._pools:
@@ -126,7 +127,7 @@ class InputProcessor:
                 cache_salt=cache_salt,
                 adapter=adapter,
                 parts=parts,
-                pin_s=cache_pin_s if index == 0 else 0.0,
+                pin=(0.0 if index else cache_pin_s, cache_pin_tokens or len(prompt_ids)),
                 kv_transfer=kv_transfer,
             )
             for index in range(params.n)

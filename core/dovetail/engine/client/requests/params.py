@@ -34,6 +34,7 @@ class ParamsReader:
             selection.name: registry.admin.load_selection(selection)
             for selection in spec.run.logits_processors
         }
+        self._conditions = [registry.admin.load_selection(one) for one in spec.stop_conditions]
 
     def read(self, params: SamplingParams, vocabulary: Vocabulary) -> SamplingParams:
         """Return the params with their declared types, prepared by the logits processors. Raises:
@@ -121,9 +122,13 @@ class ParamsReader:
                     where="logits_processors",
                     fix="start the server with --logits-processors naming it.",
                 )
-        for processor in self._processors.values():
-            if processor.wants(params):
-                processor.verify(params, vocab_size)
+        wanted = [one for one in self._processors.values() if one.wants(params)]
+        if params.thinking is not None and all(one.field != "thinking" for one in wanted):
+            raise RequestError("no processor limits reasoning.", where="thinking_token_budget")
+        for processor in wanted:
+            processor.verify(params, vocab_size)
+        for condition in self._conditions:
+            condition.verify(params)
 
     def _prepared(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
         """Return the params prepared by the logits processors. Raises: RequestError"""

@@ -262,7 +262,8 @@ class OutputProcessor:
         self, live: LiveRequest, child: _Child, update: RequestUpdate, processed: Processed
     ) -> None:
         live.clock.note(update, self.clock_lead_s)
-        live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
+        if child.index == 0 or live.pieces is not None:  # others find what the first computes
+            live.num_cached_tokens = max(live.num_cached_tokens, update.num_cached_tokens)
         live.transfer = update.transfer or live.transfer
         if update.error is not None:
             self._owners.pop(child.request_id)
@@ -337,7 +338,7 @@ def _delta_of(live: LiveRequest, child: _Child, update: RequestUpdate) -> Comple
         if detokenizer.matched is not None:
             break
     if update.finish_reason is not None and detokenizer.matched is None:
-        rest = detokenizer.flush(is_cut=update.finish_reason == "length")
+        rest = detokenizer.flush(is_cut=update.finish_reason != "stop")
         pieces[-1:] = [pieces[-1] + rest] if pieces else [rest]
     is_matched = detokenizer.matched is not None
     child.finish_reason = "stop" if is_matched else update.finish_reason

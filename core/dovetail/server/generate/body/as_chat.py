@@ -35,19 +35,29 @@ CHAT_NAMES = engine_names({})
 
 
 def as_chat(body: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
-    """Return a chat request with the body's sampling fields and these. Raises: RequestError"""
+    """Return a chat request with these fields, and the body's sampling fields and those that a
+    plugin may have claimed. Raises: RequestError"""
     shared = {
         name: getattr(body, name)
         for name in SamplingFields.model_fields
         if name in body.model_fields_set
     }
+    others = (body.model_extra or {}).items()
+    shared |= {name: value for name, value in others if name not in ChatRequest.model_fields}
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        return ChatRequest.model_validate(shared | given)
+        chat = ChatRequest.model_validate(shared | given)
+        chat._sent_as = sent_as(body)
+        return chat
     except ValidationError as error:
         fault = fault_of(RequestValidationError(error.errors(), body=shared | given))
         assert fault is not None, "an error of validation has a fault"
         raise RequestError(f"{fault.what}.", where=fault.param, code=fault.code) from error
+
+
+def sent_as(body: SamplingFields) -> dict[str, str]:
+    """Return translated fields -> the fields as sent, for errors."""
+    return body._sent_as
 
 
 def check_one(body: SamplingFields) -> None:

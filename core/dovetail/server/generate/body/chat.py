@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dovetail.server.generate.body.fields import INT31, Body, SamplingFields, StreamOptions
 from dovetail.server.generate.body.words import Words, words_of
-from dovetail.server.generate.tools.custom_tools import call_of, function_of, has_grammar
+from dovetail.server.generate.tools.custom_tools import call_of, function_of
 
 MAX_MESSAGES = 8192
 MAX_TOOLS = 512
@@ -121,11 +121,20 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
+class CustomTool(Body):
+    """A tool that takes text. `format` says what text."""
+
+    name: NewName
+    description: str | None = None
+    format: Any = None
+
+
 class ToolBody(Body):
-    """One entry of `tools`. A custom tool is converted to the function that the model sees. For a
-    tool that is left out only the type is stored, as a field without effect."""
+    """One entry of `tools`. A custom tool also has the function that the model sees. For a tool
+    that is left out only the type is stored, as a field without effect."""
 
     type: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] = "function"
+    custom: CustomTool | None = None
     function: FunctionTool
 
     @property
@@ -140,8 +149,7 @@ class ToolBody(Body):
             return given
         kind, custom = given.get("type", "function"), given.get("custom")
         if kind == "custom" and isinstance(custom, dict):
-            unread = {"format": True} if has_grammar(custom) else {}
-            return {"type": kind, "function": function_of(custom), **unread}
+            return {"type": kind, "custom": custom, "function": function_of(custom)}
         if not isinstance(kind, str) or kind in ("", "function", "custom"):
             return given
         if "function" in given and kind not in TOOLS:
@@ -168,8 +176,6 @@ class ThinkingSwitch(Body):
 
 class ChatRequest(SamplingFields):
     """The body of a chat completion request."""
-
-    takes_claimed_fields = True
 
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]

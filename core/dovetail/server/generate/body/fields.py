@@ -6,11 +6,21 @@ Source: the OpenAI API reference, and the extra fields of `vllm serve`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dovetail.interfaces.data.sampling_params import MAX_BIASES, MAX_N, MAX_STOP_CHARS, MAX_STOPS
+from dovetail.server.generate.body.foreign_fields import in_sent_words, translated
 from dovetail.server.http.middleware import MAX_REQUEST_ID_CHARS
 
 INT31 = 1 << 31
@@ -84,11 +94,28 @@ class StructuredOutputs(Body):
     close_on_length: bool = False
 
 
-class SamplingFields(Body):
-    """The sampling fields of completions and chat. None: the model's or server's default."""
+class TranslatedBody(Body):
+    """A body that also takes the fields of other servers (`foreign_fields`)."""
 
-    takes_claimed_fields: ClassVar[bool] = False
-    """Whether this body passes on fields that logits processors claim."""
+    _sent_as: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Fields that were translated from other servers' words -> the fields as sent."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_other_servers(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(given, dict):
+            return read(given)
+        body, names = translated(given, frozenset(cls.model_fields))
+        try:
+            made = read(body)
+        except ValidationError as error:
+            raise in_sent_words(error, names) from None
+        made._sent_as = names
+        return made
+
+
+class SamplingFields(TranslatedBody):
+    """The sampling fields of completions and chat. None: the model's or server's default."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -167,37 +194,3 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-class PromptTokensDetails(Reply):
-    """The sources of the prompt tokens."""
-
-    cached_tokens: int = 0
-
-
-class CompletionTokensDetails(Reply):
-    """The kinds of generated tokens."""
-
-    reasoning_tokens: int = 0
-
-
-class Usage(Reply):
-    """Token counts."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
-
-
-class Timings(Reply):
-    """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
-    `time_to_first_token_ms` from there to the first token, `generation_time_ms` from there to the
-    last."""
-
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
-    queue_time_ms: float | None = None
-    mean_itl_ms: float | None = None
-    tokens_per_second: float | None = None

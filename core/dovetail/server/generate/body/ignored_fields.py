@@ -1,6 +1,6 @@
 """Request fields without effect: they are reported, counted, or refused.
 
-A known field that would change the answer is refused (`undeclared_fields`). A response header lists
+A known field that would change the answer is refused (`foreign_fields`). A response header lists
 every ignored one. Unknown ones are logged once per name, and are an error with
 --strict-request-fields.
 """
@@ -18,7 +18,7 @@ from dovetail.engine.client.requests.claims import XARGS
 from dovetail.errors import RequestError
 from dovetail.observability import metrics
 from dovetail.server.generate.body.fields import SamplingFields
-from dovetail.server.generate.body.undeclared_fields import REFUSED, WITHOUT_EFFECT, fault_of
+from dovetail.server.generate.body.foreign_fields import fault_of, is_hint, is_silent
 
 HEADER = "x-dovetail-ignored-fields"
 MAX_NAMES = 32
@@ -32,7 +32,7 @@ class FieldReporter:
     """Remembers for which names a warning was logged, up to a limit."""
 
     def __init__(self, *, is_strict: bool, claimed: frozenset[str] = frozenset()) -> None:
-        """`claimed` are the fields that logits processors read."""
+        """`claimed` are the fields that plugins of the engine read."""
         self._is_strict = is_strict
         self._claimed = claimed | {XARGS}
         self._warned: set[str] = set()
@@ -47,14 +47,15 @@ class FieldReporter:
         """
         passed = tuple(known)
         names = [n for n in dict.fromkeys(unknown_fields(body)) if not n.startswith(passed)]
-        if is_answered and isinstance(body, SamplingFields) and body.takes_claimed_fields:
+        extra, is_drawn = body.model_extra or {}, isinstance(body, SamplingFields)
+        if is_answered and is_drawn:
             names = [name for name in names if name not in self._claimed]
         for name in names if is_answered else ():
-            fault = fault_of(name, (body.model_extra or {}).get(name))
+            fault = fault_of(name, extra.get(name), is_drawn=is_drawn)
             if fault is not None:
                 raise RequestError(fault, where=name, code="unsupported_field")
-        names = [name for name in names if name not in REFUSED]  # the rest have neutral values
-        self.report([n for n in names if n.rpartition(".")[2] not in WITHOUT_EFFECT])
+        names = [name for name in names if not is_silent(name, extra.get(name))]
+        self.report([name for name in names if not is_hint(name.rpartition(".")[2])])
         return names
 
     def report(self, names: Iterable[str]) -> list[str]:

@@ -33,7 +33,7 @@ def renderer_facts(
         model_type=str(spec.run.model.hf_config.get("model_type", "")),
         tokenizer=tokenizer,
         template=load_template(template),
-        template_file=str(template and template_file(template) or ""),
+        template_file=str((template and template_file(template)) or ""),
     )
 
 
@@ -61,7 +61,7 @@ def check_template(frontend: FrontendConfig) -> None:
         model_type="",
         tokenizer=NoFacts(),
         template=load_template(given),
-        template_file=str(given and template_file(given) or ""),
+        template_file=str((given and template_file(given)) or ""),
     )
     registry.make(choose_renderer(frontend, facts), facts)
 

@@ -208,8 +208,7 @@ def tool_dicts(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
 
 
 def _tool(tool: ToolBody) -> dict[str, Any]:
-    unread = {"format"} if tool.type == "custom" else None
-    return tool.model_dump(exclude_unset=True, exclude=unread) | {"type": "function"}
+    return tool.model_dump(exclude_unset=True, exclude={"custom"}) | {"type": "function"}
 
 
 def tool_values(tools: Sequence[ToolBody]) -> tuple[Tool, ...]:

@@ -1,6 +1,7 @@
 """Custom tools, which take text. The model sees them as functions with a single text argument.
 
-Source: the OpenAI API reference, function calling: custom tools.
+`tool_formats` holds the text to a grammar. Source: the OpenAI API reference, function calling:
+custom tools.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ ARGUMENT = "input"
 """The name of the only argument."""
 
 
-def has_grammar(tool: Mapping[str, Any]) -> bool:
-    """Return whether a custom tool's input must follow a grammar."""
-    form = tool.get("format")
-    return isinstance(form, Mapping) and form.get("type", "text") != "text"
+def parameters_of(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of the only argument, whose own schema is given."""
+    return {
+        "type": "object",
+        "properties": {ARGUMENT: {"type": "string", **text}},
+        "required": [ARGUMENT],
+        "additionalProperties": False,
+    }
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,7 +29,7 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     form = tool.get("format")
     form = form if isinstance(form, Mapping) else {}
     form = {**form, **form["grammar"]} if isinstance(form.get("grammar"), Mapping) else dict(form)
-    text: dict[str, Any] = {"type": "string"}
+    text: dict[str, Any] = {}
     parts = [str(tool["description"])] if tool.get("description") else []
     definition = form.get("definition")
     if isinstance(definition, str):
@@ -32,13 +37,7 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
         parts.append(f"The input must follow this {syntax}:\n{definition}")
         if syntax == "regex":
             text["pattern"] = f"^(?:{definition})$"
-    parameters = {
-        "type": "object",
-        "properties": {ARGUMENT: text},
-        "required": [ARGUMENT],
-        "additionalProperties": False,
-    }
-    found = {"name": tool.get("name"), "parameters": parameters}
+    found = {"name": tool.get("name"), "parameters": parameters_of(text)}
     return {**found, "description": "\n\n".join(parts)} if parts else found
 
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dovetail.errors import RequestError
 from dovetail.interfaces.data.sampling_params import ThinkingBudget
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.server.generate.body.chat import ChatRequest
 from dovetail.server.generate.events import SessionPlan
 from dovetail.server.generate.model_text import ModelText
 
@@ -17,8 +20,8 @@ def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> Think
     """Return the budget of an answer in a model's text. Raises: RequestError, as `thinking_budget`,
     and if a token of an adapter marks the reasoning"""
     text.check_structured_output(WHERE)
-    tokenizer = text.vocabulary.tokenizer
-    budget = thinking_budget(num_tokens, plan, tokenizer)
+    tokenizer, message = text.vocabulary.tokenizer, text.frontend.reasoning_budget_message
+    budget = thinking_budget(num_tokens, plan, tokenizer, message)
     marks = (*budget.end_ids, *tokenizer.encode(budget.start, add_special_tokens=False))
     if max(marks, default=0) >= text.engine.vocabularies.own.num_tokens:
         raise RequestError(
@@ -30,9 +33,22 @@ def thinking_limit(num_tokens: int, plan: SessionPlan, text: ModelText) -> Think
     return budget
 
 
-def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) -> ThinkingBudget:
-    """Return the budget with which the engine ends the thinking after `num_tokens`. Raises:
-    RequestError if this model's end of thinking is unknown."""
+def without_unheard_budget(
+    body: ChatRequest, plan: SessionPlan, text: ModelText, names: Mapping[str, str]
+) -> tuple[ChatRequest, list[str]]:
+    """Return the body without a budget in another server's words, which is a hint, if thinking
+    cannot be limited here; and what is ignored. `names` are the fields as sent."""
+    can_limit = plan.reasoning is not None and text.engine.constraint_compiler is not None
+    if can_limit or body.thinking_token_budget is None or WHERE not in names:
+        return body, []
+    return body.model_copy(update={WHERE: None}), [names[WHERE]]
+
+
+def thinking_budget(
+    num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer, message: str = ""
+) -> ThinkingBudget:
+    """Return the budget with which the engine ends the thinking after `num_tokens`, with closing
+    words. Raises: RequestError if this model's end of thinking is unknown."""
     if plan.reasoning is None:
         raise RequestError(
             "no reasoning parser is known for this model, so its reasoning cannot be limited.",
@@ -44,6 +60,6 @@ def thinking_budget(num_tokens: int, plan: SessionPlan, tokenizer: Tokenizer) ->
     return ThinkingBudget(
         tokens=num_tokens,
         end=end,
-        end_ids=tuple(tokenizer.encode(end, add_special_tokens=False)),
+        end_ids=tuple(tokenizer.encode(message + end, add_special_tokens=False)),
         start="" if plan.starts_inside else plan.reasoning.start,
     )

@@ -14,6 +14,7 @@ from dovetail.interfaces.data.constraint import (
     Choice,
     Concat,
     Constraint,
+    FreeText,
     Literal,
     Regex,
     Repeat,
@@ -35,6 +36,7 @@ from dovetail.server.generate.tools.structured_outputs import (
     ConstraintRequest,
     requested_constraint,
 )
+from dovetail.server.generate.tools.tool_formats import held_call
 
 AUTO = (None, "auto", "none")
 """The values of tool_choice that let the model decide, or forbid calls."""
@@ -120,8 +122,8 @@ def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest 
     if body.tool_choice in AUTO:
         return _strict(body, parser)
     is_one = body.tool_choice != "required" or body.parallel_tool_calls is False
-    tools = tool_values(chosen_tools(body))
-    calls = calls_constraint(parser, tools, 1 if is_one else None, where="tool_choice")
+    found = [_call_constraint(parser, tool, "tool_choice") for tool in chosen_tools(body)]
+    calls = parser.calls_constraint(_any_of(found), 1 if is_one else None)
     return ConstraintRequest(where="tool_choice", constraint=calls)
 
 
@@ -146,16 +148,11 @@ def _possible_calls(body: ChatRequest, parser: ToolParser | None) -> Constraint 
     """Return the constraint of optional calls; None if the syntax cannot be constrained."""
     if parser is None:
         return None
-    constraints = []
-    for tool in body.tools or ():
-        function = tool.function
-        schema = (function.parameters or {}) if function.strict else {}
-        constraint = parser.constraint(Tool(name=function.name, parameters=schema))
-        if constraint is None:
-            return None
-        constraints.append(constraint)
+    found = [_possible_call(parser, tool, is_bound=False) for tool in body.tools or ()]
+    constraints = [constraint for constraint in found if constraint is not None]
     limit = 1 if body.parallel_tool_calls is False else None
-    return parser.calls_constraint(_any_of(constraints), limit)
+    is_whole = len(constraints) == len(found)
+    return parser.calls_constraint(_any_of(constraints), limit) if is_whole else None
 
 
 def with_offered_tools(body: ChatRequest, frontend: FrontendConfig) -> ChatRequest:
@@ -228,16 +225,21 @@ def _is_named(tool: ToolBody, choice: Any) -> bool:
     return (tool.type, tool.function.name) == _named(choice, "tool_choice")
 
 
-def calls_constraint(
-    parser: ToolParser, tools: Sequence[Tool], max_calls: int | None, *, where: str
+def _possible_call(parser: ToolParser, tool: ToolBody, *, is_bound: bool) -> Constraint | None:
+    """Return the constraint of a call: by the grammar of its text if there is one, else by its
+    schema if it is strict, or `is_bound`. None if the syntax cannot be constrained."""
+    schema = tool.function.parameters if is_bound or tool.function.strict else None
+    call = parser.constraint(Tool(name=tool.function.name, parameters=schema or {}))
+    match call:
+        case Concat((Literal() as head, Repeat(), Literal(tail))) if not schema and len(tail) > 3:
+            call = concat(head, FreeText((tail,)), tail)  # with any names, in any order
+    return held_call(parser, tool) or call
+
+
+def _call_constraint(
+    parser: ToolParser, tool: ToolBody, where: str, *, is_bound: bool = True
 ) -> Constraint:
-    """Return the constraint of one or more calls of these tools. Raises: RequestError"""
-    constraints = [_call_constraint(parser, tool, where) for tool in tools]
-    return parser.calls_constraint(_any_of(constraints), max_calls)
-
-
-def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
-    constraint = parser.constraint(tool)
+    constraint = _possible_call(parser, tool, is_bound=is_bound)
     if constraint is None:
         raise RequestError(
             "this model's tool-call format cannot be constrained by a schema.",
@@ -249,16 +251,12 @@ def _call_constraint(parser: ToolParser, tool: Tool, where: str) -> Constraint:
 
 
 def _strict(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
-    """Return the constraint of optional calls, if there are strict tools."""
+    """Return the constraint of optional calls, if there are strict tools, or grammars."""
     assert body.tools is not None
-    if not any(tool.function.strict for tool in body.tools):
+    if not any(tool.function.strict or held_call(parser, tool) for tool in body.tools):
         return None
     where = "tools"
-    offered = tool_values(body.tools)
-    constraints = [
-        _call_constraint(parser, tool if given.function.strict else Tool(name=tool.name), where)
-        for tool, given in zip(offered, body.tools, strict=True)
-    ]
+    constraints = [_call_constraint(parser, tool, where, is_bound=False) for tool in body.tools]
     marker = parser.markers[0]
     max_calls = 1 if body.parallel_tool_calls is False else None
     calls = parser.calls_constraint(_any_of(constraints), max_calls)

@@ -14,19 +14,20 @@ import pytest
 
 from dovetail.cli.parser import Parser
 from dovetail.config.compat.deprecated_flags import deprecated_flags
-from dovetail.config.compat.vllm_variables import (
-    FOREIGN,
+from dovetail.config.config import Config, flags
+from dovetail.config.parse.environment import OWN, read, today, variable_of
+from dovetail.config.parse.flags import add_flags, config_of
+from dovetail.config.parse.foreign_variables import (
     NoEffect,
     ReadBy,
     Setting,
     UnsupportedVariable,
+    foreign_variables,
 )
-from dovetail.config.config import Config, flags
-from dovetail.config.parse.environment import OWN, read, today, variable_of
-from dovetail.config.parse.flags import add_flags, config_of
 from dovetail.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[4]
+FOREIGN = foreign_variables()
 REFERENCE = json.loads((ROOT / "tests" / "reference" / "env_vars.json").read_text())
 
 

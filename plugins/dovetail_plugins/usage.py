@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's usage object, and when a stream sends them."""
+"""The counts and times of an answer in OpenAI's usage object, and when a stream has them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,46 @@ from typing import Any, Literal
 
 from dovetail.engine.client.results.outputs import RequestMetrics
 from dovetail.errors import RequestError
-from dovetail.server.generate.application import App
-from dovetail.server.generate.body.fields import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    StreamOptions,
-    Timings,
-    Usage,
-)
-from dovetail.server.generate.streaming import Step
+from dovetail.server.endpoint import App, Reply, SamplingFields, Step, StreamOptions
 
 StreamUsage = Literal["never", "at_end", "always"]
 """When the chunks of a stream contain the usage."""
+
+
+class PromptTokensDetails(Reply):
+    """The sources of the prompt tokens."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Reply):
+    """The kinds of generated tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Reply):
+    """Token counts. The cached ones are reported in DeepSeek's words as well."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_cache_hit_tokens: int | None = None
+    prompt_cache_miss_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class Timings(Reply):
+    """How long one answer took, in milliseconds. `queue_time_ms` is from arrival to the first step,
+    `time_to_first_token_ms` from there to the first token, `generation_time_ms` from there to the
+    last."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +89,8 @@ class UsageCounter:
         if self.shows_cached:
             cached = sum(self.cached_tokens.values())
             fields["prompt_tokens_details"] = PromptTokensDetails(cached_tokens=cached)
+            fields["prompt_cache_hit_tokens"] = cached
+            fields["prompt_cache_miss_tokens"] = prompt - cached
         if self.shows_reasoning:
             fields["completion_tokens_details"] = CompletionTokensDetails(
                 reasoning_tokens=sum(self.reasoning_tokens.values())
@@ -86,6 +116,15 @@ def _timings(metrics: RequestMetrics, num_tokens: int) -> Timings:
         mean_itl_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
         tokens_per_second=num_tokens / whole_s if whole_s > 0 else None,
     )
+
+
+def shows_cached(server: App, body: SamplingFields) -> bool:
+    """Return whether usage says how many prompt tokens came from the cache. It is left out where
+    nobody counts them: without a cache, in a beam search, and after another engine's prefill."""
+    is_fetched = (body.kv_transfer_params or {}).get("do_remote_prefill")
+    is_counted = not body.use_beam_search and not is_fetched
+    has_cache = server.text.engine.spec.cache.uses_prefix_cache
+    return server.frontend.enable_prompt_tokens_details and has_cache and is_counted
 
 
 def stream_usage(server: App, is_stream: bool, options: StreamOptions | None) -> StreamUsage:

@@ -1,62 +1,23 @@
-"""Environment variables of other servers, and the meaning of each here.
+"""Environment variables of vLLM, and the meaning of each here.
 
-A name is a `Setting` (it sets a flag), has `NoEffect` (it requests what always happens, or concerns
-nothing here), is an `UnsupportedVariable`, or is `ReadBy` another program. The reference list of
-names is tests/reference/env_vars.json. `environment.read` applies this table.
+The reference list of names is tests/reference/env_vars.json.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from dovetail.unsupported import remedy, sentence
+from dovetail.config.parse.foreign_variables import (
+    NoEffect,
+    ReadBy,
+    Row,
+    Setting,
+    UnsupportedVariable,
+)
+from dovetail.interfaces.plugin import Value
 
-FOREIGN_PREFIX = "VLLM_"
 _TRUE = ("1", "true", "yes", "on")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A foreign variable that sets a field. `fields` turns its text into fields."""
-
-    today: str
-    fields: Callable[[str], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect:
-    """A variable that requests what always happens here, or that concerns nothing here."""
-
-    always: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBy:
-    """A variable that another program reads. `who` names that program and the meaning here."""
-
-    who: str
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedVariable:
-    """A variable that requests a missing `feature`; `passing` texts do not request it."""
-
-    feature: str
-    passing: tuple[str, ...] = ("", "0", "false")
-
-    @property
-    def missing(self) -> str:
-        """Return a sentence about the missing feature."""
-        return sentence(self.feature)
-
-    def fix(self, name: str) -> str:
-        """Return what to do instead."""
-        return remedy(self.feature, f"unset {name}")
-
-
-Row = Setting | NoEffect | ReadBy | UnsupportedVariable
 
 
 def _field(name: str) -> Setting:
@@ -109,7 +70,7 @@ _KERNELS = UnsupportedVariable("kernel_choice")
 _TPU = UnsupportedVariable("tpu")
 _OPENVINO = UnsupportedVariable("openvino")
 
-FOREIGN: dict[str, Row] = {
+VARIABLES: dict[str, Row] = {
     # Settings that a user or an operator can observe.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": _field("allow_long_max_model_len"),
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _field("allow_runtime_lora_updating"),
@@ -241,3 +202,5 @@ FOREIGN: dict[str, Row] = {
     "V_SCALE_CONSTANT": ReadBy(_STEPS.format("values", 100)),
 }
 """Variables other than a flag's own: VLLM_*, and names of the reference without a prefix."""
+
+VLLM = Value(summary="environment variables of vLLM", value=VARIABLES)

@@ -1,0 +1,1 @@
+"""Plugins that end answers because of their tokens."""
