@@ -99,7 +99,7 @@ class FrontendConfig:
     reasoning_budget: int = flag(
         -1,
         ge=-1,
-        help="how many tokens an answer may think for, if its request does not say; -1 is no limit",
+        help="how many tokens an answer may think for, if its request does not say; -1: any number",
     )
     reasoning_budget_message: str = flag(
         "",
