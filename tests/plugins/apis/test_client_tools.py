@@ -219,8 +219,9 @@ def test_skills_of_a_shell_are_in_its_description() -> None:
     local = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
     for tool, is_there in ((local, True), ({"type": "shell"}, False)):
         body = ResponsesRequest.model_validate({"input": "hi", "tools": [tool]})
-        (made,) = chat_of(body, messages_of("hi")).tools or ()
-        text = made.function.description or ""
+        tools = chat_of(body, messages_of("hi")).tools
+        assert tools is not None
+        text = tools[0].function.description or ""
         assert ("csv: reads tables (/skills/csv)" in text) is is_there
     odd = {"type": "shell", "environment": {"type": "local", "skills": ["x", {}]}}
     assert ask(app_for()[0], tools=[odd]).status_code == 200
