@@ -37,7 +37,7 @@ HEAD_SIZE = 8
 SCRIPTED_LOGIT = 100.0
 NUM_RANDOM_STATES = 16
 NO_SCRIPT: Mapping[str, Any] = {"tokens": ()}
-SCRIPT_KEYS = frozenset({"tokens", "nan_at", "crash_at", "delay_s"})
+SCRIPT_KEYS = frozenset({"tokens", "cue", "nan_at", "crash_at", "delay_s"})
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -69,10 +69,10 @@ class _TinyCache(nn.Module):
 class ReplayModel(nn.Module, Model):
     """Emits scripted tokens, whatever the input says.
 
-    config.json: `replay` is a list of scripts {"tokens": [ids], "nan_at": p, "crash_at": p,
-    "delay_s": s}; after its tokens a script gives the end token for ever. The last prompt token
-    among cue_base .. cue_base + number of scripts - 1 picks the script, else it is the first one.
-    At output position p, `nan_at` gives NaN logits and `crash_at` raises; `delay_s` (seconds) is
+    config.json: `replay` is a list of scripts {"tokens": [ids], "cue": [ids], "nan_at": p,
+    "crash_at": p, "delay_s": s}; after its tokens a script gives the end token for ever. The last
+    script whose cue is in the prompt is taken; without one, the last prompt token among cue_base ..
+    cue_base + number of scripts - 1 picks the script; else it is the first one. At output position p, `nan_at` gives NaN logits and `crash_at` raises; `delay_s` (seconds) is
     slept in every step that computes the row. Behaviour depends on positions, so recomputed rows
     continue alike. A prompt of only zeros (a warm-up) gets no script, and so no fault and no delay.
     """
@@ -85,6 +85,7 @@ class ReplayModel(nn.Module, Model):
         config = context.model.hf_config
         self.vocab_size = context.model.vocab_size
         self.scripts = _checked_scripts(config.get("replay"), self.vocab_size)
+        self.cues = [(_text(script["cue"]), script) for script in self.scripts if "cue" in script]
         self.cue_base: int | None = config.get("cue_base")
         self.end_id = context.model.eos_token_ids[0] if context.model.eos_token_ids else 0
         self.cache = _TinyCache(torch.get_default_dtype())
@@ -113,6 +114,10 @@ class ReplayModel(nn.Module, Model):
         prompt = row.token_ids[: row.num_prompt_tokens]
         if not any(prompt):
             return NO_SCRIPT
+        text = _text(prompt) if self.cues else ""
+        for cue, script in reversed(self.cues):
+            if cue in text:
+                return script
         if self.cue_base is not None:
             for token_id in reversed(prompt):
                 if 0 <= token_id - self.cue_base < len(self.scripts):
@@ -311,6 +316,11 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return {**facts, **{k: config[k] for k in wanted if config.get(k) is not None}}
 
 
+def _text(token_ids: Sequence[int]) -> str:
+    """Return one character per token, so that a text search finds a run of tokens."""
+    return "".join(map(chr, token_ids))
+
+
 def _checked_scripts(scripts: Any, vocab_size: int) -> list[Mapping[str, Any]]:
     """Return the scripts of config.json. Raises: ConfigError when one is malformed."""
     if not isinstance(scripts, list) or not scripts:
@@ -321,7 +331,8 @@ def _checked_scripts(scripts: Any, vocab_size: int) -> list[Mapping[str, Any]]:
         where = f"config.json replay[{number}]"
         if not isinstance(script, dict) or set(script) - SCRIPT_KEYS or "tokens" not in script:
             raise ConfigError(f"a script has the keys {sorted(SCRIPT_KEYS)}", where=where)
-        if any(not 0 <= token_id < vocab_size for token_id in script["tokens"]):
+        ids = [*script["tokens"], *script.get("cue", ())]
+        if any(not 0 <= token_id < vocab_size for token_id in ids):
             raise ConfigError(f"token ids must be below {vocab_size}", where=where)
     return scripts
 

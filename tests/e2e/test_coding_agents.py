@@ -1,0 +1,160 @@
+"""Coding agents that are installed, driven by `dovetail launch` with a model that gives known answers.
+
+The model calls the agent's own tools: one changes a file, one runs a shell command on it. It ends
+with its last answer only where the command's output is in the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail_testing.models import write_replay_checkpoint
+from support.launching import environment, launch
+from support.recorded_requests import FOLDER, NAME, requests_in
+from support.server_process import ServerProcess
+
+pytestmark = pytest.mark.clients
+
+FILE, BEFORE, COMMAND = "notes.txt", "Acorns grow on oaks.\n", "tr a-z A-Z < notes.txt"
+LAST = "The note is amended."
+SIDE_ANSWER = "A note about oaks"
+"""What is said to requests of other kinds: a title for the conversation, for instance."""
+PATCH = """apply_patch <<'EOF'
+*** Begin Patch
+*** Update File: notes.txt
+@@
+-Acorns grow on oaks.
++{after}*** End Patch
+EOF"""
+BLOCK = """notes.txt
+```
+<<<<<<< SEARCH
+{before}=======
+{after}>>>>>>> REPLACE
+```"""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A program, its arguments for one task, and the calls of its tools; `word` is what its model
+    writes into the file."""
+
+    word: str
+    arguments: tuple[str, ...]
+    edit: Any
+    shell: Any = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def after(self) -> str:
+        return f"Acorns grow on {self.word} oaks.\n"
+
+    @property
+    def task(self) -> str:
+        return f"Please amend the note with the word {self.word}."
+
+
+def call(name: str, **arguments: Any) -> Any:
+    return {"name": name, "arguments": arguments}
+
+
+AGENTS = {
+    "codex": Agent(
+        "tall",
+        ("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
+        call("exec_command", cmd=PATCH),
+        call("exec_command", cmd=COMMAND),
+    ),
+    "claude": Agent(
+        "broad",
+        ("--dangerously-skip-permissions", "-p"),
+        call("Write", file_path="{folder}/notes.txt", content="{after}"),
+        call("Bash", command=COMMAND, description="Show the note"),
+        {"IS_SANDBOX": "1"},
+    ),
+    "opencode": Agent(
+        "old",
+        ("run",),
+        call("write", filePath="{folder}/notes.txt", content="{after}"),
+        call("bash", command=COMMAND, description="Show the note"),
+    ),
+}
+
+
+def text_of(what: Any, values: dict[str, str]) -> str:
+    """Return what the model writes: text, or a call with its values."""
+
+    def filled(value: Any) -> Any:
+        return value.format(**values) if isinstance(value, str) else value
+
+    if isinstance(what, str):
+        return str(filled(what))
+    arguments = {key: filled(value) for key, value in what["arguments"].items()}
+    return f"<tool_call>\n{json.dumps(what | {'arguments': arguments})}\n</tool_call>"
+
+
+def scripts_of(agent: Agent, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield (cue, answer): the task, the changed file in the call, the output of the command."""
+    values = {"before": BEFORE, "after": agent.after, "folder": folder}
+    yield f" amend the note with the word {agent.word}", text_of(agent.edit, values)
+    if agent.shell is not None:
+        yield f" grow on {agent.word} oaks", text_of(agent.shell, values)
+    yield f" GROW ON {agent.word.upper()} OAKS", LAST
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the agents work, each in its own: `work-NAME`."""
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.fixture(scope="module")
+def url(place: Path, with_test_models: None) -> Iterator[str]:
+    """Serve a model with the answers to all agents."""
+    tokenizer = Tokenizer.from_file(str(DEMO_PATH / "tokenizer.json"))
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    scripts = [{"tokens": ids(SIDE_ANSWER)}]
+    for name, agent in AGENTS.items():
+        for cue, answer in scripts_of(agent, str(place / f"work-{name}")):
+            scripts.append({"cue": ids(cue), "tokens": ids(answer)})
+    model = write_replay_checkpoint(
+        place / "replay", tokenizer_from=DEMO_PATH, scripts=scripts, max_position_tokens=131_072
+    )
+    (place / "requests").mkdir()
+    words = ("--port", "0", "--served-model-name", "oak", "--middleware", NAME)
+    with ServerProcess(str(model), *words, env={FOLDER: str(place / "requests")}) as running:
+        yield running.wait_ready().url
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_changes_a_file_and_runs_a_command(
+    request: pytest.FixtureRequest, place: Path, tmp_path: Path, name: str
+) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    url = request.getfixturevalue("url")
+    agent, work = AGENTS[name], place / f"work-{name}"
+    work.mkdir()
+    (work / FILE).write_text(BEFORE)
+    words = (name, "--url", url, "--", *agent.arguments, agent.task)
+    done = launch(*words, env=environment(tmp_path, **agent.env), folder=work)
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    assert (work / FILE).read_text() == agent.after, shown
+    assert LAST in done.stdout, shown
+    requests = requests_in(place / "requests")
+    output = agent.after.upper().strip()
+    assert any(output in json.dumps(found["body"]) for found in requests)
+    assert [found for found in requests if found["status"] != [200]] == []
