@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from support.server_process import ServerProcess
 
 pytestmark = pytest.mark.clients
 
-FILE, BEFORE, COMMAND = "notes.txt", "Acorns grow on oaks.\n", "tr a-z A-Z < notes.txt"
+FILE, COMMAND = "notes.txt", "tr a-z A-Z < notes.txt"
 LAST = "The note is amended."
 SIDE_ANSWER = "A note about oaks"
 """What is said to requests of other kinds: a title for the conversation, for instance."""
@@ -32,27 +32,31 @@ PATCH = """apply_patch <<'EOF'
 *** Begin Patch
 *** Update File: notes.txt
 @@
--Acorns grow on oaks.
-+{after}*** End Patch
+-{before}+{after}*** End Patch
 EOF"""
-BLOCK = """notes.txt
+WHOLE = """notes.txt
 ```
-<<<<<<< SEARCH
-{before}=======
-{after}>>>>>>> REPLACE
-```"""
+{after}```"""
+"""A changed file as aider wants it of a model that it does not know."""
+OTHER_SERVER = '{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}, "model": "other"}'
+"""Settings of a user of Claude Code for another server."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """A program, its arguments for one task, and the calls of its tools; `word` is what its model
-    writes into the file."""
+    """A program, its arguments for one task, and the calls of its tools. `word` is in its file, and
+    in no other agent's prompts."""
 
     word: str
     arguments: tuple[str, ...]
     edit: Any
     shell: Any = None
-    env: dict[str, str] = field(default_factory=dict)
+    read: Any = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def before(self) -> str:
+        return f"Acorns are {self.word}.\n"
 
     @property
     def after(self) -> str:
@@ -62,53 +66,59 @@ class Agent:
     def task(self) -> str:
         return f"Please amend the note with the word {self.word}."
 
+    def steps(self) -> Iterator[tuple[str, Any]]:
+        """Yield (what is new in the prompt, what the model writes then)."""
+        calls = [call for call in (self.read, self.edit, self.shell) if call is not None]
+        cues = [f" are {self.word}", f" grow on {self.word} oaks"]
+        cues = [f" with the word {self.word}", *cues[-len(calls) + 1 :]][: len(calls)]
+        yield from zip(cues, calls, strict=True)
+        yield f" GROW ON {self.word.upper()} OAKS", LAST
+
 
 def call(name: str, **arguments: Any) -> Any:
     return {"name": name, "arguments": arguments}
 
 
+PLACE = "{folder}/notes.txt"
 AGENTS = {
+    "aider": Agent(
+        "high",
+        (
+            *("--yes-always", "--no-git", "--no-check-update", "--analytics-disable"),
+            *("--auto-test", "--test-cmd", f"{COMMAND}; false", FILE, "--message"),
+        ),
+        edit=WHOLE,
+    ),
     "codex": Agent(
         "tall",
         ("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
-        call("exec_command", cmd=PATCH),
-        call("exec_command", cmd=COMMAND),
+        edit=call("exec_command", cmd=PATCH),
+        shell=call("exec_command", cmd=COMMAND),
     ),
     "claude": Agent(
         "broad",
-        ("--dangerously-skip-permissions", "-p"),
-        call("Write", file_path="{folder}/notes.txt", content="{after}"),
-        call("Bash", command=COMMAND, description="Show the note"),
-        {"IS_SANDBOX": "1"},
+        ("--dangerously-skip-permissions", "--max-turns", "6", "-p"),
+        read=call("Read", file_path=PLACE),
+        edit=call("Write", file_path=PLACE, content="{after}"),
+        shell=call("Bash", command=COMMAND, description="Show the note"),
+        env={"IS_SANDBOX": "1"},
     ),
     "opencode": Agent(
         "old",
         ("run",),
-        call("write", filePath="{folder}/notes.txt", content="{after}"),
-        call("bash", command=COMMAND, description="Show the note"),
+        read=call("read", filePath=PLACE),
+        edit=call("write", filePath=PLACE, content="{after}"),
+        shell=call("bash", command=COMMAND, description="Show the note"),
     ),
 }
 
 
-def text_of(what: Any, values: dict[str, str]) -> str:
+def text_of(what: Any, values: Mapping[str, str]) -> str:
     """Return what the model writes: text, or a call with its values."""
-
-    def filled(value: Any) -> Any:
-        return value.format(**values) if isinstance(value, str) else value
-
     if isinstance(what, str):
-        return str(filled(what))
-    arguments = {key: filled(value) for key, value in what["arguments"].items()}
+        return what.format(**values)
+    arguments = {key: value.format(**values) for key, value in what["arguments"].items()}
     return f"<tool_call>\n{json.dumps(what | {'arguments': arguments})}\n</tool_call>"
-
-
-def scripts_of(agent: Agent, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield (cue, answer): the task, the changed file in the call, the output of the command."""
-    values = {"before": BEFORE, "after": agent.after, "folder": folder}
-    yield f" amend the note with the word {agent.word}", text_of(agent.edit, values)
-    if agent.shell is not None:
-        yield f" grow on {agent.word} oaks", text_of(agent.shell, values)
-    yield f" GROW ON {agent.word.upper()} OAKS", LAST
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +137,10 @@ def url(place: Path, with_test_models: None) -> Iterator[str]:
 
     scripts = [{"tokens": ids(SIDE_ANSWER)}]
     for name, agent in AGENTS.items():
-        for cue, answer in scripts_of(agent, str(place / f"work-{name}")):
-            scripts.append({"cue": ids(cue), "tokens": ids(answer)})
+        folder = str(place / f"work-{name}")
+        values = {"before": agent.before, "after": agent.after, "folder": folder}
+        for cue, what in agent.steps():
+            scripts.append({"cue": ids(cue), "tokens": ids(text_of(what, values))})
     model = write_replay_checkpoint(
         place / "replay", tokenizer_from=DEMO_PATH, scripts=scripts, max_position_tokens=131_072
     )
@@ -147,7 +159,7 @@ def test_an_agent_changes_a_file_and_runs_a_command(
     url = request.getfixturevalue("url")
     agent, work = AGENTS[name], place / f"work-{name}"
     work.mkdir()
-    (work / FILE).write_text(BEFORE)
+    (work / FILE).write_text(agent.before)
     words = (name, "--url", url, "--", *agent.arguments, agent.task)
     done = launch(*words, env=environment(tmp_path, **agent.env), folder=work)
     shown = done.stdout + done.stderr
