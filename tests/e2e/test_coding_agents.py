@@ -27,7 +27,7 @@ pytestmark = pytest.mark.clients
 FILE, COMMAND = "notes.txt", "tr a-z A-Z < notes.txt"
 LAST = "The note is amended."
 SIDE_ANSWER = "A note about oaks"
-"""What is said to requests of other kinds: a title for the conversation, for instance."""
+"""What the model says to requests of other kinds: opencode wants a title for the conversation."""
 PATCH = """apply_patch <<'EOF'
 *** Begin Patch
 *** Update File: notes.txt
@@ -38,8 +38,7 @@ WHOLE = """notes.txt
 ```
 {after}```"""
 """A changed file as aider wants it of a model that it does not know."""
-OTHER_SERVER = '{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}, "model": "other"}'
-"""Settings of a user of Claude Code for another server."""
+ELSEWHERE = "http://127.0.0.1:9"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class Agent:
     word: str
     arguments: tuple[str, ...]
     edit: Any
+    users: tuple[str, str]
+    """A file in the user's home that names another server, and its text."""
     shell: Any = None
     read: Any = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -88,12 +89,14 @@ AGENTS = {
             *("--auto-test", "--test-cmd", f"{COMMAND}; false", FILE, "--message"),
         ),
         edit=WHOLE,
+        users=(".aider.conf.yml", f"model: openai/other\nopenai-api-base: {ELSEWHERE}\n"),
     ),
     "codex": Agent(
         "tall",
         ("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
         edit=call("exec_command", cmd=PATCH),
         shell=call("exec_command", cmd=COMMAND),
+        users=(".codex/config.toml", 'model = "other"\n'),
     ),
     "claude": Agent(
         "broad",
@@ -101,7 +104,22 @@ AGENTS = {
         read=call("Read", file_path=PLACE),
         edit=call("Write", file_path=PLACE, content="{after}"),
         shell=call("Bash", command=COMMAND, description="Show the note"),
+        users=(
+            ".claude/settings.json",
+            json.dumps({"env": {"ANTHROPIC_BASE_URL": ELSEWHERE}, "model": "other"}),
+        ),
         env={"IS_SANDBOX": "1"},
+    ),
+    "cline": Agent(
+        "young",
+        (),
+        read=call("read_files", files=[{"path": PLACE}]),
+        edit=call("editor", path=PLACE, old_text="{before}", new_text="{after}"),
+        shell=call("run_commands", commands=[COMMAND]),
+        users=(
+            ".cline/data/settings/providers.json",
+            json.dumps({"version": 1, "lastUsedProvider": "ollama", "providers": {}}),
+        ),
     ),
     "opencode": Agent(
         "old",
@@ -109,6 +127,7 @@ AGENTS = {
         read=call("read", filePath=PLACE),
         edit=call("write", filePath=PLACE, content="{after}"),
         shell=call("bash", command=COMMAND, description="Show the note"),
+        users=(".config/opencode/opencode.json", '{"model": "ollama/other"}'),
     ),
 }
 
@@ -116,9 +135,17 @@ AGENTS = {
 def text_of(what: Any, values: Mapping[str, str]) -> str:
     """Return what the model writes: text, or a call with its values."""
     if isinstance(what, str):
-        return what.format(**values)
-    arguments = {key: value.format(**values) for key, value in what["arguments"].items()}
-    return f"<tool_call>\n{json.dumps(what | {'arguments': arguments})}\n</tool_call>"
+        return filled(what, values)
+    return f"<tool_call>\n{json.dumps(filled(what, values))}\n</tool_call>"
+
+
+def filled(value: Any, values: Mapping[str, str]) -> Any:
+    """Return JSON whose texts have the values."""
+    if isinstance(value, dict):
+        return {key: filled(item, values) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, values) for item in value]
+    return value.format(**values) if isinstance(value, str) else value
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +162,13 @@ def url(place: Path, with_test_models: None) -> Iterator[str]:
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    scripts = [{"tokens": ids(SIDE_ANSWER)}]
+    scripts: list[dict[str, Any]] = [{"tokens": ids(SIDE_ANSWER)}]
     for name, agent in AGENTS.items():
         folder = str(place / f"work-{name}")
         values = {"before": agent.before, "after": agent.after, "folder": folder}
         for cue, what in agent.steps():
             scripts.append({"cue": ids(cue), "tokens": ids(text_of(what, values))})
+    scripts.append({"cue": ids(" title generator"), "tokens": ids(SIDE_ANSWER)})
     model = write_replay_checkpoint(
         place / "replay", tokenizer_from=DEMO_PATH, scripts=scripts, max_position_tokens=131_072
     )
@@ -160,12 +188,17 @@ def test_an_agent_changes_a_file_and_runs_a_command(
     agent, work = AGENTS[name], place / f"work-{name}"
     work.mkdir()
     (work / FILE).write_text(agent.before)
+    env = environment(tmp_path, **agent.env)
+    users, text = tmp_path / "home" / agent.users[0], agent.users[1]
+    users.parent.mkdir(parents=True, exist_ok=True)
+    users.write_text(text)
     words = (name, "--url", url, "--", *agent.arguments, agent.task)
-    done = launch(*words, env=environment(tmp_path, **agent.env), folder=work)
+    done = launch(*words, env=env, folder=work)
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown
     assert (work / FILE).read_text() == agent.after, shown
     assert LAST in done.stdout, shown
+    assert users.read_text() == text
     requests = requests_in(place / "requests")
     output = agent.after.upper().strip()
     assert any(output in json.dumps(found["body"]) for found in requests)
