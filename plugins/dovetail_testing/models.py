@@ -72,9 +72,10 @@ class ReplayModel(nn.Module, Model):
     config.json: `replay` is a list of scripts {"tokens": [ids], "cue": [ids], "nan_at": p,
     "crash_at": p, "delay_s": s}; after its tokens a script gives the end token for ever. The last
     script whose cue is in the prompt is taken; without one, the last prompt token among cue_base ..
-    cue_base + number of scripts - 1 picks the script; else it is the first one. At output position p, `nan_at` gives NaN logits and `crash_at` raises; `delay_s` (seconds) is
-    slept in every step that computes the row. Behaviour depends on positions, so recomputed rows
-    continue alike. A prompt of only zeros (a warm-up) gets no script, and so no fault and no delay.
+    cue_base + number of scripts - 1 picks the script; else it is the first one. At output position
+    p, `nan_at` gives NaN logits and `crash_at` raises; `delay_s` (seconds) is slept in every step
+    that computes the row. Behaviour depends on positions, so recomputed rows continue alike. A
+    prompt of only zeros (a warm-up) gets no script, and so no fault and no delay.
     """
 
     info = Info(summary="test model: replays scripted tokens, faults and delays")

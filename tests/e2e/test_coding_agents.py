@@ -1,4 +1,4 @@
-"""Coding agents that are installed, driven by `dovetail launch` with a model that gives known answers.
+"""Coding agents that are installed, run by `dovetail launch` with a model of known answers.
 
 The model calls the agent's own tools: one changes a file, one runs a shell command on it. It ends
 with its last answer only where the command's output is in the prompt.

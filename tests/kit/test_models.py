@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,16 @@ from dovetail_testing.models import (
     write_replay_checkpoint,
 )
 from dovetail_testing.tiny.transformer import PlainWeights, tiny_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a step."""
+
+    num_prompt_tokens: int
+    token_ids: Sequence[int]
+    start: int
+    num_tokens: int
 
 
 @pytest.fixture
@@ -64,6 +76,20 @@ def test_own_cues_leave_the_vocabulary(tokenizer: Path, tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 10
 
 
+def test_the_last_script_whose_cue_is_in_the_prompt_is_taken() -> None:
+    scripts = [
+        {"tokens": [1]},
+        {"tokens": [2], "cue": [5, 6]},
+        {"tokens": [3], "cue": [6, 7]},
+        {"tokens": [4], "cue": [8]},
+    ]
+    model = ReplayModel(NoOptions(), context({"replay": scripts}))
+    prompts = {(5, 7, 6): 1, (4, 5, 6, 9): 2, (5, 6, 7): 3, (6, 7, 5, 6): 3, (8,): 4}
+    for prompt, token_id in prompts.items():
+        row = Row(num_prompt_tokens=len(prompt), token_ids=prompt, start=0, num_tokens=1)
+        assert model._script(row)["tokens"] == [token_id]
+
+
 def test_unknown_vocabulary_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="vocabulary is unknown"):
         write_random_checkpoint(tmp_path / "m", tokenizer_from=None)
@@ -71,7 +97,15 @@ def test_unknown_vocabulary_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "replay",
-    [None, [], {}, [{"nan_at": 1}], [{"tokens": [1], "nana": 1}], [{"tokens": [10_000]}]],
+    [
+        None,
+        [],
+        {},
+        [{"nan_at": 1}],
+        [{"tokens": [1], "nana": 1}],
+        [{"tokens": [10_000]}],
+        [{"tokens": [1], "cue": [10_000]}],
+    ],
 )
 def test_malformed_scripts_are_refused(replay: Any) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):

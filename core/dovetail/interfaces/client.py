@@ -1,7 +1,4 @@
-"""ClientProgram: a program that `dovetail launch` starts against a server: a coding agent, a chat.
-
-The plugin says what makes the program use a server. The command writes the files and runs it.
-"""
+"""ClientProgram: a program that `dovetail launch` sets up to use a server, and runs."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from dovetail.interfaces.plugin import Plugin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTarget:
-    """A server, its model, and the program's own folder, which may not exist yet. `url` ends before
-    /v1."""
+    """A server (`url` ends before /v1) and the program's own folder, which may not exist yet."""
 
     url: str
     model: str
@@ -28,8 +24,7 @@ class LaunchTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """`env` is added to the user's variables, `files` (path within the folder -> text) are written
-    beforehand, `arguments` precede the user's."""
+    """Added variables, files (path within the folder -> text), and what precedes the arguments."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +34,6 @@ class LaunchSettings:
 class ClientProgram(Plugin):
     """`program` is the command to run, `install` says how to get it."""
 
-    interface_version: ClassVar[int] = 1
     program: ClassVar[str]
     install: ClassVar[str]
 

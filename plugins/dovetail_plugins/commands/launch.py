@@ -171,7 +171,7 @@ def _planned(client: ClientProgram, args: argparse.Namespace, config: Config) ->
     shown = f"[{host}]" if ":" in host else host
     return LaunchTarget(
         url=_launched.base_of(f"http://{shown}:{config.frontend.port}"),
-        model=args.model_name or served_names(config)[0],
+        model=args.model_name or served_names(config.model)[0],
         folder=_launched.folder_of(client),
         api_key=_own_key(config),
     )

@@ -12,6 +12,7 @@ import pytest
 from dovetail.interfaces.client import LaunchSettings, LaunchTarget
 from dovetail_plugins.clients.aider import Aider
 from dovetail_plugins.clients.claude import Claude
+from dovetail_plugins.clients.cline import Cline
 from dovetail_plugins.clients.codex import Codex
 from dovetail_plugins.clients.opencode import Opencode
 
@@ -57,6 +58,22 @@ def test_claude_sends_a_token_to_a_server_without_keys() -> None:
     found = settings_of(Claude, api_key=None, context_tokens=None)
     assert found.env["ANTHROPIC_AUTH_TOKEN"] == "none"
     assert "CLAUDE_CODE_MAX_OUTPUT_TOKENS" not in found.env
+
+
+@pytest.mark.parametrize("model", ["some-org/m", ODD])
+def test_cline_has_a_file_that_a_variable_names(model: str) -> None:
+    found = settings_of(Cline, model=model)
+    assert not found.arguments
+    assert found.env == {"CLINE_PROVIDER_SETTINGS_PATH": "/own/providers.json"}
+    content = json.loads(found.files["providers.json"])
+    provider = content["providers"][content["lastUsedProvider"]]["settings"]
+    assert (provider["model"], provider["baseUrl"]) == (model, f"{URL}/v1")
+    assert (provider["apiKey"], provider["contextWindow"]) == ("k", 65_536)
+
+
+def test_cline_guesses_no_context() -> None:
+    (text,) = settings_of(Cline, context_tokens=None).files.values()
+    assert "contextWindow" not in text
 
 
 @pytest.mark.parametrize("model", ["some-org/m", ODD])

@@ -39,6 +39,10 @@ class Stray(ClientProgram):
         return LaunchSettings(files={"../out": "x"})
 """
 
+DOCS = Path(__file__).parents[3] / "docs" / "how_to"
+MINE = DOCS.joinpath("use_coding_agents.md").read_text().split("```python\n")[1].split("```")[0]
+"""The client that the docs show."""
+
 
 class Listing(BaseHTTPRequestHandler):
     """Answers /v1/models to the right key."""
@@ -227,7 +231,7 @@ def test_a_wrong_key_is_an_error(
     assert "no such key" in text
 
 
-@pytest.mark.parametrize("name", ["aider", "claude", "codex", "opencode"])
+@pytest.mark.parametrize("name", ["aider", "claude", "cline", "codex", "opencode"])
 def test_what_is_printed_does_the_same(
     place: Path,
     server: Any,
@@ -306,6 +310,22 @@ def test_sigterm_ends_both(place: Path, server: Any) -> None:
     assert left.value.code == 143
     with pytest.raises(ProcessLookupError):
         os.kill(int((place / "pid").read_text()), 0)
+
+
+def test_a_client_in_a_file_of_its_own(place: Path, server: Any, program: Any) -> None:
+    note = program("my-agent")
+    (place / "mine.py").write_text(MINE)
+    client = f"{place / 'mine.py'}:MyAgent"
+    assert main(["launch", client, "--url", server.url, "--", "--fast", "task"]) == 7
+    seen, file = note(), place / "state" / "dovetail" / "clients" / "my-agent" / "settings.ini"
+    assert seen["env"]["MY_AGENT_URL"] == f"{server.url}/v1"
+    assert seen["words"] == ["--config", str(file), "--fast", "task"]
+    assert file.read_text() == "model = first\n"
+
+
+def test_an_unknown_client_is_an_error_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    text = error_of(capsys, "cursor", status=2)
+    assert 'no client "cursor"' in text and "codex" in text
 
 
 def test_a_file_of_a_plugin_stays_in_its_folder(
