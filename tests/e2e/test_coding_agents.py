@@ -28,12 +28,14 @@ FILE, COMMAND = "notes.txt", "tr a-z A-Z < notes.txt"
 LAST = "The note is amended."
 SIDE_ANSWER = "A note about oaks"
 """What the model says to requests of other kinds: opencode wants a title for the conversation."""
-PATCH = """apply_patch <<'EOF'
-*** Begin Patch
+PATCH = """*** Begin Patch
 *** Update File: notes.txt
 @@
 -{before}+{after}*** End Patch
-EOF"""
+"""
+CATALOG = (Path(__file__).parents[2] / "docs" / "how_to" / "use_codex.md").read_text()
+CATALOG = CATALOG.split("```json\n")[1].split("```")[0]
+"""What the docs give Codex to know of the model."""
 WHOLE = """notes.txt
 ```
 {after}```"""
@@ -94,7 +96,7 @@ AGENTS = {
     "codex": Agent(
         "tall",
         ("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
-        edit=call("exec_command", cmd=PATCH),
+        edit=call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF"),
         shell=call("exec_command", cmd=COMMAND),
         users=(".codex/config.toml", 'model = "other"\n'),
     ),
@@ -120,6 +122,16 @@ AGENTS = {
             ".cline/data/settings/providers.json",
             json.dumps({"version": 1, "lastUsedProvider": "ollama", "providers": {}}),
         ),
+    ),
+    "codex-catalog": Agent(
+        "wide",
+        (
+            *("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
+            *("-c", 'model_catalog_json="{place}/catalog.json"'),
+        ),
+        edit=call("apply_patch", input=PATCH),
+        shell=call("exec_command", cmd=COMMAND),
+        users=(".codex/config.toml", 'model = "other"\n'),
     ),
     "opencode": Agent(
         "old",
@@ -173,6 +185,7 @@ def url(place: Path, with_test_models: None) -> Iterator[str]:
         place / "replay", tokenizer_from=DEMO_PATH, scripts=scripts, max_position_tokens=131_072
     )
     (place / "requests").mkdir()
+    (place / "catalog.json").write_text(CATALOG)
     words = ("--port", "0", "--served-model-name", "oak", "--middleware", NAME)
     with ServerProcess(str(model), *words, env={FOLDER: str(place / "requests")}) as running:
         yield running.wait_ready().url
@@ -182,8 +195,9 @@ def url(place: Path, with_test_models: None) -> Iterator[str]:
 def test_an_agent_changes_a_file_and_runs_a_command(
     request: pytest.FixtureRequest, place: Path, tmp_path: Path, name: str
 ) -> None:
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
+    program = name.partition("-")[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
     url = request.getfixturevalue("url")
     agent, work = AGENTS[name], place / f"work-{name}"
     work.mkdir()
@@ -192,7 +206,8 @@ def test_an_agent_changes_a_file_and_runs_a_command(
     users, text = tmp_path / "home" / agent.users[0], agent.users[1]
     users.parent.mkdir(parents=True, exist_ok=True)
     users.write_text(text)
-    words = (name, "--url", url, "--", *agent.arguments, agent.task)
+    arguments = [word.replace("{place}", str(place)) for word in agent.arguments]
+    words = (program, "--url", url, "--", *arguments, agent.task)
     done = launch(*words, env=env, folder=work)
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown
