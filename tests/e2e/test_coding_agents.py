@@ -34,10 +34,19 @@ PATCH = """*** Begin Patch
 CATALOG = (Path(__file__).parents[2] / "docs" / "how_to" / "use_codex.md").read_text()
 CATALOG = CATALOG.split("```json\n")[1].split("```")[0]
 """What the docs give Codex to know of the model."""
+SEARCH = """notes.txt
+<<<<<<< SEARCH
+{before}=======
+{after}>>>>>>> REPLACE
+"""
 WHOLE = """notes.txt
 ```
 {after}```"""
-"""A changed file as aider wants it of a model that it does not know."""
+"""A changed file as aider wants it of a model that it does not know, without --edit-format diff."""
+AIDER = (
+    *("--yes-always", "--no-git", "--no-check-update", "--analytics-disable"),
+    *("--auto-test", "--test-cmd", f"{COMMAND}; false"),
+)
 OPENCODE = '{"$schema": "https://opencode.ai/config.json", "model": "ollama/other"}'
 """Without a schema, opencode itself adds one."""
 ELSEWHERE = "http://127.0.0.1:9"
@@ -86,19 +95,15 @@ PLACE = "{folder}/notes.txt"
 AGENTS = {
     "aider": Agent(
         "high",
-        (
-            *("--yes-always", "--no-git", "--no-check-update", "--analytics-disable"),
-            *("--auto-test", "--test-cmd", f"{COMMAND}; false", FILE, "--message"),
-        ),
+        (*AIDER, FILE, "--message"),
         edit=WHOLE,
         users=(".aider.conf.yml", f"model: openai/other\nopenai-api-base: {ELSEWHERE}\n"),
     ),
-    "codex": Agent(
-        "tall",
-        ("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
-        edit=call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF"),
-        shell=call("exec_command", cmd=COMMAND),
-        users=(".codex/config.toml", 'model = "other"\n'),
+    "aider-diff": Agent(
+        "thick",
+        (*AIDER, "--edit-format", "diff", FILE, "--message"),
+        edit=SEARCH,
+        users=(".aider.conf.yml", "edit-format: whole\n"),
     ),
     "claude": Agent(
         "broad",
