@@ -28,12 +28,13 @@ PAGES = sorted(
 )
 FOLDERS = "core|plugins|kernels|contrib|tests|docs|examples|benchmarks"
 OTHERS = {
-    "--address", "--build", "--build-arg", "--from-literal", "--gpus", "--head", "--health-cmd",
-    "--ipc", "--master-addr", "--master-port", "--nnodes", "--no-deps", "--no-healthcheck",
-    "--node-rank", "--now", "--nproc-per-node", "--num-cpus", "--rdzv-endpoint", "--rm",
-    "--shm-size", "--standalone", "--target", "--temp-dir", "--unix-socket",
+    "--address", "--apikey", "--baseurl", "--build", "--build-arg", "--from-literal", "--gpus",
+    "--head", "--health-cmd", "--ipc", "--master-addr", "--master-port", "--modelid", "--nnodes",
+    "--no-deps", "--no-healthcheck", "--node-rank", "--now", "--nproc-per-node", "--num-cpus",
+    "--rdzv-endpoint", "--rm", "--shm-size", "--standalone", "--target", "--temp-dir",
+    "--unix-socket", "--zen",
 }  # fmt: skip
-"""Flags of other programs: docker, torchrun, ray, kubectl, systemctl, curl, pip."""
+"""Flags of other programs: cline, docker, torchrun, ray, kubectl, systemctl, curl, pip."""
 
 
 def text_of(page: Path) -> str:
