@@ -128,6 +128,13 @@ AGENTS = {
             json.dumps({"version": 1, "lastUsedProvider": "ollama", "providers": {}}),
         ),
     ),
+    "codex": Agent(
+        "tall",
+        ("exec", "--skip-git-repo-check", "-s", "danger-full-access"),
+        edit=call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF"),
+        shell=call("exec_command", cmd=COMMAND),
+        users=(".codex/config.toml", 'model = "other"\n'),
+    ),
     "codex-catalog": Agent(
         "wide",
         (
