@@ -80,10 +80,14 @@ class Agent:
 
     def steps(self) -> Iterator[tuple[str, Any]]:
         """Yield (what is new in the prompt, what the model writes then)."""
-        calls = [call for call in (self.read, self.edit, self.shell) if call is not None]
-        cues = [f" are {self.word}", f" grow on {self.word} oaks"]
-        cues = [f" with the word {self.word}", *cues[-len(calls) + 1 :]][: len(calls)]
-        yield from zip(cues, calls, strict=True)
+        task = f" with the word {self.word}"
+        if self.read is None:
+            yield task, self.edit
+        else:
+            yield task, self.read
+            yield f" are {self.word}", self.edit
+        if self.shell is not None:
+            yield f" grow on {self.word} oaks", self.shell
         yield f" GROW ON {self.word.upper()} OAKS", LAST
 
 

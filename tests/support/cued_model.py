@@ -1,4 +1,4 @@
-"""A model whose answer is chosen by what is in the prompt; it has the demo model's chat template."""
+"""A model whose answer depends on what is in the prompt; its chat template is the demo model's."""
 
 from __future__ import annotations
 
