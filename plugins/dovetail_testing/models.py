@@ -86,7 +86,9 @@ class ReplayModel(nn.Module, Model):
         config = context.model.hf_config
         self.vocab_size = context.model.vocab_size
         self.scripts = _checked_scripts(config.get("replay"), self.vocab_size)
-        self.cues = [(_text(script["cue"]), script) for script in self.scripts if "cue" in script]
+        self.cues: list[tuple[str, Mapping[str, Any]]] = [
+            (_text(script["cue"]), script) for script in self.scripts if "cue" in script
+        ]
         self.cue_base: int | None = config.get("cue_base")
         self.end_id = context.model.eos_token_ids[0] if context.model.eos_token_ids else 0
         self.cache = _TinyCache(torch.get_default_dtype())

@@ -163,7 +163,7 @@ def _target(client: ClientProgram, url: str, key: str | None, name: str | None) 
 
 def _planned(client: ClientProgram, args: argparse.Namespace, config: Config) -> LaunchTarget:
     """Return the server that `dovetail serve` would start with these flags."""
-    from dovetail.config.resolve import served_names
+    from dovetail.config.rules.model.checkpoint import served_names
     from dovetail.interfaces.client import LaunchTarget
     from dovetail_plugins.commands import _launched
 
