@@ -86,9 +86,7 @@ class ReplayModel(nn.Module, Model):
         config = context.model.hf_config
         self.vocab_size = context.model.vocab_size
         self.scripts = _checked_scripts(config.get("replay"), self.vocab_size)
-        self.cues: list[tuple[str, Mapping[str, Any]]] = [
-            (_text(script["cue"]), script) for script in self.scripts if "cue" in script
-        ]
+        self.cued = [(_text(script["cue"]), script) for script in self.scripts if "cue" in script]
         self.cue_base: int | None = config.get("cue_base")
         self.end_id = context.model.eos_token_ids[0] if context.model.eos_token_ids else 0
         self.cache = _TinyCache(torch.get_default_dtype())
@@ -117,8 +115,8 @@ class ReplayModel(nn.Module, Model):
         prompt = row.token_ids[: row.num_prompt_tokens]
         if not any(prompt):
             return NO_SCRIPT
-        text = _text(prompt) if self.cues else ""
-        for cue, script in reversed(self.cues):
+        text = _text(prompt) if self.cued else ""
+        for cue, script in self.cued[::-1]:
             if cue in text:
                 return script
         if self.cue_base is not None:
