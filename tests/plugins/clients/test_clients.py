@@ -64,7 +64,8 @@ def test_claude_sends_a_token_to_a_server_without_keys() -> None:
 def test_cline_has_a_file_that_a_variable_names(model: str) -> None:
     found = settings_of(Cline, model=model)
     assert not found.arguments
-    assert found.env == {"CLINE_PROVIDER_SETTINGS_PATH": "/own/providers.json"}
+    assert found.env["CLINE_PROVIDER_SETTINGS_PATH"] == "/own/providers.json"
+    assert found.env["CLINE_SESSION_BACKEND_MODE"] == "local"
     content = json.loads(found.files["providers.json"])
     provider = content["providers"][content["lastUsedProvider"]]["settings"]
     assert (provider["model"], provider["baseUrl"]) == (model, f"{URL}/v1")
