@@ -41,7 +41,8 @@ class Cline(ClientProgram):
             "lastUsedProvider": PROVIDER,
             "providers": {PROVIDER: provider},
         }
-        return LaunchSettings(
-            env={"CLINE_PROVIDER_SETTINGS_PATH": str(server.folder / FILE)},
-            files={FILE: json.dumps(content, indent=2) + "\n"},
-        )
+        env = {
+            "CLINE_PROVIDER_SETTINGS_PATH": str(server.folder / FILE),
+            "CLINE_SESSION_BACKEND_MODE": "local",  # not in a process that outlives it
+        }
+        return LaunchSettings(env=env, files={FILE: json.dumps(content, indent=2) + "\n"})

@@ -64,7 +64,8 @@ def test_claude_sends_a_token_to_a_server_without_keys() -> None:
 def test_cline_has_a_file_that_a_variable_names(model: str) -> None:
     found = settings_of(Cline, model=model)
     assert not found.arguments
-    assert found.env == {"CLINE_PROVIDER_SETTINGS_PATH": "/own/providers.json"}
+    assert found.env["CLINE_PROVIDER_SETTINGS_PATH"] == "/own/providers.json"
+    assert found.env["CLINE_SESSION_BACKEND_MODE"] == "local"
     content = json.loads(found.files["providers.json"])
     provider = content["providers"][content["lastUsedProvider"]]["settings"]
     assert (provider["model"], provider["baseUrl"]) == (model, f"{URL}/v1")
@@ -79,7 +80,7 @@ def test_cline_guesses_no_context() -> None:
 @pytest.mark.parametrize("model", ["some-org/m", ODD])
 def test_codex_has_a_home_and_a_profile(model: str) -> None:
     found = settings_of(Codex, model=model)
-    assert found.env == {"CODEX_HOME": "/own", "LOCAL_SERVER_KEY": "k"}
+    assert found.env == {"CODEX_HOME": "/own", "DOVETAIL_CLIENT_KEY": "k"}
     assert found.arguments == ("--profile", "dovetail")
     ((name, text),) = found.files.items()
     assert name == "dovetail.config.toml"
@@ -92,7 +93,7 @@ def test_codex_has_a_home_and_a_profile(model: str) -> None:
                 "name": "dovetail",
                 "base_url": f"{URL}/v1",
                 "wire_api": "responses",
-                "env_key": "LOCAL_SERVER_KEY",
+                "env_key": "DOVETAIL_CLIENT_KEY",
             }
         },
     }

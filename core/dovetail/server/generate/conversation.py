@@ -55,7 +55,8 @@ async def prepare(
     if names:
         dialect = replace(dialect, field_names={**dialect.field_names, **names})
     with in_words_of(dialect.field_names):
-        body = with_offered_tools(checked_formats(body), server.frontend)
+        checked = checked_formats(body) if body.tools else body
+        body = with_offered_tools(checked, server.frontend)
         text, model = await server.text_for(body.model)
         parsers = text.parsers_for(body.tool_parser, body.reasoning_parser)
         prompt = await text.render(body, others)
@@ -64,8 +65,8 @@ async def prepare(
         body, unheard = without_unheard_budget(body, plan, text, names) if names else (body, [])
         plan = replace(plan, note_calls=text.renderer.note_calls)
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
-        fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         constraint, formats = await _constraint(text, body, plan, prompt.tail)
+        fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         fields |= {"constraint": constraint} if constraint is not None else {}
         unheard += [*(names.get(name, name) for name in prompt.unused), *formats]
         ignored = [*ignored, *server.fields.report(unheard)]
@@ -92,7 +93,7 @@ async def _constraint(
 ) -> tuple[CompiledConstraint | None, list[str]]:
     """Return the compiled constraint of the answer, and the ignored fields. A format of a tool that
     need not be called refuses no request. Raises: RequestError"""
-    ignored = ignored_formats(body, plan.tool_parser)
+    ignored = ignored_formats(body, plan.tool_parser) if body.tools else []
     try:
         constraint = answer_constraint(body, plan, text.structured_output_spec)
         if constraint is None:
