@@ -28,7 +28,7 @@ TOOLS: dict[str, tuple[str, Callable[[Any], Fields], str]] = {
     "custom": (
         "/v1/chat/completions",
         lambda name: {"type": "custom", "custom": {"name": name}},
-        "tools[0]",
+        "tools[0].custom.name",
     ),
     "responses": (
         "/v1/responses",

@@ -80,7 +80,7 @@ def test_cline_guesses_no_context() -> None:
 @pytest.mark.parametrize("model", ["some-org/m", ODD])
 def test_codex_has_a_home_and_a_profile(model: str) -> None:
     found = settings_of(Codex, model=model)
-    assert found.env == {"CODEX_HOME": "/own", "DOVETAIL_CLIENT_KEY": "k"}
+    assert found.env == {"CODEX_HOME": "/own", "LOCAL_SERVER_KEY": "k"}
     assert found.arguments == ("--profile", "dovetail")
     ((name, text),) = found.files.items()
     assert name == "dovetail.config.toml"
@@ -93,7 +93,7 @@ def test_codex_has_a_home_and_a_profile(model: str) -> None:
                 "name": "dovetail",
                 "base_url": f"{URL}/v1",
                 "wire_api": "responses",
-                "env_key": "DOVETAIL_CLIENT_KEY",
+                "env_key": "LOCAL_SERVER_KEY",
             }
         },
     }

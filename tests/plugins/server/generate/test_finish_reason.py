@@ -16,9 +16,9 @@ from support.serving import TOOLS, USER, app_for, events_of, send
 
 TABLE = [
     # cause, calls, forced, stop text; completions, chat, responses, messages
-    ("length", 0, False, False, "length", "length", "incomplete", "max_tokens"),
-    ("length", 2, False, False, "length", "length", "incomplete", "max_tokens"),
-    ("length", 1, True, False, "length", "length", "incomplete", "max_tokens"),
+    ("length", 0, False, False, "length", "length", "max_output_tokens", "max_tokens"),
+    ("length", 2, False, False, "length", "length", "max_output_tokens", "max_tokens"),
+    ("length", 1, True, False, "length", "length", "max_output_tokens", "max_tokens"),
     ("stop", 0, False, False, "stop", "stop", "completed", "end_turn"),
     ("stop", 0, False, True, "stop", "stop", "completed", "stop_sequence"),
     ("stop", 1, False, False, "stop", "tool_calls", "completed", "tool_use"),
