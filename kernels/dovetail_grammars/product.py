@@ -14,7 +14,8 @@ from dovetail_grammars.gbnf_reader import usable
 from dovetail_grammars.json_grammar import ROOT
 from dovetail_grammars.regex import NOTHING, Cat, Chars, Many, Node, Or, Ranges, Rule
 
-MAX_RULES = 20_000
+MAX_WORK = 200_000
+"""The parts that are looked at: less than a second."""
 MAX_COUNT = 200
 """A part that leads to several states is repeated this often at most."""
 _Ways = dict[int, Node]
@@ -39,6 +40,7 @@ class Product:
     def __init__(self, rules: Mapping[str, Node], automaton: Automaton) -> None:
         self._given = rules
         self._automaton = automaton
+        self._work = 0
         self._ends: dict[tuple[str, int], set[int]] = {}
         self._named: dict[object, str] = {}
         self._rules: dict[str, Node] = {}
@@ -53,11 +55,16 @@ class Product:
             for (name, state), known in list(self._ends.items()):
                 known |= self._after(self._given[name], {state})
             has_grown = before != (len(self._ends), sum(map(len, self._ends.values())))
-            if len(self._ends) > MAX_RULES:
-                raise InvalidConstraint("the grammar is too large for what ends its texts")
+
+    def _spend(self) -> None:
+        """Count a part. Raises: InvalidConstraint beyond the limit. Mutates: self"""
+        self._work += 1
+        if self._work > MAX_WORK:
+            raise InvalidConstraint("the grammar is too large for what ends its texts")
 
     def _after(self, node: Node, states: set[int]) -> set[int]:
         """Return the states after any text of a part, from any of these states. Mutates: self"""
+        self._spend()
         match node:
             case Chars(found):
                 return {end for state in states for end in self._automaton.steps(state, found)}
@@ -94,6 +101,7 @@ class Product:
 
     def ways(self, node: Node, state: int) -> _Ways:
         """Return the states that a part leads to from a state. Mutates: self"""
+        self._spend()
         match node:
             case Chars(found):
                 return {
