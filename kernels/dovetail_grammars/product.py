@@ -77,15 +77,17 @@ class Product:
                 for part in parts:
                     states = self._after(part, states)
                 return states
-            case Many(part, least, most):
-                return self._after_many(part, least, most, states)
+            case Many(part, minimum, maximum):
+                return self._after_many(part, minimum, maximum, states)
         raise InvalidConstraint("a grammar has no anchors")
 
-    def _after_many(self, part: Node, least: int, most: int | None, states: set[int]) -> set[int]:
-        for _ in range(least):
+    def _after_many(
+        self, part: Node, minimum: int, maximum: int | None, states: set[int]
+    ) -> set[int]:
+        for _ in range(minimum):
             states = self._after(part, states)
-        found, count = set(states), least
-        while states and (most is None or count < most):
+        found, count = set(states), minimum
+        while states and (maximum is None or count < maximum):
             states = self._after(part, states) - found
             found |= states
             count += 1
