@@ -257,9 +257,9 @@ class _Reader:
         body, _, flags = word[1:].rpartition("/")
         if set(flags) - set("ismu"):
             raise self._fault(f"has an expression with the flags {flags[:16]!r}", at)
-        kept = "".join(sorted({*flags} & {*"is"}))
+        letters = "".join(sorted({*flags} & {*"is"}))
         try:
-            return whole(f"(?{kept}:{body})" if kept else body, python_dialect())
+            return whole(f"(?{letters}:{body})" if letters else body, python_dialect())
         except InvalidConstraint as error:
             raise self._fault(f"has a fault: {error}", at) from error
 

@@ -48,9 +48,9 @@ def _divided(node: Node) -> list[tuple[Node, Ranges]]:
     """Return a terminal, in two if it ends with a count of characters, which may be full or not;
     each with the characters that would go on with it."""
     match node:
-        case Many(Chars(more) as one, least, most) if most is not None and most > least:
-            fewer = Many(one, least, most - 1) if most > 1 else NOTHING
-            return [(fewer, more), (Many(one, most, most), ())]
+        case Many(Chars(more) as one, minimum, maximum) if maximum and maximum > minimum:
+            fewer = Many(one, minimum, maximum - 1) if maximum > 1 else NOTHING
+            return [(fewer, more), (Many(one, maximum, maximum), ())]
         case Cat((*lead, last)):
             parts = _divided(last)
             if len(parts) > 1:

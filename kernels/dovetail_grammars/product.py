@@ -14,7 +14,8 @@ from dovetail_grammars.gbnf_reader import usable
 from dovetail_grammars.json_grammar import ROOT
 from dovetail_grammars.regex import NOTHING, Cat, Chars, Many, Node, Or, Ranges, Rule
 
-MAX_RULES = 20_000
+MAX_WORK = 200_000
+"""The parts that are looked at: less than a second."""
 MAX_COUNT = 200
 """A part that leads to several states is repeated this often at most."""
 _Ways = dict[int, Node]
@@ -39,6 +40,7 @@ class Product:
     def __init__(self, rules: Mapping[str, Node], automaton: Automaton) -> None:
         self._given = rules
         self._automaton = automaton
+        self._work = 0
         self._ends: dict[tuple[str, int], set[int]] = {}
         self._named: dict[object, str] = {}
         self._rules: dict[str, Node] = {}
@@ -53,11 +55,16 @@ class Product:
             for (name, state), known in list(self._ends.items()):
                 known |= self._after(self._given[name], {state})
             has_grown = before != (len(self._ends), sum(map(len, self._ends.values())))
-            if len(self._ends) > MAX_RULES:
-                raise InvalidConstraint("the grammar is too large for what ends its texts")
+
+    def _spend(self) -> None:
+        """Count a part. Raises: InvalidConstraint beyond the limit. Mutates: self"""
+        self._work += 1
+        if self._work > MAX_WORK:
+            raise InvalidConstraint("the grammar is too large for what ends its texts")
 
     def _after(self, node: Node, states: set[int]) -> set[int]:
         """Return the states after any text of a part, from any of these states. Mutates: self"""
+        self._spend()
         match node:
             case Chars(found):
                 return {end for state in states for end in self._automaton.steps(state, found)}
@@ -70,15 +77,17 @@ class Product:
                 for part in parts:
                     states = self._after(part, states)
                 return states
-            case Many(part, least, most):
-                return self._after_many(part, least, most, states)
+            case Many(part, minimum, maximum):
+                return self._after_many(part, minimum, maximum, states)
         raise InvalidConstraint("a grammar has no anchors")
 
-    def _after_many(self, part: Node, least: int, most: int | None, states: set[int]) -> set[int]:
-        for _ in range(least):
+    def _after_many(
+        self, part: Node, minimum: int, maximum: int | None, states: set[int]
+    ) -> set[int]:
+        for _ in range(minimum):
             states = self._after(part, states)
-        found, count = set(states), least
-        while states and (most is None or count < most):
+        found, count = set(states), minimum
+        while states and (maximum is None or count < maximum):
             states = self._after(part, states) - found
             found |= states
             count += 1
@@ -94,6 +103,7 @@ class Product:
 
     def ways(self, node: Node, state: int) -> _Ways:
         """Return the states that a part leads to from a state. Mutates: self"""
+        self._spend()
         match node:
             case Chars(found):
                 return {

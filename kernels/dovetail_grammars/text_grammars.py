@@ -14,6 +14,7 @@ from dovetail_grammars.regex import quoted
 from dovetail_grammars.regex_reader import python_dialect, whole
 
 SYNTAXES = ("lark", "regex")
+MAX_CHARS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class TextGrammar:
 @lru_cache(maxsize=256)
 def text_grammar(syntax: str, definition: str) -> TextGrammar:
     """Return a grammar in one of the SYNTAXES. Raises: InvalidConstraint"""
+    if len(definition) > MAX_CHARS:
+        raise InvalidConstraint(f"it is longer than {MAX_CHARS} characters")
     is_regex = syntax == "regex"
     rules = {ROOT: whole(definition, python_dialect())} if is_regex else read_lark(definition)
     escaped = {name: quoted(node, by_number=True) for name, node in rules.items()}

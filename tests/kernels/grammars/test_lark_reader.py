@@ -200,3 +200,33 @@ def test_a_grammar_without_words(grammar: str, words: tuple[str, ...]) -> None:
 def test_a_grammar_that_is_a_word() -> None:
     with pytest.raises(InvalidConstraint, match="every text of the grammar contains"):
         avoiding(read_gbnf('root ::= "a" [x]* "ab"'), ("ab",))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        ('start: "S" N ("," N)* "F" N\nN: /[A-Z]+/\n%ignore " "', "SA F B,S AB F F", "SAFB,S A F"),
+        ('start: N "a"\nN: /[a-c]{1,3}/', "abca,ccca", "aa,aba"),
+        ('start: N "b"?\nN: /b?/ "a"', "bab,a,ab", "bb"),
+        ('start: N "b"\nN: /ab?/', "abb", "ab"),
+    ],
+)
+def test_a_terminal_takes_all_that_it_can(grammar: str, right: str, wrong: str) -> None:
+    rules = read_lark(grammar)
+    lark = pytest.importorskip("lark")
+    judge = lark.Lark(grammar)
+    for text in right.split(","):
+        assert matches(rules, text), text
+    for text in wrong.split(","):
+        assert not matches(rules, text), text
+        with pytest.raises(lark.exceptions.LarkError):
+            judge.parse(text)
+
+
+def test_a_grammar_of_many_terminals_takes_no_long_time() -> None:
+    terminals = [f"T{n}: /[{chr(256 + n)}{chr(512 + n)}]+/" for n in range(150)]
+    rules = [f"r{n}: T{n} | r{(n + 1) % 150} r{n * 7 % 150}" for n in range(150)]
+    with pytest.raises(InvalidConstraint, match="too large"):
+        read_lark("\n".join([*terminals, *rules, "start: r0 r1"]))
+    with pytest.raises(InvalidConstraint, match="longer than"):
+        text_grammar("lark", "start: /a/ " * 5000)

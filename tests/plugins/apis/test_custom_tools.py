@@ -15,7 +15,9 @@ from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.generate.body.chat import ChatRequest, ToolBody
 from dovetail.server.generate.events.custom_calls import CustomInput
 from dovetail.server.generate.rendering.messages import tool_dicts
+from dovetail.server.generate.tools.parsers import Parsers
 from dovetail.server.generate.tools.tool_choice import chosen_tools, with_offered_tools
+from dovetail_plugins.tool_parsers.hermes import Hermes
 from dovetail_testing.fakes.async_engine import FakeAsyncEngine, Script
 from support.serving import USER, app_for, client_of, send
 
@@ -188,3 +190,37 @@ def test_turns_that_say_nothing_are_refused(turn: dict[str, Any], where: str) ->
 )
 def test_turns_that_say_something_are_taken(turn: dict[str, Any]) -> None:
     assert ask(app_for()[0], messages=[turn, *USER]).status_code == 200
+
+
+def test_a_grammar_that_no_backend_holds_refuses_only_demands() -> None:
+    app, _ = app_for(parsers=Parsers(tool=Hermes(None)))
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /x+/"}}
+    tool = {"type": "custom", "custom": {"name": "note", "format": form}}
+    answer = ask(app, tools=[tool, ADD])
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, "tools.format")
+    assert IGNORED not in ask(app, tools=[tool], tool_choice="none").headers
+    assert ask(app, tools=[tool], tool_choice="required").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [
+        ({"grammar": {"syntax": "lark", "definition": "start: x"}}, ".grammar.definition"),
+        ({"syntax": "regex", "definition": "(a"}, ".definition"),
+        ({"syntax": "peg", "definition": "a"}, ".syntax"),
+        ({"grammar": {"syntax": "lark"}}, ".grammar.definition"),
+    ],
+)
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_faulty_grammar_has_a_pointer(form: dict[str, Any], where: str, choice: str) -> None:
+    custom = {"name": "note", "format": {"type": "grammar", **form}}
+    tools = [ADD, {"type": "web_search"}, {"type": "custom", "custom": custom}]
+    answer = ask(app_for()[0], tools=tools, tool_choice=choice)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"tools[2].custom.format{where}"
+    flat = {"type": "custom", "name": "note", "format": custom["format"]}
+    space = {"type": "namespace", "name": "n", "tools": [flat]}
+    body = {"input": "x", "tools": [{"type": "web_search"}, space]}
+    answer = send(app_for()[0], "POST", "/v1/responses", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"tools[1].tools[0].format{where}"
