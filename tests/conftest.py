@@ -169,14 +169,11 @@ def with_test_models() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def module_ends_its_engines() -> Iterator[None]:
     """Fail a module that leaves an engine or another process of dovetail to the next one."""
-    import psutil
+    from support.orphans import own_children, survivors
 
-    from support.orphans import survivors
-
-    this = psutil.Process()
-    before = set(this.children())
+    before = set(own_children())
     yield
-    left = survivors(set(this.children()) - before, 2.0)
+    left = survivors(set(own_children()) - before, 2.0)
     names = [" ".join(child.cmdline()) for child in left]
     assert not [name for name in names if "dovetail." in name], names
 

@@ -80,7 +80,7 @@ NAMES = {
     "dovetail.testing.tiny_states": "dovetail_testing.tiny.states",
     "dovetail.testing.tiny_worker": "dovetail_testing.tiny.worker",
     "dovetail.interfaces.block_files": "dovetail_plugins.block_files",
-    "dovetail.interfaces.kv_values": "dovetail_plugins.kv_connectors.stored_values",
+    "dovetail.interfaces.kv_values": "dovetail_plugins.stored_values",
     "dovetail.layers.checkpoint_method": "dovetail_plugins.layers.stored.checkpoint_method",
     "dovetail.layers.class_head": "dovetail_plugins.layers.class_head",
     "dovetail.layers.cross_decoder": "dovetail_plugins.layers.cross_decoder",

@@ -116,6 +116,10 @@ def both(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     )
     events = events_of(streamed)
     assert events[-1] == "[DONE]"
+    for usage in (events[-2]["usage"], found["usage"]):  # the second one finds the first one cached
+        cached = usage.pop("prompt_tokens_details")["cached_tokens"]
+        assert usage.pop("prompt_cache_hit_tokens") == cached
+        assert usage.pop("prompt_cache_miss_tokens") == usage["prompt_tokens"] - cached
     assert events[-2]["usage"] == found["usage"]
     told = joined(events)
     message = choice["message"]

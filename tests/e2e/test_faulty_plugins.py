@@ -225,7 +225,9 @@ SERVED = {
     "router": (PLUGINS + "routers.round_robin:RoundRobin", "choose"),
 }
 ELSEWHERE = {
+    "client": "test_commands",
     "command": "test_a_command_of_a_package",
+    "stop_condition": "test_a_stop_condition_of_a_package",
     "adapter": "test_an_adapter_of_a_package",
     "quantizer": "test_commands",
     "bench_dataset": "test_commands",
@@ -303,6 +305,16 @@ def test_an_adapter_of_a_package(tmp_path: Path) -> None:
     assert "by open" in text and "adapter mine, mender:Faulty of mender" in text
 
 
+@pytest.mark.parametrize("method", ["__init__", "watch"])
+def test_a_stop_condition_of_a_package(method: str, tmp_path: Path) -> None:
+    target = PLUGINS + "stop_conditions.repetition_detection:RepetitionDetection"
+    code = broken_file(tmp_path, target, method).read_text()
+    entries = {"stop_condition": {"mine": "mender:Faulty"}}
+    with installed(tmp_path / "site", "mender", code, entries):
+        text = said(None, {}, generate(WARM))
+    assert f"by {method}" in text and "mender:Faulty" in text
+
+
 def test_a_command_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = broken_file(tmp_path, PLUGINS + "commands.ps:PsCommand", "run").read_text()
     with installed(tmp_path / "site", "mender", code, {"command": {"mend": "mender:Faulty"}}):
@@ -316,6 +328,7 @@ def test_a_command_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ("quantizers.int8:Int8", "quantize", "quantize MODEL --method CLASS --out OUT"),
         ("bench_datasets.random:Random", "draw", "bench throughput MODEL --dataset-name CLASS"),
+        ("clients.codex:Codex", "settings", "launch CLASS --print --model MODEL"),
     ],
 )
 def test_commands(

@@ -169,7 +169,9 @@ def _message_stream(content: str) -> Answer:
         if start.type == "text":
             answer.text += start.text + text
         elif start.type == "tool_use":
-            answer.calls.append((start.name, json.dumps(json.loads(text or "{}"))))
+            is_cut = answer.end == "max_tokens" and start is blocks[-1][0]
+            if not is_cut:
+                answer.calls.append((start.name, json.dumps(json.loads(text or "{}"))))
     return answer
 
 

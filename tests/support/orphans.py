@@ -11,6 +11,8 @@ import psutil
 
 from dovetail.processes.process import child_environment
 
+WARM = "support.warm_children"
+
 
 def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
     """Run a Python script, kill it, and return the processes that it had started.
@@ -36,6 +38,20 @@ def kill_parent(script: str, *words: str, ready: str) -> list[psutil.Process]:
         finally:
             parent.kill()
     return children
+
+
+def own_children(*, recursive: bool = False) -> list[psutil.Process]:
+    """Return the children of this process that a test has started; those of `warm_children` stay
+    as long as this process."""
+    found = psutil.Process().children(recursive=recursive)
+    return [child for child in found if WARM not in _command(child)]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 def survivors(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:

@@ -21,7 +21,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import Buffer, KVConnector, StoreFacts
 from dovetail.interfaces.plugin import Info
 from dovetail.processes.handshake import make_lasting, read_exactly
-from dovetail_plugins.kv_connectors.stored_values import ValueClient, ValueIndex, ValueStore
+from dovetail_plugins.stored_values import ValueClient, ValueIndex, ValueStore
 
 EXTRA = "--kv-transfer-config.kv_connector_extra_config"
 LEFT_ALONE_S = 2.0

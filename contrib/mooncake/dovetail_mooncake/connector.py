@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import Buffer, KVConnector, StoreFacts
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.kv_connectors.stored_values import ValueClient, ValueIndex, ValueStore
+from dovetail_plugins.stored_values import ValueClient, ValueIndex, ValueStore
 
 EXTRA = "--kv-transfer-config.kv_connector_extra_config"
 THERE = 1

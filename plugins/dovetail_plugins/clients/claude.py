@@ -42,8 +42,8 @@ class Claude(ClientProgram):
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         }
         if server.context_tokens is not None:
-            most = server.context_tokens // OUTPUT_SHARE
-            env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(min(32_000, most))
+            max_tokens = server.context_tokens // OUTPUT_SHARE
+            env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(min(32_000, max_tokens))
             env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(server.context_tokens)
         text = json.dumps({"model": server.model, "env": env}, indent=2) + "\n"
         return LaunchSettings(

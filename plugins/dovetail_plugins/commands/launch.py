@@ -79,14 +79,14 @@ class LaunchCommand(Command):
         return _serve_and_run(client, program, args, config)
 
 
-def _running(asked: str | None, config: Config) -> str | None:
+def _running(url: str | None, config: Config) -> str | None:
     """Return the address of the server to use, or None to start one. Raises: ConfigError"""
     given = _server_flags(config)
-    if asked is not None:
+    if url is not None:
         if given:
             fix = "leave out --url to start a server, or the flags of that server."
             raise ConfigError("--url names a server that runs already.", where=WHERE, fix=fix)
-        return asked
+        return url
     if given - {"model"}:
         return None
     return _server_here(config.model.model if given else None)

@@ -12,7 +12,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_connector import BlockStore, Buffer, KVConnector, StoreFacts
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.kv_connectors._block_folder import BlockFolder
-from dovetail_plugins.kv_connectors.stored_values import AskedIndex
+from dovetail_plugins.stored_values import AskedIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -99,14 +99,22 @@ def check_written(*values: Any) -> None:
     A list may contain another many times without taking memory: three short steps build a thousand
     times a thousand times a thousand items, which one native call takes hours to write.
     """
-    size = sum(written_size(value) for value in values)
-    if size > MAX_CHARS:
+    if _total_size(values) > MAX_CHARS:
         raise TemplateLimit(f"the chat template writes more than {MAX_CHARS} characters at once.")
 
 
 def written_size(value: Any) -> int:
     """Return the approximate number of characters of a value when written out."""
-    return _written_size(value, {}, 0) if isinstance(value, CONTAINERS) else _plain_size(value)
+    return _total_size((value,))
+
+
+def _total_size(values: Iterable[Any]) -> int:
+    """Return the sum of the sizes, visiting each list or mapping once."""
+    known: dict[int, int] = {}
+    return sum(
+        _written_size(value, known, 0) if isinstance(value, CONTAINERS) else _plain_size(value)
+        for value in values
+    )
 
 
 def _plain_size(value: Any) -> int:
@@ -145,7 +153,7 @@ def check_format(text: str) -> None:
 
 def joined_size(separator: str, parts: list[Any]) -> int:
     """Return the number of characters of a join."""
-    return len(separator) * len(parts) + sum(map(written_size, parts))
+    return len(separator) * len(parts) + _total_size(parts)
 
 
 def formatted_size(text: str, mark: str, values: Any) -> int:

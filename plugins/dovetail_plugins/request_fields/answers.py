@@ -111,8 +111,6 @@ ROWS: RequestFields = {
     **refused(ANYONE, "send the words as a system message", "system_prompt"),
     **refused(ANYONE, "send it as a message of the assistant, with continue_final_message",
               "response_prefix"),
-    **refused(ANYONE, "the context length is set when the server starts, with --max-model-len",
-              "num_ctx"),
     **refused(ANYONE, "an adapter is named as model; /v1/models lists those that are there",
               "lora_path", "lora_request", "adapter_id", "adapters"),
     **refused(LLAMA, "adapters cannot be mixed or scaled in a request; name one as model", "lora"),

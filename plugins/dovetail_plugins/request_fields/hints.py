@@ -7,6 +7,7 @@ from dovetail.interfaces.plugin import Value
 from dovetail_plugins.request_fields._rows import (
     ANTHROPIC,
     LLAMA,
+    OLLAMA,
     OPENAI,
     OPENROUTER,
     SGLANG,
@@ -25,6 +26,8 @@ ROWS: RequestFields = {
     **ignored(OPENROUTER, "there is one provider", "provider", "route", "models"),
     **ignored(OPENROUTER, "prompts are not changed", "transforms", "plugins"),
     **ignored(OPENROUTER, "a label of the client's", "session_id", "trace"),
+    **ignored(OLLAMA, "the context length is set when the server starts, with --max-model-len",
+              "num_ctx"),
     **ignored(LLAMA, "it is for speed", "speculative.n_max", "speculative.n_min",
               "speculative.p_min"),
     **ignored(SGLANG, "it is for measurements", "log_metrics", "return_meta_info"),

@@ -78,7 +78,7 @@ class PrefixBreaks:
         earlier = [one for _, one in continued or known if one.computed_s < stats.times.scheduled_s]
         found = None
         if earlier:
-            break_of = self._gone if continued else self._changed
+            break_of = self._break_of_lost if continued else self._break_of_changed
             found = break_of(earlier, data, stats)
         for name, _ in continued:
             self._drop(name)
@@ -88,7 +88,7 @@ class PrefixBreaks:
         )
         return found
 
-    def _gone(
+    def _break_of_lost(
         self, earlier: Sequence[_Prompt], data: bytes, stats: RequestStats
     ) -> PrefixBreak | None:
         """Return the break of a prompt that continues these, if the cache has lost them."""
@@ -99,7 +99,7 @@ class PrefixBreaks:
         now = stats.prompt_ids[cached]
         return PrefixBreak(at=cached, num_lost=lost, why=GONE, was=now, now=now)
 
-    def _changed(
+    def _break_of_changed(
         self, earlier: Sequence[_Prompt], data: bytes, stats: RequestStats
     ) -> PrefixBreak | None:
         """Return the break of a prompt that continues none of these, if it repeats one's end."""

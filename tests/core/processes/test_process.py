@@ -25,7 +25,7 @@ from dovetail.server.generate.tools.parsers import ParserChoice
 from dovetail.server.launch import api_processes
 from dovetail_testing.fakes.engine import fake_renderer, fake_spec
 from support.impostors import make_impostors
-from support.orphans import kill_parent, survivors
+from support.orphans import kill_parent, own_children, survivors
 
 CORE = Path(__file__).resolve().parents[3] / "core"
 LIMIT_S = 20.0
@@ -80,7 +80,7 @@ def mates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_stays() -> Iterator[None]:
     """No child of this process outlives a test."""
     yield
-    assert psutil.Process().children() == []
+    assert own_children() == []
 
 
 def received(child: process.Child) -> bytes:

@@ -68,6 +68,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "otlp_traces_endpoint",
         "pipeline_layer_split",
         "quantization_param_path",
+        "reasoning_budget_message",
         "response_role",
         "revision",
         "root_path",

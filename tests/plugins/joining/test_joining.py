@@ -44,7 +44,7 @@ from dovetail_plugins.joining.headless import HeadlessEngines
 from dovetail_plugins.joining.join import join_engines
 from dovetail_testing.fakes.engine import fake_spec
 from support.inside import loggers_of
-from support.orphans import survivors
+from support.orphans import own_children, survivors
 
 SECRET = b"a secret of the tests"
 LIMIT_S = 30.0
@@ -176,7 +176,7 @@ async def whole(engine: AsyncEngine, prompt: Any = "prompt", **fields: Any) -> s
 
 
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
+    found = own_children(recursive=True)
     return [child for child in found if "dovetail.engine.process" in child.cmdline()]
 
 

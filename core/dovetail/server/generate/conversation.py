@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import Request
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.structured_output import CompiledConstraint
 from dovetail.multimodal.prompt import PlacedPrompt
 from dovetail.server.generate.application import App
 from dovetail.server.generate.body.as_chat import in_words_of
@@ -25,17 +24,12 @@ from dovetail.server.generate.model_text import ModelText
 from dovetail.server.generate.rendering.switches import Switch
 from dovetail.server.generate.tools.thinking import thinking_limit, without_unheard_budget
 from dovetail.server.generate.tools.tool_choice import (
-    AUTO,
-    answer_constraint,
+    compiled_constraint,
     kept_special_ids,
     session_plan,
     with_offered_tools,
 )
-from dovetail.server.generate.tools.tool_formats import (
-    checked_formats,
-    ignored_formats,
-    without_formats,
-)
+from dovetail.server.generate.tools.tool_formats import checked_formats
 
 
 async def prepare(
@@ -65,7 +59,7 @@ async def prepare(
         body, unheard = without_unheard_budget(body, plan, text, names) if names else (body, [])
         plan = replace(plan, note_calls=text.renderer.note_calls)
         kept_ids = kept_special_ids(plan, text.special_ids, text.vocabulary.tokenizer)
-        constraint, formats = await _constraint(text, body, plan, prompt.tail)
+        constraint, formats = await compiled_constraint(text, body, plan, prompt.tail)
         fields = {"kept_special_ids": kept_ids, **_engine_fields(text, body, plan)}
         fields |= {"constraint": constraint} if constraint is not None else {}
         unheard += [*(names.get(name, name) for name in prompt.unused), *formats]
@@ -86,25 +80,6 @@ async def count_prompt_tokens(
     session_plan(body, parsers, server.frontend, prompt.tail)
     read = await text.read(prompt, body, takes_any_length=True)
     return len(read.token_ids if isinstance(read, PlacedPrompt) else read), prompt.unused
-
-
-async def _constraint(
-    text: ModelText, body: ChatRequest, plan: SessionPlan, tail: str
-) -> tuple[CompiledConstraint | None, list[str]]:
-    """Return the compiled constraint of the answer, and the ignored fields. A format of a tool that
-    need not be called refuses no request. Raises: RequestError"""
-    ignored = ignored_formats(body, plan.tool_parser) if body.tools else []
-    try:
-        constraint = answer_constraint(body, plan, text.structured_output_spec)
-        if constraint is None:
-            return None, ignored
-        return await text.compile_constraint(constraint, plan, tail), ignored
-    except RequestError:
-        plain = without_formats(body)
-        if body.tool_choice not in AUTO or plain is body:
-            raise
-        found, _ = await _constraint(text, plain, plan, tail)
-        return found, ["tools.format"]
 
 
 def _engine_fields(text: ModelText, body: ChatRequest, plan: SessionPlan) -> dict[str, Any]:

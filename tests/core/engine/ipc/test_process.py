@@ -22,6 +22,7 @@ from dovetail.errors import EngineDead
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail_testing.fakes.engine import fake_spec
 from support.inside import connections_of
+from support.orphans import own_children
 from support.wake_ups import counts_wake_ups, wake_ups
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -123,7 +124,7 @@ def test_a_child_that_exits_while_starting_is_noticed() -> None:
     async def main() -> None:
         task = asyncio.create_task(AsyncEngine.start(fake_spec(options={"start_delay_s": 60.0})))
         await asyncio.sleep(0.3)
-        (child,) = psutil.Process().children()
+        (child,) = own_children()
         child.kill()
         with pytest.raises(EngineDead, match="signal 9"):
             async with asyncio.timeout(2):

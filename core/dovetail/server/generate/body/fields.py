@@ -107,11 +107,11 @@ class TranslatedBody(Body):
             return read(given)
         body, names = translated(given, frozenset(cls.model_fields))
         try:
-            made = read(body)
+            found = read(body)
         except ValidationError as error:
             raise in_sent_words(error, names) from None
-        made._sent_as = names
-        return made
+        found._sent_as = names
+        return found
 
 
 class SamplingFields(TranslatedBody):

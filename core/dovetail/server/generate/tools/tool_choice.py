@@ -1,11 +1,10 @@
-"""How a chat request's tools affect its answer: the session plan and the constraint. Pure
-functions."""
+"""How a chat request's tools affect its answer: the session plan and the constraint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.errors import RequestError
@@ -36,7 +35,11 @@ from dovetail.server.generate.tools.structured_outputs import (
     ConstraintRequest,
     requested_constraint,
 )
-from dovetail.server.generate.tools.tool_formats import held_call
+from dovetail.server.generate.tools.tool_formats import held_call, ignored_formats, without_formats
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.structured_output import CompiledConstraint
+    from dovetail.server.generate.model_text import ModelText
 
 AUTO = (None, "auto", "none")
 """The values of tool_choice that let the model decide, or forbid calls."""
@@ -114,6 +117,25 @@ def answer_constraint(
     if possible is None:
         return words
     return replace(words, constraint=Choice((words.constraint, possible)))
+
+
+async def compiled_constraint(
+    text: ModelText, body: ChatRequest, plan: SessionPlan, tail: str
+) -> tuple[CompiledConstraint | None, list[str]]:
+    """Return the compiled constraint of the answer, and the ignored fields. A format of a tool that
+    need not be called refuses no request. Raises: RequestError"""
+    ignored = ignored_formats(body, plan.tool_parser) if body.tools else []
+    try:
+        constraint = answer_constraint(body, plan, text.structured_output_spec)
+        if constraint is None:
+            return None, ignored
+        return await text.compile_constraint(constraint, plan, tail), ignored
+    except RequestError:
+        plain = without_formats(body)
+        if body.tool_choice not in AUTO or plain is body:
+            raise
+        found, _ = await compiled_constraint(text, plain, plan, tail)
+        return found, ["tools.format"]
 
 
 def tool_constraint(body: ChatRequest, parser: ToolParser) -> ConstraintRequest | None:
