@@ -43,7 +43,7 @@ from dovetail.processes.handshake import (
 from dovetail_plugins.joining.headless import HeadlessEngines
 from dovetail_plugins.joining.join import join_engines
 from dovetail_testing.fakes.engine import fake_spec
-from support.inside import loggers_of
+from support.inside import connections_of, loggers_of
 from support.orphans import own_children, survivors
 
 SECRET = b"a secret of the tests"
@@ -233,6 +233,9 @@ def test_clocks_of_other_machines_are_brought_to_this_one(
 
     async def main() -> None:
         async with serving(spec, meeting, far(spec, 0)) as (engine, _):
+            (connection,) = connections_of(engine)
+            while not connection.output.clock_lead_s:
+                await asyncio.sleep(0.01)
             await whole(engine)
             (ledger,) = loggers_of(engine)
             times = ledger.requests[-1].times  # type: ignore[attr-defined]

@@ -258,7 +258,7 @@ def _enough_cores(
         raise ConfigError(
             f"{count} engines need {needs}, and this process may use {usable}.",
             where=SIZE if parallel.data_parallel_size_local is None else LOCAL,
-            fix=f"use at cores_per_rank {cores_per_rank}, or {CORES} {UNBOUND}."
+            fix=f"use at most {cores_per_rank}, or {CORES} {UNBOUND}."
             if cores_per_rank
             else "use fewer ranks.",
         )
