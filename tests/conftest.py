@@ -166,6 +166,14 @@ def with_test_models() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what dovetail remembers of a user, such as its signing key, out of the user's folder."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def module_ends_its_engines() -> Iterator[None]:
     """Fail a module that leaves an engine or another process of dovetail to the next one."""
