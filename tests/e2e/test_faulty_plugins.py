@@ -328,7 +328,7 @@ def test_a_command_of_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ("quantizers.int8:Int8", "quantize", "quantize MODEL --method CLASS --out OUT"),
         ("bench_datasets.random:Random", "draw", "bench throughput MODEL --dataset-name CLASS"),
-        ("clients.codex:Codex", "settings", "launch CLASS --print --model MODEL"),
+        ("clients.codex:Codex", "settings", "launch CLASS --print --model MODEL --port 1"),
     ],
 )
 def test_commands(
