@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.json_values import json_value
-from dovetail_plugins.apis._sealed import opened, sealed
+from dovetail_plugins.apis._sealed import NotOurs, opened, sealed
 
 Message = dict[str, Any]
 SEALED_AS = "compaction"
@@ -46,6 +46,15 @@ def seal_of(messages: Sequence[Message], summary: str) -> str:
     """Return a summary and the lasting turns as an item's `encrypted_content`."""
     found = {"summary": summary, "turns": lasting(messages), "is_open": _is_open(messages)}
     return sealed(json.dumps(found), SEALED_AS)
+
+
+def is_ours(seal: str) -> bool:
+    """Return whether this server sealed the summary of an item."""
+    try:
+        opened(seal, SEALED_AS)
+    except NotOurs:
+        return False
+    return True
 
 
 def turns_of(seal: str, earlier: Sequence[Message]) -> list[Message]:

@@ -29,8 +29,17 @@ def in_namespace(namespace: Any, name: str) -> str:
 
 def left_out_items(given: str | Sequence[Item]) -> list[str]:
     """Return the names to report for items that are left out."""
-    kinds = () if isinstance(given, str) else (str(item.get("type")) for item in given)
-    return [f"input.{kind}" for kind in dict.fromkeys(kinds) if is_left_out(ITEMS, kind)]
+    items = () if isinstance(given, str) else given
+    kinds = [str(item.get("type")) for item in items if _is_left_out(item)]
+    return [f"input.{kind}" for kind in dict.fromkeys(kinds)]
+
+
+def _is_left_out(item: Item) -> bool:
+    """Return whether nothing of an item is read; so is a compaction of another server."""
+    kind, seal = str(item.get("type")), item.get("encrypted_content")
+    if kind == "compaction" and isinstance(seal, str):
+        return not compaction.is_ours(seal)
+    return is_left_out(ITEMS, kind)
 
 
 def messages_of(given: str | Sequence[Item], earlier: Sequence[Message] = ()) -> list[Message]:
@@ -122,6 +131,8 @@ class _Turns:
         self._open["reasoning_content"] = thought
 
     def _compact(self, item: Item, where: str) -> None:
+        if _is_left_out(item):
+            return
         earlier = self.finish()
         self.places = {}
         self._done = _unsealed(item, where, lambda seal: compaction.turns_of(seal, earlier))

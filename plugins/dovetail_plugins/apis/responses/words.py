@@ -93,7 +93,7 @@ ITEMS: Words = {
     ),
     **words_of(
         "honoured",
-        "a summary that this server sealed, in place of earlier turns",
+        "a summary that this server sealed, in place of earlier turns; one of another is left out",
         "compaction",
         read_as="compaction",
     ),
