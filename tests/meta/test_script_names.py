@@ -71,3 +71,10 @@ def test_scripts_named_on_a_page_exist(page: Path) -> None:
     }
     named |= set(re.findall(r"\bbenchmarks/[\w/]+\.py\b", text))
     assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
+def test_the_makefile_names_tests_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    listed = re.findall(r"(?<![\w/])((?:core|e2e|kernels|plugins)/(?:\w+/)*test_\w+\.py)", text)
+    assert len(listed) > 15
+    assert [path for path in listed if not (ROOT / "tests" / path).exists()] == []
