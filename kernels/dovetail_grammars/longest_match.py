@@ -1,7 +1,8 @@
 """with_longest(rules, terminals): a terminal takes all that it can, as lexers have it.
 
 What follows a terminal does not begin with a character that would go on with it: after the name
-"ab" there is no "c". Only one character is looked at, so that no text of a lexer is lost.
+"ab", a "c" would be part of the name. Only one character is checked: checking more could refuse a
+text that a lexer accepts.
 """
 
 from __future__ import annotations

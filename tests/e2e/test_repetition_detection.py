@@ -82,7 +82,7 @@ def unwatched() -> list[list[Answer]]:
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_it_ends_at_the_same_token_in_any_batch(name: str, unwatched: list[list[Answer]]) -> None:
-    """Every other request has no limits: its answer is what it would be by itself."""
+    """Every other request has no limits, so its answer is the same as when it runs alone."""
     with LLM(max_model_len=128, use_tqdm_on_load=False, **FLAGS[name]) as llm:
         core = core_of(llm)
         preempted = watch_preemptions(core)

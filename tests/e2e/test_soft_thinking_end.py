@@ -66,7 +66,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def alone() -> list[tuple[int, ...]]:
-    """Return each answer by itself."""
+    """Return each answer, run alone."""
     with LLM(max_model_len=128, use_tqdm_on_load=False) as llm:
         found = []
         for number in range(12):

@@ -19,9 +19,9 @@ MIN_TEMPERATURE = 1e-6
 class SamplingRows:
     """One entry per row in each array. `features` is a bit set (see features.py).
 
-    Kernels read `tables`; `num_logprobs` is the request's number (-1: all), `named` are the tokens
-    whose logprobs a row wants instead of those of the most likely ones. `turns` counts how often a
-    row was taken or freed: a former request's draws are not the next one's.
+    Kernels read `tables`; `num_logprobs` is the request's number (-1: all). `named` has the
+    tokens that a request named for logprobs, in place of the most likely ones. `turns` counts how
+    often a row was taken or freed, which tells draws of one request from those of the next.
     """
 
     def __init__(self, max_rows: int) -> None:

@@ -64,7 +64,7 @@ def _budget(value: Any, sent: Sent, where: str = "") -> Found:
 
 
 def _reasoning(value: Any, sent: Sent) -> Found:
-    """Read OpenRouter's object. An effort of its own says more than that thinking is on."""
+    """Read OpenRouter's object. An `effort` takes precedence over `enabled`."""
     if not isinstance(value, Mapping):
         raise ValueError("should be an object")
     own = {name: inner for name, inner in value.items() if name not in ("enabled", "max_tokens")}

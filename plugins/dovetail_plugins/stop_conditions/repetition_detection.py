@@ -56,7 +56,7 @@ class RepetitionDetection(StopCondition):
 
     @classmethod
     def verify(cls, params: SamplingParams) -> None:
-        """Raises: RequestError if the limits are no limits"""
+        """Check the limits. Raises: RequestError if they are invalid"""
         if params.extra_args.get(FIELD) is not None:
             _limits(params.extra_args[FIELD])
 

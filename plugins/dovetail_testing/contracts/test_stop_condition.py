@@ -40,7 +40,7 @@ def params(plugin: Any, condition: StopCondition) -> SamplingParams:
             continue
         if condition.watch(one) is not None:
             return one
-    pytest.skip("the kit knows no request that uses this condition")
+    pytest.skip("none of the kit's requests uses this condition")
 
 
 def followed(condition: StopCondition, params: SamplingParams) -> Watch:

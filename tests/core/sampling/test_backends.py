@@ -62,7 +62,7 @@ class Fixed(SamplingBackend):
         self.settled += rows
 
 
-@pytest.mark.skipif(library() is None, reason="there is no native library")
+@pytest.mark.skipif(library() is None, reason="needs the native library")
 def test_the_native_call_leaves_out_what_it_cannot_do() -> None:
     native, logits = NativeBackend(state()), torch.zeros(1, 9)
     drafts = Proposals(indices=np.array([0]), token_ids=np.array([1]))

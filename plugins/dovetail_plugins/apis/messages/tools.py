@@ -21,6 +21,17 @@ UNDO_UNTIL = "20250124"
 """The last date of the text editor with the command undo_edit and the name str_replace_editor."""
 
 
+_EDITS: Schema = {
+    "path": TEXT,
+    "view_range": POINT,
+    "file_text": TEXT,
+    "old_str": TEXT,
+    "new_str": TEXT,
+    "insert_line": WHOLE,
+}
+"""Parameters of a tool that views and edits files."""
+
+
 def offered_tools(body: CountRequest) -> list[Schema] | None:
     """Return the tools that the model sees. Raises: RequestError"""
     tools = []
@@ -96,12 +107,7 @@ def _text_editor(tool: MessageTool) -> Schema:
             "command",
             "path",
             command={"type": "string", "enum": commands},
-            path=TEXT,
-            view_range=POINT,
-            file_text=TEXT,
-            old_str=TEXT,
-            new_str=TEXT,
-            insert_line=WHOLE,
+            **_EDITS,
             **inserted,
         ),
     }
@@ -118,12 +124,7 @@ def _memory(tool: MessageTool) -> Schema:
         "parameters": _object(
             "command",
             command={"type": "string", "enum": commands},
-            path=TEXT,
-            view_range=POINT,
-            file_text=TEXT,
-            old_str=TEXT,
-            new_str=TEXT,
-            insert_line=WHOLE,
+            **_EDITS,
             insert_text=TEXT,
             old_path=TEXT,
             new_path=TEXT,

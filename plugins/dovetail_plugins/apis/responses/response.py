@@ -59,7 +59,7 @@ MAX_TOKENS = "max_output_tokens"
 
 
 def finish_reason(end: AnswerEnd) -> str:
-    """Return "completed" for an answer that ended by itself, else why it is incomplete."""
+    """Return "completed" if the model ended the answer, else the reason why it is incomplete."""
     if end.cause not in ("stop", "length"):
         return end.cause
     return MAX_TOKENS if end.cause == "length" or end.is_unfinished else "completed"

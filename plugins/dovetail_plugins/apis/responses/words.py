@@ -16,7 +16,7 @@ TOOLS: Words = {
     **words_of("mapped", "its tools, each named NAMESPACE__NAME to the model", "namespace"),
     **words_of(
         "mapped",
-        "a function of this name; its call comes back as an item of its own type",
+        "a function of this name; a call is answered with the item type of the tool",
         "apply_patch",
         "local_shell",
         "shell",

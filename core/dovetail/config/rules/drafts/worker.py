@@ -280,7 +280,7 @@ def _is_sampled(settings: Mapping[str, Any]) -> bool:
 
 
 def _load_flags(load: LoadConfig, plugin: type[WorkerDrafter]) -> LoadConfig:
-    """Return the flags for the drafter's weights: those of the format concern the model's own."""
+    """Return the flags for the drafter's weights. Load format flags are for the model's own."""
     if "own_weights" in plugin.capabilities or load.load_format == "dummy":
         return load
     return replace(load, load_format="auto", model_loader_extra_config={})

@@ -106,7 +106,7 @@ def sampling_of(model_config: ModelConfig, model_path: str) -> dict[str, Any]:
 
 
 def load_options(load: LoadConfig, parallel: ParallelConfig) -> dict[str, Any]:
-    """Return what every load format is told about reading the files."""
+    """Return the options for reading files that every load format gets."""
     return {
         "ignore_patterns": list(load.ignore_patterns),
         "download_dir": load.download_dir,

@@ -25,12 +25,13 @@ KIND = "renderer"
 
 
 def renderer_facts(
-    spec: EngineSpec, tokenizer: TokenizerFacts, template: str | None
+    spec: EngineSpec | None, tokenizer: TokenizerFacts, template: str | None
 ) -> RendererFacts:
-    """Return what a renderer may know. `template` is a template or its file. Raises: ConfigError"""
+    """Return what a renderer may know. Without a `spec`, no model is known yet. `template` is a
+    template or its file. Raises: ConfigError"""
     return RendererFacts(
-        path=spec.tokenizer_path,
-        model_type=str(spec.run.model.hf_config.get("model_type", "")),
+        path=spec.tokenizer_path if spec else "",
+        model_type=str(spec.run.model.hf_config.get("model_type", "")) if spec else "",
         tokenizer=tokenizer,
         template=load_template(template),
         template_file=str((template and template_file(template)) or ""),
@@ -55,14 +56,7 @@ def choose_renderer(
 
 def check_template(frontend: FrontendConfig) -> None:
     """Raise ConfigError if the renderer cannot use --chat-template, or it cannot be compiled."""
-    given = frontend.chat_template
-    facts = RendererFacts(
-        path="",
-        model_type="",
-        tokenizer=NoFacts(),
-        template=load_template(given),
-        template_file=str((given and template_file(given)) or ""),
-    )
+    facts = renderer_facts(None, NoFacts(), frontend.chat_template)
     registry.make(choose_renderer(frontend, facts), facts)
 
 
