@@ -18,10 +18,11 @@ from dovetail.config.compat.deprecated_flags import deprecated_flags
 from dovetail.config.config import Config, flags, shown
 from dovetail.config.parse.foreign_variables import (
     NoEffect,
+    Row,
     Setting,
     UnsupportedVariable,
     foreign_prefixes,
-    foreign_variables,
+    variables_of_servers_in,
 )
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
@@ -72,7 +73,7 @@ def read(environ: Mapping[str, str]) -> Variables:
     """
     every_flag = (*flags().values(), *deprecated_flags().values())
     own = {name: flag for flag in every_flag for name in (variable_of(flag), *_other_names(flag))}
-    foreign = foreign_variables()
+    foreign = variables_of_servers_in(environ)
     fields: dict[str, dict[str, Any]] = {}
     notes: list[str] = []
     warnings: list[str] = []
@@ -82,7 +83,7 @@ def read(environ: Mapping[str, str]) -> Variables:
         if name in own:
             fields[name] = {own[name].name: text}
         elif name in foreign:
-            _take(name, text, fields, notes)
+            _take(name, text, foreign[name], fields, notes)
         elif name not in OWN and name.startswith((PREFIX, *foreign_prefixes())):
             warnings.append(_unknown(name, [*own, *OWN, *foreign]))
     if len(fields) > 1:
@@ -101,9 +102,10 @@ def is_service_link(name: str, text: str) -> bool:
     return is_url or _SERVICE.search(name) is not None
 
 
-def _take(name: str, text: str, fields: dict[str, dict[str, Any]], notes: list[str]) -> None:
+def _take(
+    name: str, text: str, row: Row, fields: dict[str, dict[str, Any]], notes: list[str]
+) -> None:
     """Apply a foreign variable. Mutates: fields, notes. Raises: ConfigError."""
-    row = foreign_variables()[name]
     match row:
         case Setting():
             try:

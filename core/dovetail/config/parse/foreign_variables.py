@@ -7,7 +7,7 @@ the kind `foreign_variables`, whose names are the servers'. `environment.read` a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -63,11 +63,28 @@ Row = Setting | NoEffect | ReadBy | UnsupportedVariable
 @cache
 def foreign_prefixes() -> tuple[str, ...]:
     """Return what the variables of each server begin with."""
-    return tuple(f"{name.upper()}_" for name in registry.names(KIND))
+    return tuple(_prefix(name) for name in registry.names(KIND))
 
 
 @cache
 def foreign_variables() -> dict[str, Row]:
     """Return the variables of all servers."""
-    tables = [registry.admin.value_of(KIND, name) for name in registry.names(KIND)]
-    return {name: row for table in tables for name, row in table.items()}
+    return {name: row for server in registry.names(KIND) for name, row in _table(server).items()}
+
+
+def variables_of_servers_in(environ: Iterable[str]) -> dict[str, Row]:
+    """Return the variables of the servers whose prefix a name in `environ` has.
+
+    The tables of the other servers are not imported.
+    """
+    servers = [s for s in registry.names(KIND) if any(n.startswith(_prefix(s)) for n in environ)]
+    return {name: row for server in servers for name, row in _table(server).items()}
+
+
+def _prefix(server: str) -> str:
+    return f"{server.upper()}_"
+
+
+def _table(server: str) -> Mapping[str, Row]:
+    table: Mapping[str, Row] = registry.admin.value_of(KIND, server)
+    return table
