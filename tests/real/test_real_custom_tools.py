@@ -46,8 +46,8 @@ eof_line: "*** End of File" LF
 """
 JUDGE = lark.Lark(PATCH.replace("/(.*)/", "/(.+)/?"))
 """Lark takes no expression that may be empty."""
-TOLD = "Use the `apply_patch` tool to edit files. This is a FREEFORM tool: no JSON."
-ASKED = (
+DESCRIPTION = "Use the `apply_patch` tool to edit files. This is a FREEFORM tool: no JSON."
+REQUEST = (
     "The file add.py has one line, `def add(a, b): return a - b`, which must add. Call apply_patch "
     "once, with a patch that removes the line and adds the right one, and nothing else."
 )
@@ -70,9 +70,9 @@ def client() -> Iterator[httpx.Client]:
 
 def call(client: httpx.Client, seed: int, tool: dict[str, Any]) -> str:
     """Return "patch", "other", or "cut" for a call's text that max_tokens cut."""
-    body = {"messages": [{"role": "user", "content": ASKED}], "temperature": 1.0, "seed": seed}
-    body |= {"tools": [{"type": "custom", "custom": tool}], "max_tokens": 500}
-    body |= {"tool_choice": "required", "parallel_tool_calls": False, "top_p": 0.9}
+    body = {"messages": [{"role": "user", "content": REQUEST}], "temperature": 1.0, "seed": seed}
+    body |= {"tools": [{"type": "custom", "custom": tool}], "max_tokens": 2000}
+    body |= {"tool_choice": "required", "parallel_tool_calls": False}
     answer = client.post("/v1/chat/completions", json=body, timeout=3000)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
@@ -86,7 +86,7 @@ def call(client: httpx.Client, seed: int, tool: dict[str, Any]) -> str:
 
 def kinds(client: httpx.Client, **tool: Any) -> Counter[str]:
     """Return how many calls of a tool are what."""
-    tool = {"name": "apply_patch", "description": TOLD, **tool}
+    tool = {"name": "apply_patch", "description": DESCRIPTION, **tool}
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         found = Counter(pool.map(lambda seed: call(client, seed, tool), range(NUM_CALLS)))
     print(found, flush=True)
@@ -96,7 +96,7 @@ def kinds(client: httpx.Client, **tool: Any) -> Counter[str]:
 def test_a_patch_is_in_its_grammar(client: httpx.Client) -> None:
     form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": PATCH}}
     held = kinds(client, format=form)
-    free = kinds(client, description=f"{TOLD}\n\nThe input must follow this lark:\n{PATCH}")
+    free = kinds(client, description=f"{DESCRIPTION}\n\nThe input must follow this lark:\n{PATCH}")
     assert held["other"] == 0
-    assert held["patch"] >= NUM_CALLS // 2  # a model this small writes some lines for ever
-    assert free["patch"] <= NUM_CALLS // 5
+    assert held["patch"] >= NUM_CALLS * 9 // 10  # a model this small writes some lines for ever
+    assert free["patch"] <= NUM_CALLS // 50
