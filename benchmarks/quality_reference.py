@@ -118,7 +118,7 @@ def write_tokenizer(source: Path, out: Path) -> None:
             if (source / name).exists():
                 shutil.copy(source / name, out)
         return
-    from dovetail_plugins.gguf._vocabulary import read_tokenizer
+    from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
 
     content, settings = read_tokenizer(source)
     (out / "tokenizer.json").write_text(content, encoding="utf-8")

@@ -16,7 +16,7 @@ BY_THEMSELVES = {
     "core/dovetail/interfaces/data/constraint.py": "constraints that this server has written",
     "core/dovetail/json_text.py": "the one reader of calls that models write",
     "plugins/dovetail_plugins/executors/_launched_ranks.py": "an address that rank 0 has written",
-    "plugins/dovetail_plugins/gguf/_grids.py": "a file of the package",
+    "plugins/dovetail_plugins/gguf/blocks/grids.py": "a file of the package",
     "plugins/dovetail_plugins/apis/ollama/weights.py": "facts that this process has written",
     "plugins/dovetail_plugins/tokenizers/_plain_words.py": "a tokenizer's own state",
 }

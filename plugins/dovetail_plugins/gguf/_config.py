@@ -11,20 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._config_dense import DENSE
-from dovetail_plugins.gguf._config_experts import EXPERTS
-from dovetail_plugins.gguf._config_parts import common, ends, sizes
-from dovetail_plugins.gguf._config_recurrent import HEADLESS, RECURRENT
-from dovetail_plugins.gguf._experts import GATES_AND_UPS, num_alone
-from dovetail_plugins.gguf._file import GgufModel, find_file, read_model
-from dovetail_plugins.gguf._layouts import LAYOUTS
-from dovetail_plugins.gguf._metadata import Settings
-from dovetail_plugins.gguf._names import stored_types
-
-_FAMILIES = {**DENSE, **EXPERTS, **RECURRENT}
-assert set(_FAMILIES) == set(LAYOUTS)
-_HALVES = ("phi3", "glm4")
-"""Types whose files hold gate and up as one matrix."""
+from dovetail_plugins.gguf.families import families
+from dovetail_plugins.gguf.families.family import Family
+from dovetail_plugins.gguf.families.parts import common, ends, sizes
+from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
+from dovetail_plugins.gguf.reading.metadata import Settings
+from dovetail_plugins.gguf.reading.names import stored_types
+from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -39,15 +32,26 @@ def read_config(path: Path) -> dict[str, Any] | None:
 def config_of(model: GgufModel) -> dict[str, Any]:
     """Return the config.json that a file's settings mean. Raises: ConfigError"""
     settings = Settings(model)
-    architecture = settings.architecture
+    family = _family_of(settings)
     _check_blocks(settings)
-    shared = sizes(settings) if architecture in HEADLESS else common(settings)
-    family = _FAMILIES[architecture](settings)
+    shared = common(settings) if family.has_heads else sizes(settings)
     types = stored_types(model)
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
-    config = shared | ends(settings) | family | stored
-    _check(settings, config)
+    config = shared | ends(settings) | family.config(settings) | stored
+    _check(settings, family, config)
     return config
+
+
+def _family_of(settings: Settings) -> Family:
+    """Return how a file's architecture is read. Raises: ConfigError for one that is not."""
+    known = families()
+    if settings.architecture not in known:
+        raise ConfigError(
+            f'general.architecture "{settings.architecture}" is not supported in GGUF files.',
+            where=str(settings.model.path),
+            fix=f"use one of {', '.join(sorted(known))}, or another checkpoint.",
+        )
+    return known[settings.architecture]
 
 
 def _check_blocks(settings: Settings) -> None:
@@ -56,7 +60,7 @@ def _check_blocks(settings: Settings) -> None:
     _compare(settings, {"blocks": settings.number(".block_count")}, {"blocks": len(blocks)})
 
 
-def _check(settings: Settings, config: Mapping[str, Any]) -> None:
+def _check(settings: Settings, family: Family, config: Mapping[str, Any]) -> None:
     """Raises: ConfigError if a size differs from the tensors': otherwise the model would be built
     before a tensor fails to fit."""
     stated = {"token_embd.weight": config["hidden_size"]}
@@ -66,7 +70,7 @@ def _check(settings: Settings, config: Mapping[str, Any]) -> None:
     alone = num_alone(settings.model.extents)
     if experts is not None and alone:
         stated["ffn_up.N.weight"], found["ffn_up.N.weight"] = experts, alone
-    for name, size in _rows(config).items():
+    for name, size in _rows(family, config).items():
         extent = settings.first(name)
         if extent is not None and size is not None:
             stated[extent.name], found[extent.name] = size, extent.shape[0]
@@ -84,27 +88,12 @@ def _compare(settings: Settings, stated: Mapping[str, int], found: Mapping[str, 
         )
 
 
-def _rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+def _rows(family: Family, config: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the rows that matrices must have, None if the config does not say."""
-    inner = config.get("intermediate_size_mlp") or config.get("intermediate_size")
-    inner = inner or config.get("n_inner")
-    inner = inner[0] if isinstance(inner, list) else inner
-    if config["model_type"] == "granitemoehybrid":
-        inner = config["shared_intermediate_size"]
     experts = _num_experts(config)
-    rows = {
-        "ffn_up.weight": 2 * inner if inner and config["model_type"] in _HALVES else inner,
-        "ffn_up_exps.weight": experts,
-        f"{GATES_AND_UPS}.weight": experts,
-    }
-    if "num_attention_heads" not in config:
-        return rows
-    size = config["head_dim"]
-    if "kv_lora_rank" in config:
-        size = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    gates = 2 if config["model_type"] == "qwen3_next" else 1
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    return rows | {"attn_q.weight": gates * heads * size, "attn_k.weight": kv_heads * size}
+    return {"ffn_up_exps.weight": experts, f"{GATES_AND_UPS}.weight": experts} | dict(
+        family.rows(config)
+    )
 
 
 def _num_experts(config: Mapping[str, Any]) -> int | None:

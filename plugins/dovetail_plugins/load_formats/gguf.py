@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.gguf._file import SUFFIX, GgufModel, find_file, read_model
+from dovetail_plugins.gguf.reading.file import SUFFIX, GgufModel, find_file, read_model
 from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Gguf(LoadFormat):
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once. All heads are checked before the first."""
-        from dovetail_plugins.gguf._tensors import tensors_of
+        from dovetail_plugins.gguf.reading.tensors import tensors_of
 
         model = _model_of(checkpoint)
         count = ByteCount(checkpoint.progress, sum(one.num_bytes for one in model.extents))
@@ -48,14 +48,14 @@ class Gguf(LoadFormat):
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
         """Return the headers of the tensors in the model's files."""
-        from dovetail_plugins.gguf._names import headers_of
+        from dovetail_plugins.gguf.reading.names import headers_of
 
         return headers_of(_model_of(checkpoint))
 
     @classmethod
     def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a model of an unknown architecture: its names stay."""
-        from dovetail_plugins.gguf._write import write_file
+        from dovetail_plugins.gguf.writing.write import write_file
 
         write_file(Path(folder, f"model{SUFFIX}"), {"general.architecture": "sample"}, tensors)
 

@@ -16,8 +16,8 @@ from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
 from dovetail.interfaces.quantization import LinearMethod, LinearSpec, StoredTensor
-from dovetail_plugins.gguf._names import HEAD, TABLE
-from dovetail_plugins.gguf._types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
+from dovetail_plugins.gguf.blocks.types import BY_NAME, FLOAT_DTYPES, KEPT, QUANTIZED, TABLES
+from dovetail_plugins.gguf.reading.names import HEAD, TABLE
 from dovetail_plugins.layers.stored.checkpoint_method import StorageLayout, StoredMethod
 from dovetail_plugins.layers.stored.layer_names import FUSED
 from dovetail_plugins.layers.stored.rounding import BFLOAT16, FLOAT, INT8, IntegerOptions
@@ -171,7 +171,7 @@ class Rows:
 
     def weight(self, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """Return the matrix of one part."""
-        from dovetail_plugins.gguf._weight import weight_of
+        from dovetail_plugins.gguf.blocks.weight import weight_of
         from dovetail_plugins.layers.stored.matrix_linear import as_stored
 
         ((name, tensor),) = tensors.items()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer, QuantizeTask
-from dovetail_plugins.gguf._settings import ARCHITECTURES, settings_of
-from dovetail_plugins.gguf._types import BY_NAME
+from dovetail_plugins.gguf.blocks.types import BY_NAME
+from dovetail_plugins.gguf.writing.settings import ARCHITECTURES, settings_of
 
 if TYPE_CHECKING:
     import torch
 
-    from dovetail_plugins.gguf._write import Stored
+    from dovetail_plugins.gguf.writing.write import Stored
 
 FILE = "model.gguf"
 WIDE_LAYERS = ("embed_tokens", "wte", "lm_head")
@@ -55,8 +55,8 @@ class GgufQuantizer(Quantizer):
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
         """Return the matrix in blocks, under the name of their type. Shapes: weight [O, I]"""
-        from dovetail_plugins.gguf._integers import dequantize
-        from dovetail_plugins.gguf._quantize import QUANTIZERS
+        from dovetail_plugins.gguf.blocks.integers import dequantize
+        from dovetail_plugins.gguf.blocks.quantize import QUANTIZERS
 
         kind = self._type_of(name)
         blocks = QUANTIZERS[kind](weight)
@@ -64,8 +64,8 @@ class GgufQuantizer(Quantizer):
 
     def write(self, folder: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Write the file; return its bytes. Raises: ConfigError"""
-        from dovetail_plugins.gguf._vocabulary_write import tokenizer_settings
-        from dovetail_plugins.gguf._write import write_stream
+        from dovetail_plugins.gguf.vocabulary.write import tokenizer_settings
+        from dovetail_plugins.gguf.writing.write import write_stream
 
         model = self.task.model
         settings = {
@@ -80,9 +80,9 @@ class GgufQuantizer(Quantizer):
     def _stored(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Stored]:
         import torch
 
-        from dovetail_plugins.gguf._renamed import renamed
-        from dovetail_plugins.gguf._settings import rope_tensors
-        from dovetail_plugins.gguf._write import Stored
+        from dovetail_plugins.gguf.writing.renamed import renamed
+        from dovetail_plugins.gguf.writing.settings import rope_tensors
+        from dovetail_plugins.gguf.writing.write import Stored
 
         yield from renamed(self.task.model, str(self._settings["general.architecture"]), tensors)
         for name, divisors in rope_tensors(self.task.model).items():

@@ -7,8 +7,8 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import Info, NoOptions
-from dovetail_plugins.gguf._file import SUFFIX, find_file
-from dovetail_plugins.gguf._vocabulary import read_tokenizer
+from dovetail_plugins.gguf.reading.file import SUFFIX, find_file
+from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
 from dovetail_plugins.tokenizers import _files
 from dovetail_plugins.tokenizers.hf import HfTokenizer
 

@@ -13,10 +13,10 @@ import pytest
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail_plugins.gguf._config import read_config
-from dovetail_plugins.gguf._config_parts import ends
-from dovetail_plugins.gguf._file import GgufModel, find_file, read_head, read_model
-from dovetail_plugins.gguf._metadata import Settings
-from dovetail_plugins.gguf._vocabulary import read_tokenizer
+from dovetail_plugins.gguf.families.parts import ends
+from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_head, read_model
+from dovetail_plugins.gguf.reading.metadata import Settings
+from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail_plugins.gguf import _types
+from dovetail_plugins.gguf.blocks.types import QUANTIZED as QUANTIZED_TYPES
 from dovetail_testing.tiny.families import FAMILIES
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf
@@ -96,7 +96,7 @@ WIDE = {
     "num_key_value_heads": 2,
     "head_dim": 64,
 }
-QUANTIZED = ["F16", *_types.QUANTIZED]
+QUANTIZED = ["F16", *QUANTIZED_TYPES]
 QUANTIZED.remove("NVFP4")  # llama.cpp reads it from other checkpoints; nothing here writes it
 
 

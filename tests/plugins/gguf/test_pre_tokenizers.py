@@ -21,8 +21,8 @@ from tokenizers import (
 )
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._splits import KINDS
-from dovetail_plugins.gguf._vocabulary import read_tokenizer
+from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
+from dovetail_plugins.gguf.vocabulary.splits import KINDS
 from dovetail_plugins.tokenizers.gguf import GgufTokenizer
 
 gguf = pytest.importorskip("gguf")

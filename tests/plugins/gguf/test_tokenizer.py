@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, tra
 
 from dovetail import registry
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._splits import KINDS
-from dovetail_plugins.gguf._vocabulary import merges_of
+from dovetail_plugins.gguf.vocabulary.read import merges_of
+from dovetail_plugins.gguf.vocabulary.splits import KINDS
 from dovetail_plugins.tokenizers.gguf import GgufTokenizer
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dovetail_kernels.gemm.matrix import Matrix
-from dovetail_plugins.gguf._integers import dequantize
-from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TYPES
-from dovetail_plugins.gguf._weight import weight_of
+from dovetail_plugins.gguf.blocks.integers import dequantize
+from dovetail_plugins.gguf.blocks.types import BY_NAME, QUANTIZED, TYPES
+from dovetail_plugins.gguf.blocks.weight import weight_of
 from dovetail_plugins.layers.stored.products import takes_of, with_floats, with_integers
 
 gguf = pytest.importorskip("gguf")

@@ -30,6 +30,7 @@ from dovetail.runner.load.loader import load_model, num_bytes
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.commands._serve_flags import add_serve_arguments
+from dovetail_plugins.gguf.blocks.types import QUANTIZED as QUANTIZED_TYPES
 from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.inspect.facts import Inspected
 from dovetail_plugins.inspect.stored_layers import purpose_of
@@ -40,7 +41,6 @@ from support.gguf_files import write_gguf
 
 pytest.importorskip("dovetail_plugins")
 
-from dovetail_plugins.gguf import _types
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 QUANTIZED = sorted(file.parent.name for file in (DATA / "quantized").glob("*/config.json"))
@@ -140,7 +140,7 @@ def test_while_loading(name: str, tmp_path: Path) -> None:
     compare(path, "--quantization", *LOADING[name])
 
 
-@pytest.mark.parametrize("type_name", ["F16", *(t for t in _types.QUANTIZED if t != "NVFP4")])
+@pytest.mark.parametrize("type_name", ["F16", *(t for t in QUANTIZED_TYPES if t != "NVFP4")])
 def test_of_gguf_files(type_name: str, tmp_path: Path) -> None:
     source = write_tiny_checkpoint(
         tmp_path / "source", "Qwen3ForCausalLM", hidden_size=256, intermediate_size=256,

@@ -40,7 +40,7 @@ from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import finish_weights
-from dovetail_plugins.gguf._types import BY_NAME, QUANTIZED, TABLES
+from dovetail_plugins.gguf.blocks.types import BY_NAME, QUANTIZED, TABLES
 from dovetail_testing.harness import PagedModel
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dovetail.cli.main import main
-from dovetail_plugins.gguf._quantize import QUANTIZERS
+from dovetail_plugins.gguf.blocks.quantize import QUANTIZERS
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 gguf = pytest.importorskip("gguf")
@@ -113,7 +113,7 @@ def test_the_tokenizer_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     """Of kinds that GGUF knows the same tokens come back; others are told."""
     from tokenizers import Tokenizer
 
-    from dovetail_plugins.gguf._vocabulary import read_tokenizer
+    from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
 
     source = write_tiny_checkpoint(tmp_path / "source", "Qwen3ForCausalLM", **SIZES)
     text, named = read_tokenizer(quantize(source, tmp_path / "out"))
@@ -147,9 +147,9 @@ def sentence_pieces() -> Any:
 def test_pieces_with_bytes_come_back(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    from dovetail_plugins.gguf._file import GgufModel
-    from dovetail_plugins.gguf._vocabulary import tokenizer_of
-    from dovetail_plugins.gguf._vocabulary_write import tokenizer_settings
+    from dovetail_plugins.gguf.reading.file import GgufModel
+    from dovetail_plugins.gguf.vocabulary.read import tokenizer_of
+    from dovetail_plugins.gguf.vocabulary.write import tokenizer_settings
 
     theirs = sentence_pieces()
     (tmp_path / "tokenizer.json").write_text(theirs.to_str())

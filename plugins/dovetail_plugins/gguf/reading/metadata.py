@@ -6,8 +6,7 @@ import struct
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import GgufModel, TensorExtent
-from dovetail_plugins.gguf._layouts import LAYOUTS
+from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
 
 _MAX_FACTORS = 4096
 
@@ -19,12 +18,6 @@ class Settings:
         self.model = model
         self._values = model.settings
         self.architecture = str(self._values.get("general.architecture", ""))
-        if self.architecture not in LAYOUTS:
-            raise ConfigError(
-                f'general.architecture "{self.architecture}" is not supported in GGUF files.',
-                where=str(model.path),
-                fix=f"use one of {', '.join(sorted(LAYOUTS))}, or another checkpoint.",
-            )
 
     def find(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """Return a setting or None; names of the architecture's own begin with a dot.

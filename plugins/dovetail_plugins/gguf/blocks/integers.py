@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_plugins.gguf._fields import fields, halves, words
-from dovetail_plugins.gguf._types import BY_NAME
-from dovetail_plugins.gguf._vectors import VECTORS, Vectors, vectors
+from dovetail_plugins.gguf.blocks.fields import fields, halves, words
+from dovetail_plugins.gguf.blocks.types import BY_NAME
+from dovetail_plugins.gguf.blocks.vectors import VECTORS, Vectors, vectors
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of the IQ4 types' nibbles."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import TensorExtent
+from dovetail_plugins.gguf.reading.file import TensorExtent
 
 GATES_AND_UPS = "ffn_gate_up_exps"
 _ALONE = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")

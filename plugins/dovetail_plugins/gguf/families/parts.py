@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import GgufModel
-from dovetail_plugins.gguf._metadata import Settings
-from dovetail_plugins.gguf._names import has_head
-from dovetail_plugins.gguf._types import FLOAT_DTYPES
+from dovetail_plugins.gguf.blocks.types import FLOAT_DTYPES
+from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.reading.metadata import Settings
+from dovetail_plugins.gguf.reading.names import has_head
 
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS = frozenset(

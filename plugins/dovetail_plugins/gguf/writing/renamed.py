@@ -1,4 +1,4 @@
-"""A checkpoint's tensors under GGUF's names and in its shapes: the inverse of `_tensors.py`."""
+"""Tensors of a checkpoint under GGUF's names and shapes: the inverse of `reading/tensors.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail_plugins.gguf._layouts import LAYOUTS, FamilyNames
-from dovetail_plugins.gguf._types import QUANTIZED
-from dovetail_plugins.gguf._write import Stored
+from dovetail_plugins.gguf.blocks.types import QUANTIZED
+from dovetail_plugins.gguf.families import families
+from dovetail_plugins.gguf.families.family import FamilyNames
+from dovetail_plugins.gguf.writing.write import Stored
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _LETTERS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -26,7 +27,7 @@ def renamed(
 ) -> Iterator[Stored]:
     """Yield a model's tensors; a tensor named after a block type is stored as such, all others as
     float32. Experts come when all of a layer's have. Raises: ConfigError for an unknown name."""
-    layout = LAYOUTS[architecture]
+    layout = families()[architecture].names
     names = _names(layout, model.num_layers)
     waiting: dict[str, dict[int, torch.Tensor]] = {}
     is_tied = bool(model.hf_config.get("tie_word_embeddings"))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from dovetail_kernels.gemm.weight import Weight, integer_format
-from dovetail_plugins.gguf._integers import E2M1, LEVELS, integers
-from dovetail_plugins.gguf._types import BY_NAME
-from dovetail_plugins.gguf._vectors import VECTORS, points, vectors
+from dovetail_plugins.gguf.blocks.integers import E2M1, LEVELS, integers
+from dovetail_plugins.gguf.blocks.types import BY_NAME
+from dovetail_plugins.gguf.blocks.vectors import VECTORS, points, vectors
 
 BITS = {
     "Q2_K": 2,

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from dovetail.config.checkpoint.sources.weights_check import is_whole_model
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._types import NOT_READ, TYPES, Type
+from dovetail_plugins.gguf.blocks.types import NOT_READ, TYPES, Type
 
 SUFFIX = ".gguf"
 PROJECTORS = "mmproj*"

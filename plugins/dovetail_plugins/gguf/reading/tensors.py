@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._experts import divided
-from dovetail_plugins.gguf._file import GgufModel, TensorExtent
-from dovetail_plugins.gguf._integers import dequantize
-from dovetail_plugins.gguf._layouts import FamilyNames
-from dovetail_plugins.gguf._names import TensorTarget, check_names, layout_of, place_of
-from dovetail_plugins.gguf._types import QUANTIZED
+from dovetail_plugins.gguf.blocks.integers import dequantize
+from dovetail_plugins.gguf.blocks.types import QUANTIZED
+from dovetail_plugins.gguf.families.family import FamilyNames
+from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
+from dovetail_plugins.gguf.reading.names import TensorTarget, check_names, layout_of, place_of
+from dovetail_plugins.gguf.reading.stacks import divided
 
 DTYPES = {
     "F32": torch.float32,
@@ -102,10 +102,8 @@ def _as_stored(
     last = place.module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):
         return _turned(tensor, _num_heads(model, is_key=last == "k_proj"))
-    if place.stem == "ssm_a":  # the recurrence's -exp(A_log)
-        return tensor.float().neg().log()
-    if place.stem == "ssm_norm":  # a row for each group
-        return tensor.flatten()
+    if place.stem in layout.undo:
+        return layout.undo[place.stem](model, tensor)
     if layout.adds_one and place.module.endswith("norm") and place.leaf == "weight":
         return tensor.float() - 1
     return tensor.unsqueeze(0) if last == "shared_expert_gate" and tensor.dim() == 1 else tensor

@@ -16,8 +16,8 @@ from functools import cache
 
 import torch
 
-from dovetail_plugins.gguf._fields import fields, halves, longs, words
-from dovetail_plugins.gguf._grids import grid, sign_bytes
+from dovetail_plugins.gguf.blocks.fields import fields, halves, longs, words
+from dovetail_plugins.gguf.blocks.grids import grid, sign_bytes
 
 BELOW = 1 << 11
 """The bit of an IQ1 code whose point is moved down."""

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.headers import TensorHeader
-from dovetail_plugins.gguf._experts import divided, expert_of
-from dovetail_plugins.gguf._file import GgufModel, TensorExtent
-from dovetail_plugins.gguf._layouts import FALCON_TWO_NORMS, HEAD, LAYOUTS, FamilyNames
-from dovetail_plugins.gguf._types import PLAIN_DTYPES, QUANTIZED
+from dovetail_plugins.gguf.blocks.types import PLAIN_DTYPES, QUANTIZED
+from dovetail_plugins.gguf.families import families
+from dovetail_plugins.gguf.families.family import FamilyNames
+from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
+from dovetail_plugins.gguf.reading.stacks import divided, expert_of
 
+HEAD = "lm_head"
 TABLE = "embed_tokens"
 """`stored_types`' name of a token table that is not shared with a head."""
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -65,10 +67,8 @@ class TensorTarget:
 
 def layout_of(model: GgufModel) -> FamilyNames | None:
     """Return the names of a model's tensors, None for an architecture that is not known."""
-    architecture = str(model.settings.get("general.architecture"))
-    if architecture == "falcon" and any(".attn_norm_2." in one.name for one in model.extents):
-        return FALCON_TWO_NORMS
-    return LAYOUTS.get(architecture)
+    family = families().get(str(model.settings.get("general.architecture")))
+    return None if family is None else family.other_names(model) or family.names
 
 
 def check_names(model: GgufModel, layout: FamilyNames) -> None:

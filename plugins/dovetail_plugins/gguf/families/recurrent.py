@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._config_parts import gated, granite_scales, layer_norm_eps, rope
-from dovetail_plugins.gguf._metadata import Settings
+from dovetail_plugins.gguf.families.family import Family, usual_rows
+from dovetail_plugins.gguf.families.layouts import LAYOUTS
+from dovetail_plugins.gguf.families.parts import gated, granite_scales, layer_norm_eps, rope
+from dovetail_plugins.gguf.reading.metadata import Settings
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 
@@ -203,7 +205,17 @@ def _nemotron_h(settings: Settings) -> dict[str, Any]:
     }
 
 
-RECURRENT: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
+def _granite_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+    return usual_rows(config) | {"ffn_up.weight": config["shared_intermediate_size"]}
+
+
+def _gated_query_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+    """A gate of the attention's outputs has as many rows as the queries, behind them."""
+    queries = config["num_attention_heads"] * config["head_dim"]
+    return usual_rows(config) | {"attn_q.weight": 2 * queries}
+
+
+_CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "falcon-h1": _falcon_h1,
@@ -214,5 +226,14 @@ RECURRENT: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "nemotron_h": _nemotron_h,
 }
 """general.architecture -> its config.json."""
-HEADLESS = frozenset({"mamba", "mamba2"})
-"""Architectures without attention."""
+_MORE: Mapping[str, dict[str, Any]] = {
+    "mamba": {"has_heads": False},
+    "mamba2": {"has_heads": False},
+    "granitehybrid": {"rows": _granite_rows},
+    "qwen3next": {"rows": _gated_query_rows},
+}
+FAMILIES = {
+    name: Family(config=config, names=LAYOUTS[name], **_MORE.get(name, {}))
+    for name, config in _CONFIGS.items()
+}
+"""general.architecture -> how files of it are read."""

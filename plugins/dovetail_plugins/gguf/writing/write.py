@@ -15,9 +15,9 @@ from typing import BinaryIO
 import torch
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import ALIGNMENT
-from dovetail_plugins.gguf._tensors import DTYPES
-from dovetail_plugins.gguf._types import BY_NAME, CODES
+from dovetail_plugins.gguf.blocks.types import BY_NAME, CODES
+from dovetail_plugins.gguf.reading.file import ALIGNMENT
+from dovetail_plugins.gguf.reading.tensors import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _U32, _I32, _F32, _BOOL, _TEXT, _ARRAY = 4, 5, 6, 7, 8, 9

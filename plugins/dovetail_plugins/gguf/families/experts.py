@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail_plugins.gguf._config_parts import (
+from dovetail_plugins.gguf.families.family import Family
+from dovetail_plugins.gguf.families.layouts import LAYOUTS
+from dovetail_plugins.gguf.families.parts import (
     drafting,
     gated,
     granite_scales,
     grouped_experts,
     rope,
 )
-from dovetail_plugins.gguf._metadata import Settings
+from dovetail_plugins.gguf.reading.metadata import Settings
 
 
 def _experts(settings: Settings) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _ernie_moe(settings: Settings) -> dict[str, Any]:
     return gated(settings, "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", **more)
 
 
-EXPERTS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
+_CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
     "gpt-oss": _gpt_oss,
@@ -222,3 +224,5 @@ EXPERTS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "ernie4_5-moe": _ernie_moe,
 }
 """general.architecture -> its config.json."""
+FAMILIES = {name: Family(config=config, names=LAYOUTS[name]) for name, config in _CONFIGS.items()}
+"""general.architecture -> how files of it are read."""

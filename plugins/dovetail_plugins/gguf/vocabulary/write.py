@@ -18,9 +18,9 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
-from dovetail_plugins.gguf._file import GgufModel
-from dovetail_plugins.gguf._splits import KINDS
-from dovetail_plugins.gguf._vocabulary import TEMPLATE, tokenizer_of
+from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.vocabulary.read import TEMPLATE, tokenizer_of
+from dovetail_plugins.gguf.vocabulary.splits import KINDS
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
-from dovetail_plugins.gguf._config_parts import (
+from dovetail_plugins.gguf.families.family import Family, FamilyNames, joined_mlp_rows
+from dovetail_plugins.gguf.families.layouts import FALCON_TWO_NORMS, LAYOUTS
+from dovetail_plugins.gguf.families.parts import (
     common,
     gated,
     granite_scales,
@@ -16,7 +18,8 @@ from dovetail_plugins.gguf._config_parts import (
     matrix_rows,
     rope,
 )
-from dovetail_plugins.gguf._metadata import Settings
+from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.reading.metadata import Settings
 
 
 def _llama(settings: Settings) -> dict[str, Any]:
@@ -353,7 +356,13 @@ def _command_r(settings: Settings) -> dict[str, Any]:
     return gated(settings, "cohere", "CohereForCausalLM", **more)
 
 
-DENSE: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
+def _falcon_names(model: GgufModel) -> FamilyNames | None:
+    """Return the names of files whose attention and MLP have separate norms."""
+    has_two = any(".attn_norm_2." in one.name for one in model.extents)
+    return FALCON_TWO_NORMS if has_two else None
+
+
+_CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -389,3 +398,13 @@ DENSE: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "command-r": _command_r,
 }
 """general.architecture -> its config.json."""
+_MORE: Mapping[str, dict[str, Any]] = {
+    "phi3": {"rows": joined_mlp_rows},
+    "glm4": {"rows": joined_mlp_rows},
+    "falcon": {"other_names": _falcon_names},
+}
+FAMILIES = {
+    name: Family(config=config, names=LAYOUTS[name], **_MORE.get(name, {}))
+    for name, config in _CONFIGS.items()
+}
+"""general.architecture -> how files of it are read."""

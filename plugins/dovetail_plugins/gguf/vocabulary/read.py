@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._file import GgufModel
-from dovetail_plugins.gguf._splits import GEMMA4, KINDS, Kind
+from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.vocabulary.splits import GEMMA4, KINDS, Kind
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _SPACE = "\u2581"
@@ -328,7 +328,7 @@ def _template(first: str | None, texts: Sequence[str], last: str | None) -> list
 def read_tokenizer(file: Path) -> tuple[str, Json]:
     """Return the contents that tokenizer.json and tokenizer_config.json would have, of a GGUF
     file."""
-    from dovetail_plugins.gguf._file import read_head
+    from dovetail_plugins.gguf.reading.file import read_head
 
     head = read_head(file)
     return tokenizer_of(GgufModel(path=file, settings=head.settings, extents=()))

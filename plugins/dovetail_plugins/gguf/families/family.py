@@ -1,0 +1,83 @@
+"""Family: how the GGUF files of one architecture are read. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.reading.metadata import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+Undo = Callable[[GgufModel, "torch.Tensor"], "torch.Tensor"]
+"""Undoes what the converter did to a tensor."""
+STATES: Mapping[str, Undo] = {
+    "ssm_a": lambda model, tensor: tensor.float().neg().log(),  # -exp(A_log)
+    "ssm_norm": lambda model, tensor: tensor.flatten(),  # a row for each group
+}
+"""What converters do to the tensors of Mamba's states."""
+TRUNK = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyNames:
+    """A family's names.
+
+    `block`: names of modules in a block without "blk.N."; `own`: whole names of tensors in a block
+    that are not called after their module. `joined`: tensors that are parts of one matrix of the
+    checkpoint. `turns_heads`: rows of q and k are in another order; `adds_one`: norm weights are
+    stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
+    checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
+    are several matrices, numbered in the checkpoint. `undo`: GGUF's name of a tensor, without
+    "blk.N." and ".weight" -> what turns it into the checkpoint's."""
+
+    block: Mapping[str, str]
+    own: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, str] = field(default_factory=dict)
+    trunk: Mapping[str, str] = field(default_factory=lambda: TRUNK)
+    blocks: str = "model.layers"
+    turns_heads: bool = False
+    adds_one: bool = False
+    is_input_first: bool = False
+    has_letters: bool = False
+    stacked: tuple[str, ...] = ()
+    undo: Mapping[str, Undo] = field(default_factory=lambda: STATES)
+
+
+def usual_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return GGUF's name of a matrix -> its rows by the config, None if that does not say."""
+    inner = config.get("intermediate_size_mlp") or config.get("intermediate_size")
+    inner = inner or config.get("n_inner")
+    rows = {"ffn_up.weight": inner[0] if isinstance(inner, list) else inner}
+    if "num_attention_heads" not in config:
+        return rows
+    size = config["head_dim"]
+    if "kv_lora_rank" in config:
+        size = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    return rows | {"attn_q.weight": heads * size, "attn_k.weight": kv_heads * size}
+
+
+def joined_mlp_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the rows where gate and up are one matrix."""
+    return usual_rows(config) | {"ffn_up.weight": 2 * config["intermediate_size"]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How files of an architecture are read.
+
+    `config`: the config.json that the settings mean, without what all families have. `names`: the
+    checkpoint's names of the tensors; `other_names` returns others for a file that has other
+    tensors, or None. `has_heads`: the model attends. `rows`: the rows of matrices by the config,
+    which are compared with the tensors' before the model is built.
+    """
+
+    config: Callable[[Settings], dict[str, Any]]
+    names: FamilyNames
+    other_names: Callable[[GgufModel], FamilyNames | None] = lambda model: None
+    has_heads: bool = True
+    rows: Callable[[Mapping[str, Any]], Mapping[str, int | None]] = usual_rows
