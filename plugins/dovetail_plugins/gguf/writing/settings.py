@@ -1,4 +1,4 @@
-"""The settings of a GGUF file for a Hugging Face checkpoint: the inverse of `config.py`.
+"""The settings of a GGUF file for a Hugging Face checkpoint: the inverse of `_config.py`.
 
 Imports no torch. Source: the key names of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 and the values of llama.cpp's converters.
