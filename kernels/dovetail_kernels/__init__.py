@@ -39,6 +39,7 @@ OP_NAMES = (
     "output_gate",
     "product",
     "token_mask",
+    "bit_fields",
     "sample",
     "logprobs",
 )

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include <type_traits>
+
 #include "gemm/bfloat16_weights.h"
 #include "gemm/planes.h"
 
@@ -44,6 +46,22 @@ DT_INLINE int64_t padded_inputs(int32_t format, int64_t in_size) {
   return divide_up(in_size, step) * step;
 }
 
+// The rows of a panel that the matrix has, and the column of each. Returns their number.
+template <class T>
+DT_INLINE int source_rows(const PackArgs& args, int64_t panel, const T** rows, int* columns) {
+  int count = 0;
+  for (int column = 0; column < kPanel; ++column) {
+    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
+    if (row < 0) continue;
+    rows[count] = static_cast<const T*>(args.weight) + row * args.in_size;
+    columns[count++] = column;
+  }
+  return count;
+}
+
+// Inputs are taken a cache line of every row at a time: rows that lie a power of two apart share few
+// places of the cache.
+//
 // `to` is where the panel begins, or where the packed weight does if panels are interleaved.
 template <class T>
 void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
@@ -54,42 +72,80 @@ void pack_panel(const PackArgs& args, int64_t panel, T* to, T offset = 0) {
     to += lies.first * kPanel * step;
     place.stride = lies.stride;
   }
+  const int64_t apart = place.stride * kPanel * step;
   for (int64_t unit = 0; unit < padded; unit += step)
     memset(static_cast<void*>(to + place(unit, 0)), 0, kPanel * step * sizeof(T));
-  for (int column = 0; column < kPanel; ++column) {
-    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
-    if (row < 0) continue;
-    const T* from = static_cast<const T*>(args.weight) + row * args.in_size;
-    for (int64_t k = 0; k < args.in_size; ++k) to[place(k, column)] = static_cast<T>(from[k] + offset);
+  const T* rows[kPanel];
+  int columns[kPanel];
+  const int num_rows = source_rows(args, panel, rows, columns);
+  if (place.is_bfloat16)
+    for (int i = 0; i < num_rows; ++i) columns[i] = bfloat16_place(columns[i]);
+  const int64_t whole = args.in_size / step * step;
+  const auto copy = [&](auto count) __attribute__((always_inline)) {
+    constexpr int64_t kStep = decltype(count)::value;
+    constexpr int64_t kSome = kLineBytes / sizeof(T);
+    for (int64_t first = 0; first < whole; first += kSome)
+      for (int i = 0; i < num_rows; ++i) {
+        T* unit = to + first / kStep * apart + columns[i] * kStep;
+        const int64_t stop = first + kSome < whole ? first + kSome : whole;
+        for (int64_t k = first; k < stop; k += kStep, unit += apart)
+          for (int64_t s = 0; s < kStep; ++s) unit[s] = static_cast<T>(rows[i][k + s] + offset);
+      }
+  };
+  switch (step) {
+    case 1: copy(std::integral_constant<int64_t, 1>{}); break;
+    case 2: copy(std::integral_constant<int64_t, 2>{}); break;
+    default: copy(std::integral_constant<int64_t, 4>{}); break;
   }
+  for (int i = 0; i < num_rows; ++i)
+    for (int64_t k = whole; k < args.in_size; ++k)
+      to[whole / step * apart + columns[i] * step + k % step] = static_cast<T>(rows[i][k] + offset);
 }
 
-// One byte a value, 0 .. 15, becomes a nibble; in a lane of eight, input s is nibble order[s].
-void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to, const int (&order)[8]) {
-  const int64_t lanes = divide_up(args.in_size, 8);
+// Eight values below 16, a byte each, as the nibbles of a word: in order, or inputs 0 .. 3 in the low
+// nibbles of its bytes and 4 .. 7 in the high ones (kNibbleOfInput).
+template <bool in_order> DT_INLINE uint32_t nibbles(uint64_t bytes) {
+  if constexpr (!in_order) return static_cast<uint32_t>(bytes) | static_cast<uint32_t>(bytes >> 32) << 4;
+  bytes = (bytes | bytes >> 4) & 0x00ff00ff00ff00ffull;
+  bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffull;
+  return static_cast<uint32_t>(bytes | bytes >> 16);
+}
+
+// One byte a value, 0 .. 15, becomes a nibble.
+template <bool in_order> void pack_panel_int4(const PackArgs& args, int64_t panel, uint8_t* to) {
+  const int64_t lanes = divide_up(args.in_size, 8), whole = args.in_size / 8;
   memset(to, 0, lanes * kPanel * 4);
-  for (int column = 0; column < kPanel; ++column) {
-    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
-    if (row < 0) continue;
-    const uint8_t* from = static_cast<const uint8_t*>(args.weight) + row * args.in_size;
-    for (int64_t k = 0; k < args.in_size; ++k) {
-      const int nibble = order[k % 8];
-      to[(k / 8 * kPanel + column) * 4 + nibble / 2] |=
-          static_cast<uint8_t>(from[k] << (nibble % 2 * 4));
-    }
-  }
+  const uint8_t* rows[kPanel];
+  int columns[kPanel];
+  const int num_rows = source_rows(args, panel, rows, columns);
+  uint32_t* words = reinterpret_cast<uint32_t*>(to);
+  for (int64_t first = 0; first < lanes; first += kLineBytes / 8)
+    for (int i = 0; i < num_rows; ++i)
+      for (int64_t lane = first; lane < lanes && lane < first + kLineBytes / 8; ++lane) {
+        uint64_t bytes = 0;
+        if (lane < whole) memcpy(&bytes, rows[i] + lane * 8, 8);
+        else memcpy(&bytes, rows[i] + lane * 8, static_cast<size_t>(args.in_size % 8));
+        words[lane * kPanel + columns[i]] = nibbles<in_order>(bytes);
+      }
 }
 
-// One byte a value becomes bits of planes.
+// One byte a value becomes bits of planes, sixteen inputs at a time (planes.h).
 void pack_panel_planes(const PackArgs& args, int64_t panel, uint8_t* to, int64_t bytes) {
   memset(to, 0, bytes);
-  const Plane plane{plane_bits(args.format), to};
-  for (int column = 0; column < kPanel; ++column) {
-    const int64_t row = source_row(panel, column, args.out_size, args.is_gated);
-    if (row < 0) continue;
-    const uint8_t* from = static_cast<const uint8_t*>(args.weight) + row * args.in_size;
-    for (int64_t k = 0; k < args.in_size; ++k) plane.put(k, column, from[k]);
-  }
+  const int bits = plane_bits(args.format);
+  const int64_t units = divide_up(args.in_size, 16), unit_bytes = 2 * bits * kPanel;
+  const uint8_t* rows[kPanel];
+  int columns[kPanel];
+  const int num_rows = source_rows(args, panel, rows, columns);
+  for (int64_t first = 0; first < units; first += kLineBytes / 16)
+    for (int i = 0; i < num_rows; ++i)
+      for (int64_t unit = first; unit < units && unit < first + kLineBytes / 16; ++unit) {
+        uint32_t values[4] = {};
+        const int64_t left = args.in_size - unit * 16;
+        if (left >= 16) memcpy(values, rows[i] + unit * 16, 16);
+        else memcpy(values, rows[i] + unit * 16, static_cast<size_t>(left));
+        put_unit(bits, to + unit * unit_bytes, columns[i], values);
+      }
 }
 
 int64_t panel_bytes(int32_t format, int64_t in_size) {
@@ -118,7 +174,6 @@ DT_KERNEL(gemm_panel_bytes, PackArgs) { return static_cast<int>(panel_bytes(args
 DT_KERNEL(gemm_pack, PackArgs) {
   const int64_t panels = num_panels(args.out_size, args.is_gated), bytes = panel_bytes(args.format, args.in_size);
   if (panels * bytes != args.packed_bytes) return 1;
-  static constexpr int kInOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
   parallel(panels, [&](int64_t panel) {
     uint8_t* to = static_cast<uint8_t*>(args.packed) + panel * bytes;
     switch (args.format) {
@@ -131,7 +186,7 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kInt8Float32:
       case kFloat8: return pack_panel(args, panel, to);
       case kInt4:
-      case kTable4: return pack_panel_int4(args, panel, to, kInOrder);
+      case kTable4: return pack_panel_int4<true>(args, panel, to);
       case kInt2:
       case kInt3:
       case kInt5:
@@ -140,7 +195,7 @@ DT_KERNEL(gemm_pack, PackArgs) {
       case kInt3Int8:
       case kInt5Int8:
       case kInt6Int8: return pack_panel_planes(args, panel, to, bytes);
-      default: return pack_panel_int4(args, panel, to, kNibbleOfInput);
+      default: return pack_panel_int4<false>(args, panel, to);
     }
   });
   return 0;
@@ -216,7 +271,7 @@ DT_KERNEL(gemm_rows, RowsArgs) {
           const int nibble = args.format != kInt4Int8 ? static_cast<int>(k % 8) : kNibbleOfInput[k % 8];
           int value, usual = 0;
           if (bits) {
-            value = Plane{bits, const_cast<uint8_t*>(at)}.get(k, column);
+            value = Plane{bits, at}.get(k, column);
             usual = 1 << (bits - 1);
           } else if (args.format == kInt8Float32) {
             value = static_cast<int8_t>(at[here]);

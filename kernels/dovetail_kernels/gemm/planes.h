@@ -79,38 +79,44 @@ struct Planes {
   }
 };
 
-// Values of one column as planes: put() adds a value to zeroed memory, get() reads it back.
+// Adds sixteen values of a column, four to a word, to the zeroed planes of a unit.
+DT_INLINE void put_unit(int bits, uint8_t* unit, int column, const uint32_t (&values)[4]) {
+  uint32_t* at = reinterpret_cast<uint32_t*>(unit);
+  int done = 0;
+  if (bits & 4) {
+    for (int q = 0; q < 4; ++q) at[q / 2 * kPanel + column] |= (values[q] & 0x0f0f0f0fu) << (q % 2 * 4);
+    at += 2 * kPanel;
+    done = 4;
+  }
+  if (bits & 2) {
+    for (int q = 0; q < 4; ++q) at[column] |= (values[q] >> done & 0x03030303u) << (2 * q);
+    at += kPanel;
+    done += 2;
+  }
+  if (bits & 1)
+    for (int q = 0; q < 4; ++q)
+      at[column % kLanes] |= (values[q] >> done & 0x01010101u) << (4 * (column / kLanes) + q);
+}
+
+// Reads values of one column back from planes.
 struct Plane {
   int bits;
-  uint8_t* at;  // the panel
-  template <class Body>
-  DT_INLINE void each(int64_t k, int column, const Body& body) const {
+  const uint8_t* at;  // the panel
+  DT_INLINE int get(int64_t k, int column) const {
     const int q = static_cast<int>(k % 16) / 4, b = static_cast<int>(k % 4);
-    const int j = column / kLanes, lane = column % kLanes;
-    uint8_t* unit = at + k / 16 * (2 * bits * kPanel);
-    int done = 0;
+    const uint8_t* unit = at + k / 16 * (2 * bits * kPanel);
+    int value = 0, done = 0;
     if (bits & 4) {
-      body(unit[(q / 2 * kPanel + column) * 4 + b], q % 2 * 4, 15, done);
+      value = unit[(q / 2 * kPanel + column) * 4 + b] >> (q % 2 * 4) & 15;
       unit += 2 * kPanel * 4;
-      done += 4;
+      done = 4;
     }
     if (bits & 2) {
-      body(unit[column * 4 + b], 2 * q, 3, done);
+      value |= (unit[column * 4 + b] >> (2 * q) & 3) << done;
       unit += kPanel * 4;
       done += 2;
     }
-    if (bits & 1) body(unit[lane * 4 + b], 4 * j + q, 1, done);
-  }
-  DT_INLINE void put(int64_t k, int column, int value) const {
-    each(k, column, [&](uint8_t& byte, int place, int mask, int done) {
-      byte |= static_cast<uint8_t>((value >> done & mask) << place);
-    });
-  }
-  DT_INLINE int get(int64_t k, int column) const {
-    int value = 0;
-    each(k, column, [&](uint8_t& byte, int place, int mask, int done) {
-      value |= (byte >> place & mask) << done;
-    });
+    if (bits & 1) value |= (unit[column % kLanes * 4 + b] >> (4 * (column / kLanes) + q) & 1) << done;
     return value;
   }
 };

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from dovetail_plugins.load_formats._files import check_is_content
+from dovetail_plugins.load_formats._mapped import MappedFile
 from dovetail_plugins.load_formats._safetensors_header import (
     LENGTH_BYTES,
     TYPES,
@@ -122,16 +122,20 @@ def without(header: Header, is_skipped: Callable[[str], bool]) -> Header:
 
 
 def lazy_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a mapped file; their bytes are read when they are copied.
+    """Yield the tensors of a mapped file; their bytes are read when they are copied. The pages of a
+    tensor leave this process's memory when the next one is requested.
 
-    Raises: ConfigError for faults that the header check has missed.
+    Raises: ConfigError when the file has become shorter since its header was read.
     """
-    try:
-        with safe_open(str(header.path), framework="pt") as file:
-            for extent in header.extents:
-                yield extent.name, file.get_tensor(extent.name)
-    except SafetensorError as error:
-        raise malformed(header.path, str(error)) from error
+    mapped = MappedFile(header.path)
+    for extent in header.extents:
+        if extent.start == extent.end:
+            yield extent.name, torch.empty(extent.shape, dtype=extent.dtype)
+            continue
+        raw = mapped.read(extent.start, extent.end)
+        raw = raw if extent.start % extent.dtype.itemsize == 0 else raw.clone()
+        yield extent.name, raw.view(extent.dtype).view(extent.shape)
+        mapped.let_go(extent.start, extent.end)
 
 
 def eager_tensors(header: Header) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail_kernels import bit_fields
+from dovetail_kernels.bit_fields.reference import Plane
 from dovetail_plugins.gguf.blocks.fields import fields, halves, words
 from dovetail_plugins.gguf.blocks.types import BY_NAME
 from dovetail_plugins.gguf.blocks.vectors import VECTORS, Vectors, vectors
 
+Scales = Callable[[torch.Tensor], dict[str, torch.Tensor]]
+"""Reads the steps and codes of blocks, by the names of `Integers`. Takes [n, block bytes] uint8."""
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of the IQ4 types' nibbles."""
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -52,7 +56,9 @@ def integers(type_name: str, blocks: torch.Tensor) -> Integers:
     assert blocks.shape[1] == BY_NAME[type_name].block_bytes
     if type_name in VECTORS:
         return _spelled(vectors(type_name, blocks))
-    return _READERS[type_name](blocks)
+    layout = LAYOUTS[type_name]
+    values = layout.numbers(layout.places(blocks))
+    return Integers(group=layout.group, values=values, **layout.scales(blocks))
 
 
 def dequantize(type_name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -75,68 +81,28 @@ def _scales(steps: torch.Tensor, codes: torch.Tensor | None, groups: int) -> tor
     return (wide if codes is None else wide * codes.float()).unsqueeze(2)
 
 
-def _looked_up(table: tuple[int, ...], nibbles: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(table, dtype=torch.int8)[nibbles.long()]
+def _step(start: int) -> Scales:
+    """Return a reader of one step of 16 bits."""
+    return lambda raw: {"steps": halves(raw[:, start : start + 2])}
 
 
-def _q4_0(raw: torch.Tensor) -> Integers:
-    values = fields(raw[:, 2:], 4, 16).view(torch.int8) - 8
-    return Integers(group=32, values=values, steps=halves(raw[:, :2]))
+def _step_and_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"steps": halves(raw[:, :2]), "offset_steps": halves(raw[:, 2:4])}
 
 
-def _q4_1(raw: torch.Tensor) -> Integers:
-    values = fields(raw[:, 4:], 4, 16).view(torch.int8)
-    return _with_offset(32, values, raw)
-
-
-def _with_offset(group: int, values: torch.Tensor, raw: torch.Tensor) -> Integers:
-    """Return values whose block begins with a step and an offset."""
-    steps, offsets = halves(raw[:, :2]), halves(raw[:, 2:4])
-    return Integers(group=group, values=values, steps=steps, offset_steps=offsets)
-
-
-def _fifth_bits(raw: torch.Tensor) -> torch.Tensor:
-    """Return bit i of a 32-bit number as 16 for value i. Shapes: [n, 4] uint8 -> [n, 32] uint8"""
-    return fields(raw, 1, 1) << 4
-
-
-def _q5_0(raw: torch.Tensor) -> Integers:
-    values = fields(raw[:, 6:], 4, 16) | _fifth_bits(raw[:, 2:6])
-    return Integers(group=32, values=values.view(torch.int8) - 16, steps=halves(raw[:, :2]))
-
-
-def _q5_1(raw: torch.Tensor) -> Integers:
-    values = fields(raw[:, 8:], 4, 16) | _fifth_bits(raw[:, 4:8])
-    return _with_offset(32, values.view(torch.int8), raw)
-
-
-def _q8_0(raw: torch.Tensor) -> Integers:
-    values = raw[:, 2:].contiguous().view(torch.int8)
-    return Integers(group=32, values=values, steps=halves(raw[:, :2]))
-
-
-def _q2_k(raw: torch.Tensor) -> Integers:
+def _q2_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     codes, steps = raw[:, :16], halves(raw[:, 80:])
-    return Integers(
-        group=16,
-        values=fields(raw[:, 16:80], 2, 32).view(torch.int8),
-        codes=(codes & 15).view(torch.int8),
-        steps=steps[:, :1],
-        offset_codes=(codes >> 4).view(torch.int8),
-        offset_steps=-steps[:, 1:],
-    )
+    return {
+        "codes": (codes & 15).view(torch.int8),
+        "steps": steps[:, :1],
+        "offset_codes": (codes >> 4).view(torch.int8),
+        "offset_steps": -steps[:, 1:],
+    }
 
 
-def _q3_k(raw: torch.Tensor) -> Integers:
-    low = fields(raw[:, 32:96], 2, 32).view(torch.int8)
-    high = fields(raw[:, :32], 1, 32).view(torch.int8)
+def _q3_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     codes = fields(raw[:, 96:104], 4, 8) | fields(raw[:, 104:108], 2, 4) << 4
-    return Integers(
-        group=16,
-        values=low + high * 4 - 4,
-        codes=codes.view(torch.int8) - 32,
-        steps=halves(raw[:, 108:]),
-    )
+    return {"codes": codes.view(torch.int8) - 32, "steps": halves(raw[:, 108:])}
 
 
 def _six_bits(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,106 +113,114 @@ def _six_bits(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.view(torch.int8), offset_codes.view(torch.int8)
 
 
-def _k_offset(raw: torch.Tensor, values: torch.Tensor) -> Integers:
-    """Return values whose block begins with two steps and twelve bytes of codes."""
+def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the scales of a block that begins with two steps and twelve bytes of codes."""
     codes, offset_codes = _six_bits(raw[:, 4:16])
-    return Integers(
-        group=32,
-        values=values,
-        codes=codes,
-        steps=halves(raw[:, :2]),
-        offset_codes=offset_codes,
-        offset_steps=-halves(raw[:, 2:4]),
-    )
+    steps, offset_steps = halves(raw[:, :2]), -halves(raw[:, 2:4])
+    return {"codes": codes, "steps": steps, "offset_codes": offset_codes,
+            "offset_steps": offset_steps}  # fmt: skip
 
 
-def _q4_k(raw: torch.Tensor) -> Integers:
-    return _k_offset(raw, fields(raw[:, 16:], 4, 32).view(torch.int8))
+def _q6_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
+    codes = raw[:, 192:208].contiguous().view(torch.int8)
+    return {"codes": codes, "steps": halves(raw[:, 208:])}
 
 
-def _q5_k(raw: torch.Tensor) -> Integers:
-    high = fields(raw[:, 16:48], 1, 32) << 4
-    return _k_offset(raw, (fields(raw[:, 48:], 4, 32) | high).view(torch.int8))
-
-
-def _q6_k(raw: torch.Tensor) -> Integers:
-    values = fields(raw[:, :128], 4, 64) | fields(raw[:, 128:192], 2, 32) << 4
-    return Integers(
-        group=16,
-        values=values.view(torch.int8) - 32,
-        codes=raw[:, 192:208].contiguous().view(torch.int8),
-        steps=halves(raw[:, 208:]),
-    )
-
-
-def _iq4_nl(raw: torch.Tensor) -> Integers:
-    values = _looked_up(LEVELS, fields(raw[:, 2:], 4, 16))
-    return Integers(group=32, values=values, steps=halves(raw[:, :2]))
-
-
-def _iq4_xs(raw: torch.Tensor) -> Integers:
+def _iq4_xs(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     high = words(raw[:, 2:4]) >> torch.arange(0, 16, 2) & 3
     codes = fields(raw[:, 4:8], 4, 1).view(torch.int8) | (high << 4).to(torch.int8)
-    return Integers(
-        group=32,
-        values=_looked_up(LEVELS, fields(raw[:, 8:], 4, 16)),
-        codes=codes - 32,
-        steps=halves(raw[:, :2]),
-    )
+    return {"codes": codes - 32, "steps": halves(raw[:, :2])}
 
 
-def _mxfp4(raw: torch.Tensor) -> Integers:
+def _mxfp4(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     # 2 ^ (exponent - 128): the values are doubled. The first two are below the normal floats.
     exponents = raw[:, :1].int()
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    values = _looked_up(E2M1, fields(raw[:, 1:], 4, 16))
-    return Integers(group=32, values=values, steps=bits.int().view(torch.float32))
+    return {"steps": bits.int().view(torch.float32)}
 
 
-def _nvfp4(raw: torch.Tensor) -> Integers:
+def _nvfp4(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     exponents, rest = (raw[:, :4] >> 3 & 15).int(), (raw[:, :4] & 7).float()
     normal = (1 + rest / 8) * torch.pow(2.0, exponents - 7)
     steps = torch.where(exponents == 0, rest * 2**-9, normal) / 2
-    steps = steps.masked_fill(raw[:, :4] == 0x7F, 0.0)
-    values = _looked_up(E2M1, fields(raw[:, 4:], 4, 8))
-    return Integers(group=16, values=values, steps=steps)
+    return {"steps": steps.masked_fill(raw[:, :4] == 0x7F, 0.0)}
 
 
 def _trits(raw: torch.Tensor, run: int, count: int = 5) -> torch.Tensor:
     """Return base-3 digits, highest first: byte / 256 is a base-3 fraction.
 
-    Shapes: [n, S] uint8 -> [n, S * count] int8 in -1 .. 1
+    Shapes: [n, S] uint8 -> [n, S * count] uint8 in 0 .. 2
     """
     powers = 3 ** torch.arange(count, dtype=torch.int32).view(1, 1, -1, 1)
     shifted = raw.reshape(len(raw), -1, 1, run).int() * powers & 255
-    return ((shifted * 3 >> 8) - 1).to(torch.int8).view(len(raw), -1)
+    return (shifted * 3 >> 8).to(torch.uint8).view(len(raw), -1)
 
 
-def _tq1_0(raw: torch.Tensor) -> Integers:
-    parts = (_trits(raw[:, :32], 32), _trits(raw[:, 32:48], 16), _trits(raw[:, 48:52], 4, 4))
-    return Integers(group=256, values=torch.cat(parts, dim=1), steps=halves(raw[:, 52:]))
+def _tq1_0(raw: torch.Tensor) -> torch.Tensor:
+    return torch.cat([_trits(raw[:, :32], 32), _trits(raw[:, 32:48], 16),
+                      _trits(raw[:, 48:52], 4, 4)], dim=1)  # fmt: skip
 
 
-def _tq2_0(raw: torch.Tensor) -> Integers:
-    values = fields(raw[:, :64], 2, 32).view(torch.int8) - 1
-    return Integers(group=256, values=values, steps=halves(raw[:, 64:]))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a type's blocks hold what.
+
+    `group`: values that share a scale; `planes`: the bits of a value, which is `center` more than
+    the number that is meant, or its place in `levels`; `scales` reads all the rest of a block.
+    """
+
+    group: int
+    scales: Scales
+    planes: tuple[Plane, ...] = ()
+    center: int = 0
+    levels: tuple[int, ...] = ()
+
+    def places(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return the values as they are stored. Shapes: [n, block bytes] -> [n, B] uint8"""
+        if not self.planes:
+            return _tq1_0(blocks)
+        run = bit_fields.OP.pick("cpu", torch.uint8)
+        values: torch.Tensor = run(blocks=blocks, planes=self.planes)
+        return values
+
+    def numbers(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the numbers that stored values mean. Shapes: [n, B] uint8 -> [n, B] int8"""
+        if self.levels:
+            return torch.tensor(self.levels, dtype=torch.int8)[places.long()]
+        return places.view(torch.int8) - self.center
 
 
-_READERS: dict[str, Callable[[torch.Tensor], Integers]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
-    "NVFP4": _nvfp4,
-    "TQ1_0": _tq1_0,
-    "TQ2_0": _tq2_0,
+def _nibbles(start: int, run: int, count: int = 32) -> Plane:
+    """Return `count` fields of four bits."""
+    return Plane(start, start + count // 2, 4, run)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "Q4_0": Layout(group=32, scales=_step(0), planes=(_nibbles(2, 16),), center=8),
+    "Q4_1": Layout(group=32, scales=_step_and_offset, planes=(_nibbles(4, 16),)),
+    "Q5_0": Layout(
+        group=32, scales=_step(0), planes=(_nibbles(6, 16), Plane(2, 6, 1, 1, 4)), center=16
+    ),
+    "Q5_1": Layout(
+        group=32, scales=_step_and_offset, planes=(_nibbles(8, 16), Plane(4, 8, 1, 1, 4))
+    ),
+    "Q8_0": Layout(group=32, scales=_step(0), planes=(Plane(2, 34, 8, 32),)),
+    "Q2_K": Layout(group=16, scales=_q2_k, planes=(Plane(16, 80, 2, 32),)),
+    "Q3_K": Layout(
+        group=16, scales=_q3_k, planes=(Plane(32, 96, 2, 32), Plane(0, 32, 1, 32, 2)), center=4
+    ),
+    "Q4_K": Layout(group=32, scales=_k_offset, planes=(_nibbles(16, 32, 256),)),
+    "Q5_K": Layout(
+        group=32, scales=_k_offset, planes=(_nibbles(48, 32, 256), Plane(16, 48, 1, 32, 4))
+    ),
+    "Q6_K": Layout(
+        group=16, scales=_q6_k, planes=(_nibbles(0, 64, 256), Plane(128, 192, 2, 32, 4)), center=32
+    ),
+    "IQ4_NL": Layout(group=32, scales=_step(0), planes=(_nibbles(2, 16),), levels=LEVELS),
+    "IQ4_XS": Layout(group=32, scales=_iq4_xs, planes=(_nibbles(8, 16, 256),), levels=LEVELS),
+    "MXFP4": Layout(group=32, scales=_mxfp4, planes=(_nibbles(1, 16),), levels=E2M1),
+    "NVFP4": Layout(group=16, scales=_nvfp4, planes=(_nibbles(4, 8, 64),), levels=E2M1),
+    "TQ1_0": Layout(group=256, scales=_step(52), center=1),
+    "TQ2_0": Layout(group=256, scales=_step(64), planes=(Plane(0, 64, 2, 32),), center=1),
 }
+"""Types of integers -> their blocks."""

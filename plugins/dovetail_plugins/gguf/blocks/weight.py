@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dovetail_kernels.gemm.weight import Weight, integer_format
-from dovetail_plugins.gguf.blocks.integers import E2M1, LEVELS, integers
+from dovetail_plugins.gguf.blocks.integers import LAYOUTS
 from dovetail_plugins.gguf.blocks.types import BY_NAME
 from dovetail_plugins.gguf.blocks.vectors import VECTORS, points, vectors
 
@@ -30,13 +30,6 @@ BITS = {
     "Q8_0": 8,
 }
 """The bits of a value, for types with consecutive levels."""
-LEVELS_OF: dict[str, tuple[int, ...]] = {
-    "IQ4_NL": LEVELS,
-    "IQ4_XS": LEVELS,
-    "MXFP4": E2M1,
-    "NVFP4": E2M1,
-}
-"""Types of at most sixteen levels of any kind, by `integers`' name of these."""
 EIGHTHS = 8
 TRITS = "TQ1_0"
 PART_VALUES = 1 << 21
@@ -59,8 +52,8 @@ def weight_of(type_name: str, rows: torch.Tensor) -> Weight:
         return Weight(format="vectors", points=of_type, group=group, run=run, **fields)
     if type_name == TRITS:
         return Weight(format="trits", group=group, **fields)
-    levels = LEVELS_OF.get(type_name)
-    if levels is None:
+    levels = LAYOUTS[type_name].levels
+    if not levels:
         format = integer_format(BITS[type_name], "float")
         return Weight(format=format, group=group, run=run, **fields)
     table = torch.zeros(16)
@@ -91,24 +84,20 @@ def _part(type_name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
     blocks = rows.reshape(-1, BY_NAME[type_name].block_bytes)
     if type_name in VECTORS:
         return _vector_part(type_name, blocks, len(rows))
-    converted = integers(type_name, blocks)
-    values = converted.values
-    if type_name in LEVELS_OF:
-        values = _places(type_name)[values.int() + 128]
-    elif type_name == TRITS:
-        values = (values + 1).view(torch.uint8)
-    elif BITS[type_name] < 8:
-        center = 0 if converted.offset_steps is not None else 1 << (BITS[type_name] - 1)
-        values = (values + center).view(torch.uint8)
-    has_codes = converted.codes is not None
-    tensors = {
-        "values": values,
-        "scales": converted.codes if has_codes else converted.steps,
-        "steps": converted.steps if has_codes else None,
-        "offsets": converted.offset_codes if has_codes else converted.offset_steps,
-        "offset_steps": converted.offset_steps if has_codes else None,
-    }
-    return {name: t.reshape(len(rows), -1) for name, t in tensors.items() if t is not None}
+    layout = LAYOUTS[type_name]
+    values, scales = layout.places(blocks), layout.scales(blocks)
+    bits = BITS.get(type_name, 0)
+    if bits == 8:
+        values = values.view(torch.int8)
+    elif bits and "offset_steps" not in scales:
+        values = values + ((1 << (bits - 1)) - layout.center)
+    if "codes" in scales:
+        names = {"codes": "scales", "steps": "steps", "offset_codes": "offsets",
+                 "offset_steps": "offset_steps"}  # fmt: skip
+    else:
+        names = {"steps": "scales", "offset_steps": "offsets"}
+    tensors = {"values": values} | {names[name]: tensor for name, tensor in scales.items()}
+    return {name: t.reshape(len(rows), -1) for name, t in tensors.items()}
 
 
 def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
@@ -121,15 +110,6 @@ def _vector_part(type_name: str, blocks: torch.Tensor, count: int) -> dict[str, 
         "signs": converted.signs,
     }
     return {name: t.reshape(count, -1) for name, t in found.items() if t is not None}
-
-
-def _places(type_name: str) -> torch.Tensor:
-    """Return the index of each level of its type. Shapes: [256] uint8, level -128 first"""
-    places = torch.zeros(256, dtype=torch.uint8)
-    for place, level in enumerate(LEVELS_OF[type_name]):
-        if level or not place:
-            places[level + 128] = place
-    return places
 
 
 def _whole_steps(steps: torch.Tensor, outputs: int) -> dict[str, torch.Tensor]:

@@ -26,6 +26,8 @@ VERSIONS = (2, 3)
 ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 MAX_TEXT_BYTES = 1 << 24
+PIECE_BYTES = 1 << 18
+"""Bytes of texts that are read at once."""
 MAX_ENTRIES = 1 << 22
 MAX_DEPTH = 3
 MAX_AXES = 4
@@ -259,8 +261,19 @@ class _Reader:
             return [bool(one) for one in values] if kind == _BOOL else values
         self._expect(count, 8, "values")
         if kind == _TEXT:
-            return [self._text() for _ in range(count)]
+            return self._texts(count)
         return [self._value(kind, depth + 1) for _ in range(count)]
+
+    def _texts(self, count: int) -> list[str]:
+        """Return texts that follow each other, many of one read: vocabularies have 150,000."""
+        texts: list[str] = []
+        while len(texts) < count:
+            used = _append_texts(self._file.read(PIECE_BYTES), count - len(texts), texts)
+            self._place += used
+            self._file.seek(self._place)
+            if not used:  # it is longer than a piece, or has a fault, which this reports
+                texts.append(self._text())
+        return texts
 
     def _text(self) -> str:
         length = int.from_bytes(self._take(8), "little")
@@ -291,6 +304,23 @@ class _Reader:
 
     def _fault(self, reason: str) -> ConfigError:
         return _malformed(self._path, f"{reason} (byte {self._place})")
+
+
+def _append_texts(piece: bytes, count: int, texts: list[str]) -> int:
+    """Append up to `count` whole texts of a piece; return the bytes that they take. Stops before
+    one that is cut or is not UTF-8. Mutates: texts"""
+    place, end, length_at = 0, len(piece), struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        start = place + 8
+        stop = start + length_at(piece, place)[0] if start <= end else end + 1
+        if stop > end:
+            break
+        try:
+            texts.append(piece[start:stop].decode())
+        except UnicodeDecodeError:
+            break
+        place = stop
+    return place
 
 
 def _unread_type(path: Path, name: str, code: int) -> ConfigError:

@@ -5,7 +5,6 @@ A quantized matrix is not converted: "q_proj.Q4_K" has the bytes of the rows of 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +16,7 @@ from dovetail_plugins.gguf.families.family import FamilyNames
 from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
 from dovetail_plugins.gguf.reading.names import TensorTarget, check_names, layout_of, place_of
 from dovetail_plugins.gguf.reading.stacks import divided
+from dovetail_plugins.load_formats._mapped import MappedFile
 
 DTYPES = {
     "F32": torch.float32,
@@ -33,28 +33,27 @@ DTYPES = {
 def tensors_of(model: GgufModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a model; their bytes are read when they are copied.
 
-    Names of an unknown architecture are unchanged.
+    The pages of a tensor leave this process's memory when the next one is requested: a file and the
+    model made of it are not in memory together. Names of an unknown architecture are unchanged.
     """
     layout = layout_of(model)
     if layout is not None:
         check_names(model, layout)
     joined: dict[str, dict[str, torch.Tensor]] = {}
     for path in dict.fromkeys(extent.path for extent in model.extents):
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = MappedFile(path)
         own = [extent for extent in model.extents if extent.path == path]
         for extent in own if layout is None else divided(own):
             if layout is None:
                 yield extent.name, _read(mapped, extent)
             else:
                 yield from _renamed(model, layout, extent, _read(mapped, extent), joined)
+            mapped.let_go(extent.start, extent.start + extent.num_bytes)
 
 
-def _read(mapped: mmap.mmap, extent: TensorExtent) -> torch.Tensor:
+def _read(mapped: MappedFile, extent: TensorExtent) -> torch.Tensor:
     """Return a tensor in the mapped file: its numbers, or its rows as bytes."""
-    if extent.start + extent.num_bytes > len(mapped):
-        raise ConfigError("the file became shorter while it was read.", where=str(extent.path))
-    raw = torch.frombuffer(mapped, dtype=torch.uint8, offset=extent.start, count=extent.num_bytes)
+    raw = mapped.read(extent.start, extent.start + extent.num_bytes)
     if extent.type.name not in QUANTIZED:
         return raw.view(DTYPES[extent.type.name]).view(extent.shape)
     row_bytes = extent.shape[-1] // extent.type.values * extent.type.block_bytes
