@@ -40,6 +40,7 @@ OP_NAMES = (
     "product",
     "token_mask",
     "bit_fields",
+    "checksum",
     "sample",
     "logprobs",
 )

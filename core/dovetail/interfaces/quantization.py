@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.headers import StorageEstimate, StoredLayer, TensorHeader
-from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.interfaces.data.spec import ModelSpec, RunSpec
 from dovetail.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -253,6 +254,11 @@ class QuantMethod(Plugin):
     @abstractmethod
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method for one linear layer (an unquantized one for unquantized layers)."""
+
+    def loading(self, run: RunSpec) -> AbstractContextManager[None]:
+        """Return what surrounds building and filling a model whose layers are to run: a method may
+        restore what it has made of them before. The default does nothing."""
+        return nullcontext()
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:
         """Return the memory that a checkpoint's layer takes, from headers and without torch; None:

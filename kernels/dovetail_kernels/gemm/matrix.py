@@ -5,7 +5,7 @@ If the given weight gets packed, it is not stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from dovetail_kernels.cpu.library import library
 from dovetail_kernels.cpu.recipe import BFLOAT16_ISAS
 from dovetail_kernels.gemm import OP, native
 from dovetail_kernels.gemm.gpu import GpuPacked, is_packed, pack
-from dovetail_kernels.gemm.native import Packed
+from dovetail_kernels.gemm.native import Packed, PackedFacts
 from dovetail_kernels.gemm.panels import moved
 from dovetail_kernels.gemm.reference import reference
 from dovetail_kernels.gemm.stacked import stack
@@ -86,6 +86,27 @@ class Matrix:
             weight = moved(weight, device)
         self._weight = None if self._packed is not None else weight
         self._is_gated = is_gated
+
+    @classmethod
+    def restored(
+        cls, facts: PackedFacts, tensors: Mapping[str, torch.Tensor], order: torch.Tensor | None
+    ) -> Matrix:
+        """Return a matrix by its packed weight (see Packed.restored) and its inputs' order."""
+        matrix = cls.__new__(cls)
+        matrix._order, matrix._weight = order, None
+        matrix._packed, matrix._is_gated = Packed.restored(facts, tensors), facts.is_gated
+        return matrix
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """Return the order in which inputs are multiplied, None for their own. Shapes: [K] int64"""
+        return self._order
+
+    @property
+    def native(self) -> Packed | None:
+        """Return the weight that the native library multiplies, in whatever order of inputs; None
+        for another."""
+        return self._packed if isinstance(self._packed, Packed) else None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the matrix keeps, by name."""

@@ -6,7 +6,8 @@ A Packed holds its argument struct ready: a call sets a few numbers and goes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,7 @@ from dovetail_kernels.gemm.native_vectors import (
     VectorArgs,
     halved_codes,
     is_of_vectors,
+    point_args,
     vector_args,
 )
 from dovetail_kernels.gemm.weight import FORMATS, SCALES, Weight, narrow_bits, rounded_inputs
@@ -127,6 +129,30 @@ class RowsArgs(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFacts:
+    """What a packed weight is, except its tensors.
+
+    `out_size` counts the rows of both halves of a gated weight. `panels`: panels and columns of
+    each. `has_pairs`: the bytes of `scales` hold the offsets' codes too. `has_signs`: codes of
+    vectors have signs. The rest are arguments of the kernels (args.h).
+    """
+
+    format: str
+    is_gated: bool
+    rounds_activations: bool
+    in_size: int
+    out_size: int
+    panels: tuple[int, ...]
+    group: int
+    rounded_inputs: int
+    scale_format: int
+    step_format: int
+    run_shift: int
+    has_pairs: bool
+    has_signs: bool
+
+
 class Packed:
     """A weight in the layout that this machine's products read, ready to be multiplied.
 
@@ -144,49 +170,94 @@ class Packed:
     ) -> None:
         native = source or needed_library()
         outputs, inputs = weight.shape
-        self.format, self.is_gated = weight.format, is_gated
-        self.in_size, self.out_size = inputs, outputs // 2 if is_gated else outputs
-        self.points, vectors = weight.points, vector_args(weight)
-        vector_pointer = None if vectors is None else ctypes.pointer(vectors)
-        self.data, rows = _pack(native, weight, is_gated, vector_pointer)
+        vectors = vector_args(weight)
+        pointer = None if vectors is None else ctypes.pointer(vectors)
+        data, rows = _pack(native, weight, is_gated, pointer)
         paired, halved = _paired_codes(weight), halved_codes(weight)
         codes = halved if paired is None else paired
-        self._panels = rows.shape
-        self.scales = _spread(weight.scales if codes is None else codes, rows)
-        self.zeros = _spread(weight.zeros, rows)
-        self.offsets = None if paired is not None else _spread(weight.offsets, rows)
-        self.steps = _spread(weight.steps, rows)
-        self.offset_steps = _spread(weight.offset_steps, rows)
-        self.outer = _spread(weight.outer, rows)
-        self.table = None if weight.table is None else weight.table.float().contiguous()
-        self.rounds_activations = rounds_activations and weight.format in ROUNDED
-        own = KERNELS.get(weight.format, "gemm_float")
+        scales = _spread(weight.scales if codes is None else codes, rows)
+        steps = _spread(weight.steps, rows)
+        tensors = {
+            "packed": data,
+            "points": weight.points,
+            "scales": scales,
+            "zeros": _spread(weight.zeros, rows),
+            "offsets": None if paired is not None else _spread(weight.offsets, rows),
+            "steps": steps,
+            "offset_steps": _spread(weight.offset_steps, rows),
+            "table": None if weight.table is None else weight.table.float().contiguous(),
+            "outer": _spread(weight.outer, rows),
+        }
+        facts = PackedFacts(
+            format=weight.format,
+            is_gated=is_gated,
+            rounds_activations=rounds_activations and weight.format in ROUNDED,
+            in_size=inputs,
+            out_size=outputs,
+            panels=tuple(rows.shape),
+            group=weight.group,
+            rounded_inputs=rounded_inputs(weight),
+            scale_format=_scale_format(scales) if codes is None else LOW_CODES,
+            step_format=_scale_format(steps),
+            run_shift=0 if steps is None else (weight.run // weight.group).bit_length() - 1,
+            has_pairs=paired is not None,
+            has_signs=weight.signs is not None,
+        )
+        self._take(facts, {name: t for name, t in tensors.items() if t is not None}, native)
+
+    @classmethod
+    def restored(cls, facts: PackedFacts, tensors: Mapping[str, torch.Tensor]) -> Packed:
+        """Return a weight by the `facts` and `all_tensors` of one that was packed with the same
+        instruction set, by the same version of the library. The tensors are not copied."""
+        packed = cls.__new__(cls)
+        packed._take(facts, tensors, needed_library())
+        return packed
+
+    def _take(
+        self, facts: PackedFacts, tensors: Mapping[str, torch.Tensor], native: Library
+    ) -> None:
+        """Prepare the kernels' arguments. Mutates: self"""
+        self.facts = facts
+        self.format, self.is_gated = facts.format, facts.is_gated
+        self.rounds_activations = facts.rounds_activations
+        self.in_size = facts.in_size
+        self.out_size = facts.out_size // 2 if facts.is_gated else facts.out_size
+        self._panels = facts.panels
+        self.data, self.points = tensors["packed"], tensors.get("points")
+        self.scales, self.zeros = tensors.get("scales"), tensors.get("zeros")
+        self.offsets, self.steps = tensors.get("offsets"), tensors.get("steps")
+        self.offset_steps, self.table = tensors.get("offset_steps"), tensors.get("table")
+        self.outer = tensors.get("outer")
+        is_of_vectors = KERNELS.get(self.format) == "gemm_vectors"
+        vectors = point_args(self.points, has_signs=facts.has_signs) if is_of_vectors else None
+        own = KERNELS.get(self.format, "gemm_float")
         name = "gemm_bf16" if self.rounds_activations else own
         self._kernel = native.kernel(name, GemmArgs)
         self._args = GemmArgs(
             weight=self.data.data_ptr(),
             scales=_address(self.scales),
             zeros=_address(self.zeros),
-            offsets=_address(self.offsets if paired is None else self.scales),
+            offsets=_address(self.scales if facts.has_pairs else self.offsets),
             steps=_address(self.steps),
             offset_steps=_address(self.offset_steps),
             table=_address(self.table),
             outer=_address(self.outer),
-            vectors=vector_pointer,
-            in_size=inputs,
-            out_size=outputs,
-            group=weight.group,
-            rounded_inputs=rounded_inputs(weight),
-            format=FORMATS.index(weight.format),
-            is_gated=int(is_gated),
-            scale_format=_scale_format(self.scales) if codes is None else LOW_CODES,
-            step_format=_scale_format(self.steps),
-            run_shift=0 if self.steps is None else (weight.run // weight.group).bit_length() - 1,
+            vectors=None if vectors is None else ctypes.pointer(vectors),
+            in_size=facts.in_size,
+            out_size=facts.out_size,
+            group=facts.group,
+            rounded_inputs=facts.rounded_inputs,
+            format=FORMATS.index(self.format),
+            is_gated=int(self.is_gated),
+            scale_format=facts.scale_format,
+            step_format=facts.step_format,
+            run_shift=facts.run_shift,
         )
         self.reference = ctypes.byref(self._args)
         self.group_kernel = native.kernel(f"{name}_group", GroupArgs)
         self.group_address = native.address(f"{name}_group")
-        self._rows_kernel = native.kernel(_prefix(weight) + "_rows", RowsArgs)
+        prefix = "vectors" if is_of_vectors else "gemm"
+        self._rows_kernel = native.kernel(f"{prefix}_rows", RowsArgs)
 
     def __call__(
         self,
@@ -296,9 +367,14 @@ class Packed:
         """Return the stored tensors, by name. int8 points belong to the type: one table for all of
         its weights."""
         is_own = self.points is not None and self.points.is_floating_point()
+        tensors = self.all_tensors()
+        return {name: t for name, t in tensors.items() if name != "points" or is_own}
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that `restored` takes, by name: points of a type too."""
         tensors = {
             "packed": self.data,
-            "points": self.points if is_own else None,
+            "points": self.points,
             "scales": self.scales,
             "zeros": self.zeros,
             "offsets": self.offsets,

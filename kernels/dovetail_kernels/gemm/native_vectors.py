@@ -40,24 +40,35 @@ def vector_args(weight: Weight) -> VectorArgs | None:
         return None
     assert weight.group % (POINTS_GROUP if weight.steps is None else POINTS_GROUP // 2) == 0
     assert weight.run % POINTS_GROUP == 0
-    if weight.points is None:
+    if weight.points is not None and weight.points.dtype == torch.float16:
+        assert weight.signs is None and weight.format == "vectors"
+        assert weight.group >= weight.shape[1]
+    assert weight.points is None or weight.shape[1] % 8 == 0
+    return point_args(weight.points, has_signs=weight.signs is not None)
+
+
+def point_args(points: torch.Tensor | None, *, has_signs: bool) -> VectorArgs:
+    """Return the library's arguments for points, which must live as long as they; None: of trits.
+
+    Shapes: points [books, 2 ** code bits, values of a point]
+    """
+    if points is None:
         return VectorArgs()
-    books, count, size = weight.points.shape
+    books, count, size = points.shape
     code_bits = count.bit_length() - 1
-    assert weight.points.is_contiguous() and count == 1 << code_bits
-    assert MIN_CODE_BITS <= code_bits <= MAX_CODE_BITS and weight.shape[1] % 8 == 0
-    is_float = weight.points.dtype == torch.float16
+    assert points.is_contiguous() and count == 1 << code_bits
+    assert MIN_CODE_BITS <= code_bits <= MAX_CODE_BITS
+    is_float = points.dtype == torch.float16
     if is_float:
-        assert size == 8 and weight.signs is None and weight.format == "vectors"
-        assert books <= MOST_BOOKS and weight.group >= weight.shape[1]
+        assert size == 8 and books <= MOST_BOOKS
     else:
-        assert size in (4, 8) and books == 1 and weight.points.dtype == torch.int8
+        assert size in (4, 8) and books == 1 and points.dtype == torch.int8
     return VectorArgs(
-        points=weight.points.data_ptr(),
+        points=points.data_ptr(),
         size=size,
         code_bits=code_bits,
         num_books=books,
-        has_signs=int(weight.signs is not None),
+        has_signs=int(has_signs),
         is_float=int(is_float),
     )
 

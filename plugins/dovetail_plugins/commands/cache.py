@@ -1,4 +1,4 @@
-"""`dovetail cache`: the folders in which KV connectors store blocks."""
+"""`dovetail cache`: stored KV blocks and packed weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dovetail.interfaces.plugin import Info
 class CacheCommand(Command):
     """`dovetail cache`."""
 
-    info = Info(summary="list, check and remove KV blocks that connectors keep in folders")
+    info = Info(summary="list, check and remove stored KV blocks and packed weights")
     parts = {
         "ls": "dovetail_plugins.commands.cache_ls:CacheLsCommand",
         "rm": "dovetail_plugins.commands.cache_rm:CacheRmCommand",

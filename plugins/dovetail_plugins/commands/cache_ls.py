@@ -1,28 +1,31 @@
-"""`dovetail cache ls`: the models with KV blocks in a folder, with their number and size."""
+"""`dovetail cache ls`: the models with KV blocks in a folder, or with packed weights."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
+from dovetail_plugins.weight_cache.folder import cache_folder
 
 if TYPE_CHECKING:
     from dovetail_plugins.block_files import BlockFiles
+    from dovetail_plugins.weight_cache.stores import PackedModel
 
-COLUMNS = ("MODEL", "BLOCKS", "SIZE", "LAST USED", "FOLDER")
+COLUMNS = ("MODEL", "FILES", "SIZE", "LAST USED", "FOLDER")
 DAY_S = 86_400
 
 
 class CacheLsCommand(Command):
     """`dovetail cache ls`."""
 
-    info = Info(summary="list the models whose KV blocks lie in a folder")
+    info = Info(summary="list the models with KV blocks in a folder, or with packed weights")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the folder. Mutates: parser."""
@@ -38,7 +41,7 @@ class CacheLsCommand(Command):
             print(json.dumps(found, indent=2, ensure_ascii=False))
             return 0
         if not found:
-            print(f"No KV blocks lie in {args.folder}.")
+            print(f"Nothing is stored in {args.folder or cache_folder()}.")
             return 0
         rows = [COLUMNS, *(_row(facts, size(facts["bytes"])) for facts in found)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
@@ -49,14 +52,22 @@ class CacheLsCommand(Command):
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
     """Add the folder argument of a `cache` subcommand. Mutates: parser."""
-    text = "the folder of a connector (kv_connector_extra_config.folder)"
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help=text)
+    text = (
+        "the folder of a connector (kv_connector_extra_config.folder); without one, packed weights "
+        "(--weight-cache) are meant"
+    )
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help=text)
 
 
-def stores_of(folder: Path) -> list[BlockFiles]:
-    """Return the block stores in a folder, one per model. Raises: ConfigError"""
+def stores_of(folder: Path | None) -> Sequence[BlockFiles | PackedModel]:
+    """Return the block stores in a folder, one per model; packed weights by model if there is no
+    folder. Raises: ConfigError"""
     from dovetail_plugins.block_files import stores_in
 
+    if folder is None:
+        from dovetail_plugins.weight_cache.stores import packed_models
+
+        return packed_models(cache_folder())
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}.", where="dovetail cache")
     try:
@@ -67,7 +78,7 @@ def stores_of(folder: Path) -> list[BlockFiles]:
         ) from error
 
 
-def facts_of(store: BlockFiles) -> dict[str, Any]:
+def facts_of(store: BlockFiles | PackedModel) -> dict[str, Any]:
     """Return the facts of one model's blocks. Files that disappear meanwhile are not counted."""
     keys, num_bytes, used_s = set(), 0, 0.0
     for block in store.blocks():

@@ -1,21 +1,24 @@
-"""`dovetail cache rm`: removes KV blocks from a folder. Running engines compute them again."""
+"""`dovetail cache rm`: removes KV blocks from a folder, or packed weights. They are made again."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.commands.cache_ls import DAY_S, add_folder, stores_of
+from dovetail_plugins.weight_cache.folder import cache_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail_plugins.block_files import BlockFiles
+    from dovetail_plugins.weight_cache.stores import PackedModel
 
 WHERE = "dovetail cache rm"
 
@@ -24,7 +27,7 @@ class CacheRmCommand(Command):
     """`dovetail cache rm`."""
 
     info = Info(
-        summary="remove KV blocks from a folder: of a model, those not used for some time, or all"
+        summary="remove KV blocks or packed weights: of a model, unused for some time, or all"
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -50,14 +53,16 @@ class CacheRmCommand(Command):
         stores = [one for one in stores_of(args.folder) if args.model in (None, one.model)]
         if args.model is not None and not stores:
             raise ConfigError(
-                f"no blocks of {args.model} lie in {args.folder}.",
+                f"no blocks of {args.model} lie in {args.folder or cache_folder()}.",
                 where=WHERE,
                 fix="`dovetail cache ls` shows what is there.",
             )
         before_s = time.time() - (args.unused_days or 0.0) * DAY_S
         chosen = _chosen(stores, before_s)
         num_bytes = sum(num for _, num in chosen)
-        question = f"Remove {len(chosen)} files ({size(num_bytes)}) of {args.folder}?"
+        question = (
+            f"Remove {len(chosen)} files ({size(num_bytes)}) of {args.folder or cache_folder()}?"
+        )
         if not args.yes and not _is_wanted(question):
             print("Nothing was removed.")
             return 1
@@ -67,7 +72,7 @@ class CacheRmCommand(Command):
         return 0
 
 
-def _chosen(stores: list[BlockFiles], before_s: float) -> list[tuple[Path, int]]:
+def _chosen(stores: Sequence[BlockFiles | PackedModel], before_s: float) -> list[tuple[Path, int]]:
     """Return the files last used before a time, with their sizes."""
     chosen = []
     for store in stores:

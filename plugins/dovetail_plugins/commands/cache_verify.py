@@ -1,4 +1,4 @@
-"""`dovetail cache verify`: reads every KV block in a folder and checks its digest."""
+"""`dovetail cache verify`: reads KV blocks or packed weights and checks their digests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail_plugins.commands.cache_ls import add_folder, stores_of
 class CacheVerifyCommand(Command):
     """`dovetail cache verify`."""
 
-    info = Info(summary="check every KV block of a folder")
+    info = Info(summary="check every KV block of a folder, or packed weights")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the folder, and whether to remove damaged files. Mutates: parser."""

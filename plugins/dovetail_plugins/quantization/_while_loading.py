@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, stored_method
 from dovetail_plugins.layers.stored.checkpoint_method import ROUTERS
+from dovetail_plugins.layers.stored.packing_method import PackingMethod
 from dovetail_plugins.layers.stored.rounding import asked_of
 
 
-class WhileLoading(QuantMethod):
+class WhileLoading(PackingMethod):
     """Quantizes every linear layer except those that the options skip."""
 
     capabilities = frozenset({"while_loading"})

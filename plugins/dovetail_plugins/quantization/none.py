@@ -6,11 +6,12 @@ from typing import Any
 
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.plugin import Info
-from dovetail.interfaces.quantization import LinearMethod, LinearSpec, QuantMethod, stored_method
+from dovetail.interfaces.quantization import LinearMethod, LinearSpec, stored_method
+from dovetail_plugins.layers.stored.packing_method import PackingMethod
 from dovetail_plugins.layers.stored.rounding import ActivationOptions, asked_of
 
 
-class Unquantized(QuantMethod):
+class Unquantized(PackingMethod):
     """The method of checkpoints that say nothing about quantization."""
 
     info = Info(summary="full-precision weights, as the checkpoint stores them")

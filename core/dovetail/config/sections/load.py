@@ -31,6 +31,12 @@ class LoadConfig:
     model_loader_extra_config: Mapping[str, Any] = flag(
         {}, help="options of the chosen load format"
     )
+    weight_cache: bool = flag(
+        True, help="keep packed weights on disk, where a later start maps them"
+    )
+    weight_cache_bytes: int = flag(
+        64 * 2**30, ge=0, unit="bytes", help="disk space for packed weights; the oldest are removed"
+    )
     use_tqdm_on_load: bool = flag(True, help="show a progress bar while weights load")
     safetensors_load_strategy: str = flag(
         "lazy",

@@ -19,6 +19,7 @@ from torch import nn
 from dovetail.errors import ConfigError
 from dovetail.interfaces.quantization import LinearSpec, StoredTensor
 from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear.packs import PACKED_LAYERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Placement:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the target holds this placement's piece of `tensor` already."""
-        return torch.equal(self.target, self._cut(tensor).to(self.target))
+        return self.target.is_meta or torch.equal(self.target, self._cut(tensor).to(self.target))
 
     def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
         for cut in self.cuts:
@@ -224,7 +225,8 @@ def stored_parameter(stored: StoredTensor, spec: LinearSpec, *, experts: int = 0
     sizes = spec.out_sizes if stored.parts is None else stored.parts
     parts = (len(sizes),) if stored.is_per_part else ()
     shape = (*((experts,) if experts else ()), *parts, *stored.shape)
-    values = torch.empty(shape, dtype=dtype_of(stored.dtype), device=spec.device)
+    device = "meta" if spec.name in PACKED_LAYERS.get() else spec.device
+    values = torch.empty(shape, dtype=dtype_of(stored.dtype), device=device)
     if stored.default is not None:
         values.fill_(stored.default)
     return mark_axes(

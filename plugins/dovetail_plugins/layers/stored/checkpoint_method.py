@@ -19,12 +19,12 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantization import (
     LinearMethod,
     LinearSpec,
-    QuantMethod,
     StoredTensor,
     stored_method,
 )
 from dovetail_plugins.layers.stored.layer_names import fused_parts, is_listed
 from dovetail_plugins.layers.stored.names import StoredNames
+from dovetail_plugins.layers.stored.packing_method import PackingMethod
 from dovetail_plugins.layers.stored.rounding import ActivationOptions, asked_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StorageLayout(Protocol):
         or, of integers with a scale per output, "int8". Raises: ConfigError"""
 
 
-class StoredMethod(QuantMethod):
+class StoredMethod(PackingMethod):
     """A layer is a StoredLinear, or a plain one if the checkpoint does not quantize it."""
 
     capabilities = frozenset({"from_checkpoint"})

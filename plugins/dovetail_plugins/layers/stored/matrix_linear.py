@@ -31,6 +31,7 @@ from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.layers.stored.products import multiplied
 from dovetail_plugins.layers.stored.rounding import AUTO, BFLOAT16
+from dovetail_plugins.weight_cache.loading import restored_or_made
 
 Convert = Callable[[torch.Tensor], Weight]
 """Converts a loaded weight [O, I] for multiplication."""
@@ -84,15 +85,19 @@ class TorchLinear(LinearMethod):
 class MatrixLinear(LinearMethod):
     """A layer that becomes a Matrix once it is filled; the loaded tensors are dropped then.
 
-    A subclass says which tensors are stored and which matrix they represent (`stored`, `matrix`);
+    A subclass says which tensors are stored and which matrix they represent (`stored`, `made`);
     `activations` is the method's option.
     """
 
     looks_up = True
     activations = AUTO
 
-    @abstractmethod
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+        """Return loaded tensors as the matrix that is multiplied, or one from the weight cache."""
+        return restored_or_made(spec.name, lambda: self.made(tensors, spec))
+
+    @abstractmethod
+    def made(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return loaded tensors as the matrix that is multiplied."""
 
     def packed(self, weight: Weight, spec: LinearSpec, *, is_gated: bool) -> Matrix:
@@ -183,6 +188,6 @@ class ConvertedLinear(MatrixLinear):
         """Return a `weight` in the type the checkpoint stores."""
         return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
 
-    def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+    def made(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return a loaded weight, converted and packed."""
         return self.packed(self._convert(tensors["weight"]), spec, is_gated=spec.is_gated)

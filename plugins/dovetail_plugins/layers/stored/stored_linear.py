@@ -36,7 +36,7 @@ class StoredLinear(MatrixLinear):
         """Return the tensors of the layer."""
         return self._tensors(spec)
 
-    def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+    def made(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return the loaded tensors as one matrix, or as several behind one interface.
 
         Checkpoint bits are decoded on the host: matrices go to the device packed.
@@ -69,7 +69,7 @@ class Several(Matrix):
     """
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
-        self._matrices = matrices
+        self.parts = self._matrices = tuple(matrices)
         packed = [one for m in matrices if isinstance(one := m.packed, Packed)]
         self._all_packed = packed if len(packed) == len(matrices) else None
 

@@ -111,4 +111,5 @@ def load_options(load: LoadConfig, parallel: ParallelConfig) -> dict[str, Any]:
         "ignore_patterns": list(load.ignore_patterns),
         "download_dir": load.download_dir,
         "workers": parallel.max_parallel_loading_workers,
+        "weight_cache_bytes": load.weight_cache_bytes if load.weight_cache else 0,
     }

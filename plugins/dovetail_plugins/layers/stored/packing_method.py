@@ -1,0 +1,19 @@
+"""PackingMethod: a quantization method whose layers are packed once and restored at later starts.
+Imports no torch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.interfaces.quantization import QuantMethod
+
+
+class PackingMethod(QuantMethod):
+    """The base of methods whose layers are MatrixLinears."""
+
+    def loading(self, run: RunSpec) -> AbstractContextManager[None]:
+        """Return what restores packed weights, and writes them if there are none."""
+        from dovetail_plugins.weight_cache.loading import loading
+
+        return loading(run)

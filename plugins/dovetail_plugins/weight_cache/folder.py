@@ -1,0 +1,85 @@
+"""The folder of packed weights: its entries, their bound, and what is removed first. No torch.
+
+It is $XDG_CACHE_HOME/dovetail/weights, a file for each entry. Source: the XDG Base Directory
+Specification.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIX = ".packed"
+UNFINISHED = ".writing"
+STALE_S = 24 * 3600.0
+"""An unfinished file that is older was left behind by a process that ended."""
+SPARE_BYTES = 4 << 30
+"""What an entry must leave free on the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A finished entry. `used_s`: the time of its last use, in seconds since 1970."""
+
+    path: Path
+    num_bytes: int
+    used_s: float
+
+    @property
+    def key(self) -> str:
+        """Return the entry's key."""
+        return self.path.name.removesuffix(SUFFIX)
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder, which may not exist yet."""
+    cache = Path(environ.get("XDG_CACHE_HOME", ""))
+    folder = cache if cache.is_absolute() else Path.home() / ".cache"
+    return folder / "dovetail" / "weights"
+
+
+def entries(folder: Path) -> list[Entry]:
+    """Return all entries, the one that was used last first."""
+    found = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            facts = path.stat()
+        except OSError:  # another process has removed it
+            continue
+        found.append(Entry(path=path, num_bytes=facts.st_size, used_s=facts.st_mtime))
+    return sorted(found, key=lambda one: -one.used_s)
+
+
+def note_use(path: Path) -> None:
+    """Mark an entry as used now; on a read-only disk it stays as it is."""
+    try:
+        os.utime(path)
+    except OSError:
+        return
+
+
+def make_room(folder: Path, num_bytes: int, bound_bytes: int) -> str | None:
+    """Remove entries, the longest unused first, until one of `num_bytes` may be added. Return why
+    it may not be, or None. Raises: OSError"""
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_stale(folder)
+    if num_bytes > bound_bytes:
+        return f"it takes {num_bytes >> 20} MiB of {bound_bytes >> 20} (--weight-cache-bytes)"
+    found = entries(folder)
+    while found and sum(one.num_bytes for one in found) + num_bytes > bound_bytes:
+        found.pop().path.unlink(missing_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes + SPARE_BYTES:
+        return f"the disk has {free >> 20} MiB left, and {SPARE_BYTES >> 20} are to stay free"
+    return None
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove files that were not finished."""
+    for path in folder.glob(f"*{UNFINISHED}"):
+        if time.time() - path.stat().st_mtime > STALE_S:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""The key of an entry: everything that packed weights depend on. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail import registry
+from dovetail.interfaces.data.spec import RunSpec
+
+LAYOUT_VERSION = 1
+"""Rises when entries are written otherwise."""
+_PACKAGES = ("gguf", "layers", "load_formats", "models", "quantization", "weight_cache")
+"""Folders of this package whose code decides what is packed."""
+
+
+def key_of(run: RunSpec, library: str, isa: str) -> str:
+    """Return the key of a rank's packed weights.
+
+    `library`: the name of the native library's file, which has the hash of its sources; `isa`: its
+    instruction set.
+    """
+    facts = {
+        "layout": (LAYOUT_VERSION, library, isa, list(_code())),
+        "files": list(_files(Path(run.model.path))),
+        "model": run.model,
+        "plugins": (run.model_plugin, run.load_format, run.quantization),
+        "packages": _distributions((run.model_plugin, run.load_format, run.quantization)),
+        "rank": run.rank,
+        "rest": (run.load_options, run.expert_placement, run.encoder_mode, run.uses_fused_ops,
+                 run.ops, run.adapters, run.device),
+    }  # fmt: skip
+    encoded = msgspec.json.encode(facts, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=20).hexdigest()
+
+
+def _files(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield name, bytes and time of change of a checkpoint's files."""
+    files: Iterable[Path] = sorted(path.parent.iterdir() if path.is_file() else path.rglob("*"))
+    for file in files:
+        if file.is_file() and (not path.is_file() or file.suffix == path.suffix):
+            facts = file.resolve().stat()
+            yield str(file), facts.st_size, facts.st_mtime_ns
+
+
+def _code() -> Iterator[tuple[str, int, int]]:
+    """Yield path, bytes and time of change of the code that makes packed weights."""
+    here = Path(__file__).resolve().parents[1]
+    for package in _PACKAGES:
+        for file in sorted((here / package).rglob("*.py")):
+            facts = file.stat()
+            yield str(file.relative_to(here)), facts.st_size, facts.st_mtime_ns
+
+
+def _distributions(selections: Iterable[Any]) -> list[str]:
+    """Return the packages of plugins, with their versions."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for selection in selections:
+        module = registry.admin.require_selection(selection).__module__
+        name = module.partition(".")[0]
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(name)
+    return found

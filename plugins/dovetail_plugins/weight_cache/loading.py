@@ -1,0 +1,150 @@
+"""Restores packed weights while a model loads, and writes those that were not there.
+
+Entries are written in the background when the model is loaded: the server is ready before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from dovetail import registry
+from dovetail.interfaces.data.spec import RunSpec
+from dovetail.layers.dtypes import dtype_of
+from dovetail.layers.linear.packs import PACKED_LAYERS
+from dovetail_kernels.cpu.library import library
+from dovetail_kernels.gemm.matrix import Matrix, runs_natively
+from dovetail_plugins.weight_cache import entry_file
+from dovetail_plugins.weight_cache.folder import SUFFIX, cache_folder, make_room, note_use
+from dovetail_plugins.weight_cache.key import key_of
+
+log = logging.getLogger(__name__)
+
+LEAST_BYTES = 128 << 20
+"""Smaller models are packed again: that takes less than a second."""
+
+
+class Load:
+    """The matrices of one load: those restored, and those that were made."""
+
+    def __init__(self, restored: dict[str, list[Matrix]]) -> None:
+        self._restored = restored
+        self.names = frozenset(key.rpartition("#")[0] for key in restored)
+        self._uses: dict[str, int] = defaultdict(int)
+        self._made: dict[str, list[Matrix]] = {}
+        self._left_out: set[str] = set()
+
+    def matrix(self, name: str, make: Callable[[], Matrix]) -> Matrix:
+        """Return the next matrix of a layer's name: experts have one each. Mutates: self"""
+        number = self._uses[name]
+        self._uses[name] += 1
+        key = f"{name}#{number}"
+        if key in self._restored:
+            return _joined(self._restored[key])
+        if name in self.names:
+            raise AssertionError(f"{key} is missing in the weight cache, other parts are there")
+        made = make()
+        parts = entry_file.natives_of(made)
+        if parts is None:
+            self._left_out.add(name)
+        else:
+            self._made[key] = parts
+        return made
+
+    @property
+    def made(self) -> dict[str, list[Matrix]]:
+        """Return the matrices that were made, of layers all of whose matrices can be written."""
+        return {k: m for k, m in self._made.items() if k.rpartition("#")[0] not in self._left_out}
+
+
+_LOAD: ContextVar[Load | None] = ContextVar("weight_cache_load", default=None)
+
+
+def restored_or_made(name: str, make: Callable[[], Matrix]) -> Matrix:
+    """Return a layer's matrix from the cache while a model loads, or as `make` makes it."""
+    load = _LOAD.get()
+    return make() if load is None else load.matrix(name, make)
+
+
+@contextmanager
+def loading(run: RunSpec) -> Iterator[None]:
+    """Restore what there is of a model's packed weights within a with block; write them after it,
+    in the background, if there was nothing."""
+    path = _path_of(run)
+    if path is None:
+        yield
+        return
+    load = Load(_read(path))
+    tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
+    try:
+        yield
+    finally:
+        _LOAD.reset(tokens[0])
+        PACKED_LAYERS.reset(tokens[1])
+    if not load.names and num_bytes_of(load.made) >= LEAST_BYTES:
+        bound = int(run.load_options["weight_cache_bytes"])
+        threading.Thread(
+            target=_write, args=(path, run.model.path, load.made, bound), daemon=True,
+            name="weight-cache",
+        ).start()  # fmt: skip
+
+
+def _joined(parts: list[Matrix]) -> Matrix:
+    """Return the matrices of a layer as one."""
+    from dovetail_plugins.layers.stored.stored_linear import Several
+
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
+def _path_of(run: RunSpec) -> Path | None:
+    """Return the file of a run's packed weights, None if it has none."""
+    native = library()
+    bound = run.load_options.get("weight_cache_bytes") or 0
+    if not bound or native is None or run.offload_bytes:
+        return None
+    load_format = registry.admin.require_selection(run.load_format)
+    if "random_weights" in load_format.capabilities:
+        return None
+    if not runs_natively(run.device, dtype_of(run.model.dtype)):
+        return None
+    return cache_folder() / (key_of(run, native.path.name, native.isa) + SUFFIX)
+
+
+def _read(path: Path) -> dict[str, list[Matrix]]:
+    """Return an entry's layers, none if there is no entry or a damaged one, which is removed."""
+    try:
+        found = entry_file.read(path, path.name.removesuffix(SUFFIX))
+    except FileNotFoundError:
+        return {}
+    except (OSError, entry_file.Damaged) as error:
+        log.warning("the packed weights in %s are not used: %s", path, error)
+        if isinstance(error, entry_file.Damaged):
+            path.unlink(missing_ok=True)
+        return {}
+    note_use(path)
+    log.info("mapped packed weights of %s", path)
+    return found
+
+
+def _write(path: Path, model: str, layers: dict[str, list[Matrix]], bound_bytes: int) -> None:
+    """Write an entry; a fault is logged and changes nothing else."""
+    try:
+        reason = make_room(path.parent, num_bytes_of(layers), bound_bytes)
+        if reason is None:
+            entry_file.write(path, path.name.removesuffix(SUFFIX), model, layers)
+            log.info("wrote packed weights to %s", path)
+            return
+    except OSError as error:
+        reason = str(error)
+    log.warning("packed weights are not stored in %s: %s", path.parent, reason)
+
+
+def num_bytes_of(layers: Mapping[str, list[Matrix]]) -> int:
+    """Return the bytes of packed weights."""
+    packed = [one.native for parts in layers.values() for one in parts]
+    return sum(one.num_bytes for one in packed if one is not None)
