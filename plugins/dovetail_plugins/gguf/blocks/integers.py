@@ -175,6 +175,11 @@ class Layout:
     center: int = 0
     levels: tuple[int, ...] = ()
 
+    @property
+    def is_native(self) -> bool:
+        """Return whether the native library unpacks the values, which takes no further memory."""
+        return bool(self.planes) and bit_fields.OP.runs("native", "cpu", torch.uint8)
+
     def places(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return the values as they are stored. Shapes: [n, block bytes] -> [n, B] uint8"""
         if not self.planes:

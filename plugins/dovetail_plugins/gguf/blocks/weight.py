@@ -65,7 +65,9 @@ def weight_of(type_name: str, rows: torch.Tensor) -> Weight:
 
 
 def _unpacked(type_name: str, rows: torch.Tensor) -> dict[str, Any]:
-    """Return the tensors of the matrix, some rows unpacked at a time."""
+    """Return the tensors of the matrix, some rows at a time where torch unpacks them."""
+    if type_name in LAYOUTS and LAYOUTS[type_name].is_native:
+        return _part(type_name, rows)
     known = BY_NAME[type_name]
     inputs = rows.shape[1] // known.block_bytes * known.values
     some = max(1, PART_VALUES // inputs)
