@@ -1,8 +1,8 @@
-"""One entry's file: the index of its matrices, then their tensors, each with a checksum.
+"""One entry's file: the tensors of its matrices, then their index with a checksum of each.
 
-Layout: MAGIC, the index's bytes (8, little-endian), the index's BLAKE2b digest (32), the index in
-JSON, then tensors, each on a page's or a cache line's boundary. A file gets its name when all of it
-is on the disk, so one that is cut or being written is never read.
+Layout: tensors, each on a page's or a cache line's boundary, the index in JSON, its bytes (8,
+little-endian), its BLAKE2b digest (32), MAGIC. A file gets its name when all of it is on the disk,
+so one that is cut or being written is never read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +25,7 @@ from dovetail_kernels.gemm.native import PackedFacts
 from dovetail_plugins.weight_cache.folder import UNFINISHED
 
 MAGIC = b"DTPACKS\x01"
-_HEAD = struct.Struct("<8sQ32s")
+_TAIL = struct.Struct("<Q32s8s")
 _ORDER = "order"
 _PAGE, _LINE = 4096, 64
 _PIECE_BYTES = 16 << 20
@@ -37,7 +36,7 @@ class Damaged(Exception):
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """Where a tensor is, counted from the end of the index, and its checksum."""
+    """Where a tensor is in the file, and its checksum."""
 
     start: int
     num_bytes: int
@@ -64,54 +63,92 @@ class Index(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A tensor that is to be written at a place."""
-
-    start: int
-    data: torch.Tensor
-
-
 def natives_of(matrix: Matrix) -> list[Matrix] | None:
     """Return the matrices of a layer, if the native library multiplies all of them."""
     parts = list(getattr(matrix, "parts", [matrix]))
     return parts if all(type(one) is Matrix and one.native is not None for one in parts) else None
 
 
-def write(path: Path, key: str, model: str, layers: Mapping[str, list[Matrix]]) -> None:
-    """Write an entry. `model`: the checkpoint's path, for people. Raises: OSError, after which no
-    file is left"""
-    index, pieces = _planned(key, model, layers)
-    encoded = msgspec.json.encode(index)
-    head = _HEAD.pack(MAGIC, len(encoded), _index_digest(encoded))
-    first = _first(len(encoded))
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
-    try:
-        with unfinished.open("wb", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, first + index.num_bytes)
-            _write_all(file.fileno(), 0, head + encoded)
-            for piece in pieces:
-                _write_all(file.fileno(), first + piece.start, piece.data.numpy().data)
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+class EntryWriter:
+    """Writes an entry layer by layer. It gets its name when it is finished, and is gone if it is
+    not. Use it as a context manager."""
+
+    def __init__(self, path: Path, key: str, model: str) -> None:
+        """Begin a file. `model`: the checkpoint's path, for people. Raises: OSError"""
+        self._path, self._key, self._model = path, key, model
+        self._unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+        self._file = self._unfinished.open("w+b", buffering=0)
+        self._layers: dict[str, list[StoredMatrix]] = {}
+        self._end = 0
+
+    def __enter__(self) -> EntryWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._unfinished.unlink(missing_ok=True)
+
+    def add(self, name: str, matrices: Sequence[Matrix]) -> None:
+        """Write a layer's matrices. Raises: OSError"""
+        self._layers[name] = [self._written(one) for one in matrices]
+
+    def mapped(self, name: str) -> list[Matrix]:
+        """Return the matrices of a layer that was added, in the file's memory. Raises: OSError"""
+        self._file.truncate(self._end)
+        stored = self._layers[name]
+        start = min(one.start for matrix in stored for one in matrix.tensors.values())
+        start = start // _PAGE * _PAGE
+        content = _content(self._file, start, self._end - start)
+        return [_restored(name, one, content, first=start) for one in stored]
+
+    def finish(self) -> None:
+        """Write the index, and give the file its name. Raises: OSError"""
+        index = Index(key=self._key, model=self._model, layers=self._layers, num_bytes=self._end)
+        encoded = msgspec.json.encode(index)
+        tail = _TAIL.pack(len(encoded), _index_digest(encoded), MAGIC)
+        _write_all(self._file.fileno(), self._end, encoded + tail)
+        os.fsync(self._file.fileno())
+        self._unfinished.replace(self._path)
+        _sync_folder(self._path.parent)
+
+    def _written(self, matrix: Matrix) -> StoredMatrix:
+        """Write a matrix's tensors. Mutates: self"""
+        tensors = {}
+        for word, tensor in _tensors_of(matrix):
+            raw = tensor.contiguous().view(-1).view(torch.uint8)
+            step = _PAGE if len(raw) >= _PAGE else _LINE
+            start = -(-self._end // step) * step
+            _write_all(self._file.fileno(), start, raw.numpy().data)
+            self._end = start + len(raw)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            shape = tuple(tensor.shape)
+            tensors[word] = StoredTensor(start, len(raw), dtype, shape, _digest(raw))
+        packed = matrix.native
+        assert packed is not None, "only native matrices are written"
+        return StoredMatrix(facts=packed.facts, tensors=tensors)
 
 
-def read(path: Path, key: str) -> dict[str, list[Matrix]]:
-    """Return the layers of an entry, mapped; every byte is compared with its checksum.
+def write(path: Path, key: str, model: str, layers: Mapping[str, Sequence[Matrix]]) -> None:
+    """Write an entry (see EntryWriter). Raises: OSError, after which no file is left"""
+    with EntryWriter(path, key, model) as writer:
+        for name, matrices in layers.items():
+            writer.add(name, matrices)
+        writer.finish()
 
+
+def read(path: Path, key: str, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]:
+    """Return the layers of an entry, mapped.
+
+    `checks_tensors`: compare every byte with its checksum, which reads all of them.
     Raises: OSError; Damaged if it is not a whole entry of this key
     """
     with path.open("rb") as file:
-        index, first = _index(file)
+        index = _index(file)
         if index.key != key:
             raise Damaged("it has another key")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    content = torch.frombuffer(mapped, dtype=torch.uint8)[first:]
+        content = _content(file, 0, index.num_bytes)
     return {
-        name: [_restored(name, one, content) for one in matrices]
+        name: [_restored(name, one, content, checks=checks_tensors) for one in matrices]
         for name, matrices in index.layers.items()
     }
 
@@ -119,18 +156,20 @@ def read(path: Path, key: str) -> dict[str, list[Matrix]]:
 def read_index(path: Path) -> Index:
     """Return an entry's index. Raises: OSError; Damaged"""
     with path.open("rb") as file:
-        return _index(file)[0]
+        return _index(file)
 
 
-def _index(file: BinaryIO) -> tuple[Index, int]:
-    """Return an entry's index and where its tensors begin. Raises: OSError; Damaged"""
+def _index(file: BinaryIO) -> Index:
+    """Return an entry's index. Raises: OSError; Damaged"""
     size = os.fstat(file.fileno()).st_size
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
+    if size < _TAIL.size:
         raise Damaged("it is cut")
-    magic, index_bytes, digest = _HEAD.unpack(head)
-    if magic != MAGIC or index_bytes > size:
-        raise Damaged("it is not an entry")
+    file.seek(size - _TAIL.size)
+    index_bytes, digest, magic = _TAIL.unpack(file.read(_TAIL.size))
+    start = size - _TAIL.size - index_bytes
+    if magic != MAGIC or start < 0:
+        raise Damaged("its end is not that of an entry")
+    file.seek(start)
     encoded = file.read(index_bytes)
     if _index_digest(encoded) != digest:
         raise Damaged("its index is damaged")
@@ -138,53 +177,36 @@ def _index(file: BinaryIO) -> tuple[Index, int]:
         index = msgspec.json.decode(encoded, type=Index)
     except msgspec.MsgspecError as error:
         raise Damaged(f"its index is not read: {error}") from error
-    first = _first(index_bytes)
-    if first + index.num_bytes != size:
-        raise Damaged(f"it has {size} bytes instead of {first + index.num_bytes}")
-    return index, first
+    if index.num_bytes != start:
+        raise Damaged(f"it has {start} bytes instead of {index.num_bytes}")
+    return index
+
+
+def _content(file: BinaryIO, start: int, size: int) -> torch.Tensor:
+    """Return a part of a file, from a page's start on, as private memory. Shapes: [size] uint8"""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, offset=start)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def _index_digest(encoded: bytes) -> bytes:
     return hashlib.blake2b(encoded, digest_size=32).digest()
 
 
-def _restored(name: str, stored: StoredMatrix, content: torch.Tensor) -> Matrix:
-    """Return a matrix whose tensors are views of the content. Raises: Damaged"""
+def _restored(
+    name: str, stored: StoredMatrix, content: torch.Tensor, *, first: int = 0, checks: bool = True
+) -> Matrix:
+    """Return a matrix whose tensors are views of the content, which begins `first` bytes into the
+    file. Raises: Damaged"""
     tensors = {}
     for word, one in stored.tensors.items():
-        raw = content[one.start : one.start + one.num_bytes]
-        if _digest(raw) != one.digest:
+        raw = content[one.start - first : one.start - first + one.num_bytes]
+        if checks and _digest(raw) != one.digest:
             raise Damaged(f"{word} of {name} is damaged")
         tensors[word] = raw.view(getattr(torch, one.dtype)).view(one.shape)
     order = tensors.pop(_ORDER, None)
     return Matrix.restored(stored.facts, tensors, order)
-
-
-def _planned(
-    key: str, model: str, layers: Mapping[str, list[Matrix]]
-) -> tuple[Index, list[_Piece]]:
-    """Return the index, and the tensors with their places."""
-    pieces: list[_Piece] = []
-    end = 0
-    found: dict[str, list[StoredMatrix]] = {}
-    for name, matrices in layers.items():
-        found[name] = []
-        for matrix in matrices:
-            tensors = {}
-            for word, tensor in _tensors_of(matrix):
-                raw = tensor.contiguous().view(-1).view(torch.uint8)
-                step = _PAGE if len(raw) >= _PAGE else _LINE
-                start = -(-end // step) * step
-                tensors[word] = StoredTensor(
-                    start, len(raw), str(tensor.dtype).removeprefix("torch."),
-                    tuple(tensor.shape), _digest(raw),
-                )  # fmt: skip
-                pieces.append(_Piece(start=start, data=raw))
-                end = start + len(raw)
-            packed = matrix.native
-            assert packed is not None, "only native matrices are written"
-            found[name].append(StoredMatrix(facts=packed.facts, tensors=tensors))
-    return Index(key=key, model=model, layers=found, num_bytes=end), pieces
 
 
 def _tensors_of(matrix: Matrix) -> Iterator[tuple[str, torch.Tensor]]:
@@ -199,11 +221,6 @@ def _digest(raw: torch.Tensor) -> str:
     """Return the checksum of bytes. Shapes: [N] uint8"""
     sums = sums_of(raw) if len(raw) else torch.empty(0, dtype=torch.int32)
     return hashlib.blake2b(sums.numpy().tobytes(), digest_size=16).hexdigest()
-
-
-def _first(index_bytes: int) -> int:
-    """Return where the first tensor may begin."""
-    return -(-(_HEAD.size + index_bytes) // _PAGE) * _PAGE
 
 
 def _write_all(descriptor: int, place: int, data: bytes | memoryview) -> None:

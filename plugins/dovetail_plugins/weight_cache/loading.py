@@ -9,31 +9,42 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 from dovetail import registry
+from dovetail.config.rules.machine.platform import available_bytes
+from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RunSpec
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.weight_cache import entry_file
+from dovetail_plugins.weight_cache.entry_file import EntryWriter, natives_of
 from dovetail_plugins.weight_cache.folder import SUFFIX, cache_folder, make_room, note_use
-from dovetail_plugins.weight_cache.key import key_of
+from dovetail_plugins.weight_cache.key import files_of, key_of
 
 log = logging.getLogger(__name__)
 
+MEMORY_SHARE = 0.8
+"""Weights that take a larger share of the free memory are read from disk."""
 LEAST_BYTES = 128 << 20
 """Smaller models are packed again: that takes less than a second."""
 
 
 class Load:
-    """The matrices of one load: those restored, and those that were made."""
+    """The matrices of one load: those restored, and those that were made.
 
-    def __init__(self, restored: dict[str, list[Matrix]]) -> None:
-        self._restored = restored
+    With a `writer` a matrix goes to the disk as soon as it is made, and the layer gets the file's
+    memory in its place: a model may then be larger than this machine's.
+    """
+
+    def __init__(
+        self, restored: Mapping[str, list[Matrix]], writer: EntryWriter | None = None
+    ) -> None:
+        self._restored, self._writer = restored, writer
         self.names = frozenset(key.rpartition("#")[0] for key in restored)
         self._uses: dict[str, int] = defaultdict(int)
         self._made: dict[str, list[Matrix]] = {}
@@ -41,25 +52,32 @@ class Load:
 
     def matrix(self, name: str, make: Callable[[], Matrix]) -> Matrix:
         """Return the next matrix of a layer's name: experts have one each. Mutates: self"""
-        number = self._uses[name]
+        key = f"{name}#{self._uses[name]}"
         self._uses[name] += 1
-        key = f"{name}#{number}"
         if key in self._restored:
             return _joined(self._restored[key])
         if name in self.names:
             raise AssertionError(f"{key} is missing in the weight cache, other parts are there")
         made = make()
-        parts = entry_file.natives_of(made)
+        parts = natives_of(made)
         if parts is None:
             self._left_out.add(name)
-        else:
+            return made
+        if self._writer is None:
             self._made[key] = parts
-        return made
+            return made
+        self._writer.add(key, parts)
+        return _joined(self._writer.mapped(key))
 
     @property
     def made(self) -> dict[str, list[Matrix]]:
         """Return the matrices that were made, of layers all of whose matrices can be written."""
         return {k: m for k, m in self._made.items() if k.rpartition("#")[0] not in self._left_out}
+
+    def finish(self) -> None:
+        """Complete what the writer has written. Raises: OSError"""
+        if self._writer is not None and not self._left_out:
+            self._writer.finish()
 
 
 _LOAD: ContextVar[Load | None] = ContextVar("weight_cache_load", default=None)
@@ -73,25 +91,57 @@ def restored_or_made(name: str, make: Callable[[], Matrix]) -> Matrix:
 
 @contextmanager
 def loading(run: RunSpec) -> Iterator[None]:
-    """Restore what there is of a model's packed weights within a with block; write them after it,
-    in the background, if there was nothing."""
+    """Restore what there is of a model's packed weights within a with block; if there is nothing,
+    write them: after it, in the background, or within it where they do not fit into memory."""
     path = _path_of(run)
     if path is None:
         yield
         return
-    load = Load(_read(path))
-    tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
-    try:
-        yield
-    finally:
-        _LOAD.reset(tokens[0])
-        PACKED_LAYERS.reset(tokens[1])
-    if not load.names and num_bytes_of(load.made) >= LEAST_BYTES:
+    is_large = _is_large(run)
+    restored = _read(path, checks_tensors=not is_large)
+    with ExitStack() as stack:
+        writer = None
+        if is_large:
+            log.info("the weights are larger than the free memory: they are read from disk")
+            if not restored:
+                writer = stack.enter_context(_writer(path, run))
+        load = Load(restored, writer)
+        tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
+        try:
+            yield
+        finally:
+            _LOAD.reset(tokens[0])
+            PACKED_LAYERS.reset(tokens[1])
+        load.finish()
+    if not restored and load.made and num_bytes_of(load.made) >= LEAST_BYTES:
         bound = int(run.load_options["weight_cache_bytes"])
         threading.Thread(
             target=_write, args=(path, run.model.path, load.made, bound), daemon=True,
             name="weight-cache",
         ).start()  # fmt: skip
+
+
+def _is_large(run: RunSpec) -> bool:
+    """Return whether the packed weights will not fit into the free memory."""
+    return sum(size for _, size, _ in files_of(run)) > MEMORY_SHARE * available_bytes()
+
+
+def _writer(path: Path, run: RunSpec) -> EntryWriter:
+    """Return the writer of an entry that must be written. Raises: ConfigError"""
+    num_bytes = sum(size for _, size, _ in files_of(run))
+    try:
+        reason = make_room(path.parent, num_bytes, int(run.load_options["weight_cache_bytes"]))
+        if reason is None:
+            return EntryWriter(path, path.name.removesuffix(SUFFIX), run.model.path)
+    except OSError as error:
+        reason = str(error)
+    raise ConfigError(
+        f"the weights ({num_bytes >> 20} MiB) are larger than the free memory, and cannot be "
+        f"written to {path.parent}: {reason}.",
+        where="model",
+        fix="free memory or disk space, set XDG_CACHE_HOME to a larger disk, or use a model with "
+        "fewer bits.",
+    )
 
 
 def _joined(parts: list[Matrix]) -> Matrix:
@@ -115,10 +165,11 @@ def _path_of(run: RunSpec) -> Path | None:
     return cache_folder() / (key_of(run, native.path.name, native.isa) + SUFFIX)
 
 
-def _read(path: Path) -> dict[str, list[Matrix]]:
+def _read(path: Path, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]:
     """Return an entry's layers, none if there is no entry or a damaged one, which is removed."""
     try:
-        found = entry_file.read(path, path.name.removesuffix(SUFFIX))
+        key = path.name.removesuffix(SUFFIX)
+        found = entry_file.read(path, key, checks_tensors=checks_tensors)
     except FileNotFoundError:
         return {}
     except (OSError, entry_file.Damaged) as error:

@@ -12,6 +12,7 @@ import torch
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.errors import ConfigError
 from dovetail.runner.load.loader import load_model
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.native import Packed
@@ -151,3 +152,19 @@ def test_a_small_model_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loading, "LEAST_BYTES", 128 << 20)
     start(run_of(write_tiny_checkpoint(tmp_path / "model", "LlamaForCausalLM")))
     assert entries(cache_folder()) == []
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "MixtralForCausalLM"])
+def test_larger_than_memory(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model", family, num_hidden_layers=2)
+    expected = start(run_of(path, weight_cache=False))
+    monkeypatch.setattr(loading, "available_bytes", lambda: 1)
+    same_twice(run_of(path), monkeypatch)
+    assert torch.equal(start(run_of(path)), expected)
+
+
+def test_larger_than_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    monkeypatch.setattr(loading, "available_bytes", lambda: 1)
+    with pytest.raises(ConfigError, match="larger than the free memory"):
+        start(run_of(path, weight_cache_bytes=10))
