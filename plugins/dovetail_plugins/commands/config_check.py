@@ -1,7 +1,7 @@
 """`dovetail config check`: every start-up check that needs no weights, one line each.
 
 The order is that of `dovetail serve`. It stops at the first fault, with its cause and its fix. The
-model is created without memory for its weights, in a process of its own, as `dovetail inspect` does.
+model is created without memory for weights, in a process of its own, as `dovetail inspect` does.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 def config_of(model: GgufModel) -> dict[str, Any]:
     """Return the config.json that a file's settings mean. Raises: ConfigError"""
     settings = Settings(model)
+    _check_kind(settings)
     family = _family_of(settings)
     _check_blocks(settings)
     shared = common(settings) if family.has_heads else sizes(settings)
@@ -40,6 +41,21 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     config = shared | ends(settings) | family.config(settings) | stored
     _check(settings, family, config)
     return config
+
+
+_FLAGS = {"adapter": "--lora-modules NAME=FILE", "mmproj": "--mmproj FILE"}
+"""`general.type` of files that are no model -> the flag that takes them."""
+
+
+def _check_kind(settings: Settings) -> None:
+    """Raises: ConfigError for a file that only belongs to a model."""
+    kind = str(settings.find("general.type", str))
+    if kind in _FLAGS:
+        raise ConfigError(
+            f"it is no model: its general.type is {kind}.",
+            where=str(settings.model.path),
+            fix=f"name the model's own file, and this one with {_FLAGS[kind]}.",
+        )
 
 
 def _family_of(settings: Settings) -> Family:
