@@ -7,6 +7,7 @@ llama.cpp's converters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
 from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
+from dovetail_plugins.gguf.vocabulary.missing import completed
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -31,8 +33,9 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 def config_of(model: GgufModel) -> dict[str, Any]:
     """Return the config.json that a file's settings mean. Raises: ConfigError"""
+    _check_kind(Settings(model))
+    model = replace(model, settings=completed(model.path, model.settings))
     settings = Settings(model)
-    _check_kind(settings)
     family = _family_of(settings)
     _check_blocks(settings)
     shared = common(settings) if family.has_heads else sizes(settings)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.vocabulary.missing import completed
 from dovetail_plugins.gguf.vocabulary.splits import GEMMA4, KINDS, Kind
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
@@ -54,7 +55,7 @@ class GgufVocabulary:
 
     def __init__(self, model: GgufModel) -> None:
         self.path = model.path
-        self._values = model.settings
+        self._values = completed(model.path, model.settings)
         self.tokens: list[str] = self._list("tokens", str)
         if not self.tokens:
             raise self._fault("the file has no vocabulary", "tokenizer.ggml.tokens")
@@ -102,7 +103,13 @@ class GgufVocabulary:
     def _pairs(self) -> Json:
         """Return a model of pairs that are merged, of bytes or of characters."""
         is_gemma = self._find("model", str) == GEMMA4
-        name = GEMMA4 if is_gemma else self._find("pre", str) or "default"
+        name = GEMMA4 if is_gemma else self._find("pre", str)
+        if name is None:
+            raise self._fault(
+                "the file does not say how text is cut into words, and its architecture and "
+                "vocabulary do not say it either",
+                "pre",
+            )
         if name not in KINDS:
             raise self._fault(f'the pre-tokenizer "{name}" is not known to this version', "pre")
         kind = KINDS[name]
