@@ -146,7 +146,7 @@ def completed(path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     tokens = settings.get(f"{PREFIX}tokens")
     if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
         return settings
-    found, said = dict(settings), []
+    found, said = dict(settings), list[str]()
     for find in (_model, _ids, _kinds, _pre, _template):
         more, how = find(found, tokens)
         found.update(more)

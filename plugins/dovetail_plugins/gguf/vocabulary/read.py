@@ -334,8 +334,8 @@ def _template(first: str | None, texts: Sequence[str], last: str | None) -> list
 
 def read_tokenizer(file: Path) -> tuple[str, Json]:
     """Return the contents that tokenizer.json and tokenizer_config.json would have, of a GGUF
-    file."""
-    from dovetail_plugins.gguf.reading.file import read_head
+    file. Of a divided model the first file has them."""
+    from dovetail_plugins.gguf.reading.file import files_of, read_head
 
-    head = read_head(file)
-    return tokenizer_of(GgufModel(path=file, settings=head.settings, extents=()))
+    first = files_of(file)[0]
+    return tokenizer_of(GgufModel(path=first, settings=read_head(first).settings, extents=()))
