@@ -157,7 +157,7 @@ def _pairs(found: GgufModel) -> dict[str, tuple[TensorExtent, TensorExtent]]:
         end = next((end for end in (DOWN, UP) if extent.name.endswith(end)), "")
         if not end:
             raise ConfigError(
-                "the tensor is no part of a LoRA.", where=f"{found.path}: {extent.name}", fix=_FIX
+                "the tensor does not belong to a LoRA.", where=f"{found.path}: {extent.name}", fix=_FIX
             )
         parts.setdefault(extent.name.removesuffix(end), {})[end] = extent
     for name, own in parts.items():

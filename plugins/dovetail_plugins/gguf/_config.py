@@ -55,7 +55,7 @@ def _check_kind(settings: Settings) -> None:
     kind = str(settings.find("general.type", str))
     if kind in _FLAGS:
         raise ConfigError(
-            f"it is no model: its general.type is {kind}.",
+            f"it is not a model: its general.type is {kind}.",
             where=str(settings.model.path),
             fix=f"name the model's own file, and this one with {_FLAGS[kind]}.",
         )

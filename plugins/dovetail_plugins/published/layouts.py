@@ -222,6 +222,6 @@ REFUSED: dict[str, str] = {
     "MolmoForCausalLM": f"{_NO_CLASS}",
     "CogVLMForCausalLM": f"{_NO_CLASS} (experts for the tokens of images)",
     "InternLMXComposer2ForCausalLM": f"{_NO_CLASS} (adapters for the tokens of images)",
-    "LlavaLlamaModel": "its parts are checkpoints of their own, in folders; serve the folder llm",
+    "LlavaLlamaModel": "its parts are separate checkpoints in folders; serve the folder llm",
 }
 """Published classes that nothing serves, and what is missing: a clause."""

@@ -148,7 +148,7 @@ def test_settings_of_another_adapter_are_refused(
     ("change", "what"),
     [
         (lambda t: {k: v for k, v in t.items() if k != "blk.0.attn_q.weight.lora_b"}, "its pair"),
-        (lambda t: {**t, "blk.0.attn_norm.weight": np.ones(32)}, "no part of a LoRA"),
+        (lambda t: {**t, "blk.0.attn_norm.weight": np.ones(32)}, "not belong to a LoRA"),
         (lambda t: {**t, "blk.0.attn_q.weight.lora_b": np.ones((32, 3))}, "do not fit"),
         (lambda t: {f"x.{k}": v for k, v in t.items()}, "not read"),
         (lambda t: {k.replace("attn_q", "attn_norm"): v for k, v in t.items()}, "not read"),

@@ -51,7 +51,7 @@ def has_weights(path: str | Path) -> bool:
 
 
 def weight_files(path: str | Path) -> list[Path]:
-    """Return the weight files of a folder, or the file that is a whole model."""
+    """Return the weight files of a folder, or of a model given by one of its whole files."""
     whole = Path(path)
     if is_whole_model(whole):
         return parts_of(whole)
