@@ -184,6 +184,7 @@ def _bailing(own: Json) -> Json:
     }
 
 
+_FALCON_KEYS = ("num_hidden_layers", "num_attention_heads", "new_decoder_architecture")
 _QKV = {"qkv_proj.": ("q_proj.", "k_proj.", "v_proj.")}
 _CHATGLM = PublishedCase(
     model_type="glm",
@@ -399,6 +400,89 @@ CASES: dict[str, tuple[str, PublishedCase]] = {
         "ExaoneMoEForCausalLM",
         PublishedCase(model_type="exaone_moe", settings=lambda own: own),
     ),
+    "orion": (
+        "OrionForCausalLM",
+        PublishedCase(
+            model_type="stablelm",
+            settings=lambda own: {
+                **{k: v for k, v in own.items() if k not in ("layer_norm_eps", "rope_parameters")},
+                "model_type": "orion",
+                "rms_norm_eps": own["layer_norm_eps"],
+                "rope_theta": own["rope_parameters"]["rope_theta"],
+            },
+            overrides={
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 1.0,
+                }
+            },
+        ),
+    ),
+    "refined_web": (
+        "RWForCausalLM",
+        PublishedCase(
+            model_type="falcon",
+            settings=lambda own: {
+                **{k: v for k, v in own.items() if k not in _FALCON_KEYS},
+                "model_type": "RefinedWebModel",
+                "n_layer": own["num_hidden_layers"],
+                "n_head": own["num_attention_heads"],
+            },
+        ),
+    ),
+    "pangu": (
+        "PanguEmbeddedForCausalLM",
+        PublishedCase(
+            model_type="llama",
+            settings=lambda own: {
+                **{k: v for k, v in own.items() if k != "attention_bias"},
+                "model_type": "PanguEmbedded",
+                "bias": True,
+            },
+            overrides={"attention_bias": True},
+        ),
+    ),
+    "hcx_vision": (
+        "HCXVisionForCausalLM",
+        PublishedCase(
+            model_type="llama",
+            settings=_behind("text_config", "hyperclovax_vlm"),
+            names=_UNDER_LANGUAGE,
+            others=("vision_model.embeddings.x", "mm_projector.0.weight", "image_newline"),
+        ),
+    ),
+    "minimax_vl": (
+        "MiniMaxVL01ForConditionalGeneration",
+        PublishedCase(
+            model_type="minimax",
+            settings=_behind("text_config", "minimax_vl_01"),
+            names=_UNDER_LANGUAGE,
+            others=("vision_tower.x.weight", "multi_modal_projector.linear_1.weight"),
+        ),
+    ),
+    "ernie": (
+        "Ernie4_5_ForCausalLM",
+        PublishedCase(model_type="ernie4_5", settings=lambda own: own),
+    ),
     "unknown": ("MyForCausalLM", PublishedCase(model_type="llama", settings=lambda own: own)),
 }
 """What a sweep calls the case -> the published class, and how its checkpoint is made."""
+SAME_AS = {
+    "AquilaModel": "aquila",
+    "XverseForCausalLM": "aquila",
+    "LLaMAForCausalLM": "aquila",
+    "ChatGLMForCausalLM": "chatglm",
+    "GLM4VForCausalLM": "chatglm",
+    "H2OVLChatModel": "internvl_llama",
+    "SkyworkR1VChatModel": "internvl_qwen2",
+    "NVLM_D": "internvl_qwen2",
+    "NVLM_D_Model": "internvl_qwen2",
+    "Llama_Nemotron_Nano_VL": "internvl_llama",
+    "NemotronH_Nano_Omni_Reasoning_V3": "nemotron_nano_vl",
+    "KeyeVL1_5ForConditionalGeneration": "keye",
+    "LlavaQwen2ForCausalLM": "llava_qwen",
+    "Ovis": "ovis2_5",
+}
+"""Other classes with the layout of a case."""
+CASES |= {name: (name, CASES[case][1]) for name, case in SAME_AS.items()}

@@ -16,7 +16,7 @@ from dovetail.config.checkpoint.spellings import DTYPES, WHOLE_FIRST
 from dovetail_plugins.published.fallback import class_of, is_known
 from dovetail_plugins.published.layout import Json, Published, part_of, refuse
 
-IMAGES, SOUND = "images", "images and sound"
+IMAGES, SOUND = "images", "images or sound"
 _QUANTIZED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 """Lists of modules in quantization_config, as the methods call them."""
 _MEDIA_KEYS = ("vision_config", "audio_config", "vision_tower", "visual", "auto_map")
