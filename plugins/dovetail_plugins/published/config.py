@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from dovetail.config.checkpoint.hf import read_config as read_plain
+from dovetail.config.rules.drafts.methods import WHOLE_MODEL, method_for
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.checkpoint_code import CAUSAL
 from dovetail_plugins.published.fallback import class_of, is_known
@@ -41,10 +42,10 @@ def read_config(path: Path) -> Json | None:
 
 def as_served(raw: Json) -> Json:
     """Return a config.json's content as a class that is served has it; unchanged if its own class
-    is served, or no other one is known. Raises: ConfigError"""
+    is served, no other one is known, or it only drafts for another model. Raises: ConfigError"""
     names = raw.get("architectures")
     names = [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
-    if not names or is_known(names[0]):
+    if not names or is_known(names[0]) or method_for(raw) != WHOLE_MODEL:
         return raw
     own, *others = names
     published = PUBLISHED.get(own)

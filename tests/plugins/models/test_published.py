@@ -89,6 +89,13 @@ def test_code_of_the_checkpoint_is_not_replaced_by_the_class_of_its_model_type(
     assert _class_of(folder) == "MyForCausalLM"
 
 
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLMEagle3", "EagleLlamaForCausalLM", "MedusaModel", "LlamaMTPModel"]
+)
+def test_heads_that_draft_for_another_model_stay(tmp_path: Path, name: str) -> None:
+    assert _class_of(_settings(tmp_path / "m", architectures=[name])) == name
+
+
 def test_an_unknown_class_of_an_unknown_type_stays(tmp_path: Path) -> None:
     folder = _settings(tmp_path / "m", architectures=["MyForCausalLM"], model_type="mine")
     assert _class_of(folder) == "MyForCausalLM"
