@@ -78,8 +78,10 @@ class GgufAdapter(AdapterMethod):
         wanted = {TYPE: "adapter", KIND: "lora", ARCHITECTURE: self._architecture or architecture}
         for key, value in wanted.items():
             if found.settings.get(key) != value:
+                stated = found.settings.get(key)
                 raise ConfigError(
-                    f"it is {found.settings.get(key)!r}, and a LoRA for this model has {value!r}.",
+                    f"it is {'missing' if stated is None else repr(stated)}, and a LoRA for this "
+                    f"model has {value!r}.",
                     where=f"{found.path}: {key}",
                     fix="name the GGUF file of an adapter that was trained for this model.",
                 )
@@ -157,7 +159,9 @@ def _pairs(found: GgufModel) -> dict[str, tuple[TensorExtent, TensorExtent]]:
         end = next((end for end in (DOWN, UP) if extent.name.endswith(end)), "")
         if not end:
             raise ConfigError(
-                "the tensor does not belong to a LoRA.", where=f"{found.path}: {extent.name}", fix=_FIX
+                "the tensor does not belong to a LoRA.",
+                where=f"{found.path}: {extent.name}",
+                fix=_FIX,
             )
         parts.setdefault(extent.name.removesuffix(end), {})[end] = extent
     for name, own in parts.items():

@@ -51,7 +51,8 @@ def as_served(raw: Json) -> Json:
     published = PUBLISHED.get(own)
     if published is not None:
         return _read(raw, own, published)
-    if own not in BY_TYPE and CAUSAL in (raw.get("auto_map") or {}):
+    code = raw.get("auto_map")
+    if own not in BY_TYPE and isinstance(code, dict) and CAUSAL in code:
         return raw
     if own in REFUSED:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,17 @@ def part_of(raw: Mapping[str, Any], key: str) -> Json:
     raise refuse(
         f"{raw['architectures'][0]} has its text model's settings there, and the file has none.",
         key,
-        "fetch config.json again, or state the settings with --hf-overrides.",
+        "fetch config.json of the model again.",
     )
+
+
+def ratio(raw: Mapping[str, Any], key: str) -> float:
+    """Return a setting that is a positive number, 1 without one. Raises: ConfigError"""
+    value = raw.get(key)
+    value = 1 if value is None else value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise refuse(f"{key} is {value!r}, not a positive number.", key, "fetch config.json again.")
 
 
 def number(raw: Mapping[str, Any], key: str) -> int:
@@ -53,5 +63,5 @@ def number(raw: Mapping[str, Any], key: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     raise refuse(
-        f"{key} is {value!r}, not a positive whole number.", key, f"set --hf-overrides.{key} N."
+        f"{key} is {value!r}, not a positive whole number.", key, "fetch config.json again."
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail_plugins.published.layout import Json, Published, number, refuse
+from dovetail_plugins.published.layout import Json, Published, number, ratio, refuse
 
 _SHARED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
@@ -90,7 +90,7 @@ def _chatglm(raw: Json) -> Json:
         "intermediate_size": number(raw, "ffn_hidden_size"),
         "rms_norm_eps": raw.get("layernorm_epsilon", 1e-5),
         "attention_bias": bool(raw.get("add_qkv_bias")),
-        "rope_theta": 10000.0 * float(raw.get("rope_ratio") or 1),
+        "rope_theta": 10000.0 * ratio(raw, "rope_ratio"),
         "partial_rotary_factor": 0.5,
         "max_position_embeddings": raw.get("seq_length"),
         "tie_word_embeddings": False,

@@ -41,7 +41,7 @@ def _nested(key: str, prefix: str) -> Callable[[Json], Json]:
 def _class_of_part(part: Json, key: str) -> str:
     """Return the class of a text part: the one that it names, or its model type's."""
     names = part.get("architectures")
-    named = names[0] if isinstance(names, list) and names else ""
+    named = str(names[0]) if isinstance(names, list) and names else ""
     found = named if is_known(named) else class_of(part)
     if found is not None:
         return found
@@ -120,7 +120,7 @@ def _minicpm_v(raw: Json) -> Json:
         raise refuse(
             f"the text model of version {version} is not known here.",
             "version",
-            f"known are {', '.join(_MINICPM_V)}; set it with --hf-overrides.architectures.",
+            f"known are {', '.join(_MINICPM_V)}; use a model of one of these.",
         )
     name, model_type = _MINICPM_V[version]
     return _flat(name, model_type)(raw)

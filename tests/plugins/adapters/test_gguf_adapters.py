@@ -126,7 +126,7 @@ def test_quantized_matrices_are_read_as_the_package_reads_them(tmp_path: Path) -
     ("settings", "where", "what"),
     [
         ({"general__type": "model"}, "general.type", "'adapter'"),
-        ({"general__type": None}, "general.type", "None"),
+        ({"general__type": None}, "general.type", "missing"),
         ({"adapter__type": "dora"}, "adapter.type", "'dora'"),
         ({"adapter__lora__alpha": "many"}, "adapter.lora.alpha", "'many'"),
         ({"general__architecture": "nothing"}, "general.architecture", '"nothing"'),
