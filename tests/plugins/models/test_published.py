@@ -18,6 +18,13 @@ from support.published_cases import CASES, SAME_AS, write_published
 from support.tiny_configs import write_tiny
 from support.verdicts import BACKED, NATIVE, verdict_of
 
+CHATGLM: dict[str, Any] = {
+    "architectures": ["ChatGLMModel"],
+    "padded_vocab_size": 64,
+    "num_layers": 2,
+    "multi_query_group_num": 2,
+    "ffn_hidden_size": 48,
+}
 BACKED_CASES = ("kimi_k25", "exaone_moe", "internvl_backed")
 
 
@@ -96,6 +103,13 @@ def test_heads_that_draft_for_another_model_stay(tmp_path: Path, name: str) -> N
     assert _class_of(_settings(tmp_path / "m", architectures=[name])) == name
 
 
+def test_an_auto_map_of_another_kind_is_not_code(tmp_path: Path) -> None:
+    for odd in (3, "AutoModelForCausalLM", ["AutoModelForCausalLM"], None):
+        folder = _settings(tmp_path / str(odd), architectures=["MyForCausalLM"], auto_map=odd)
+        found = published.read_config(folder)
+        assert found is not None and found["architectures"] == ["LlamaForCausalLM"]
+
+
 def test_an_unknown_class_of_an_unknown_type_stays(tmp_path: Path) -> None:
     folder = _settings(tmp_path / "m", architectures=["MyForCausalLM"], model_type="mine")
     assert _class_of(folder) == "MyForCausalLM"
@@ -134,6 +148,8 @@ def test_a_class_that_nothing_serves_is_refused_with_the_reason(tmp_path: Path, 
             "both directions",
         ),
         ({"architectures": ["ChatGLMModel"], "rmsnorm": False}, "rmsnorm", "rmsnorm True"),
+        ({**CHATGLM, "rope_ratio": "x"}, "rope_ratio", "'x'"),
+        ({**CHATGLM, "rope_ratio": float("nan")}, "rope_ratio", "nan"),
         (
             {"architectures": ["QWenLMHeadModel"], "intermediate_size": "x"},
             "intermediate_size",
