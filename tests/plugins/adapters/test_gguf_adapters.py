@@ -13,6 +13,7 @@ from dovetail import LLM
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.errors import ConfigError
 from dovetail_plugins.adapters.gguf import GgufAdapter
+from dovetail_plugins.gguf.reading.file import find_file
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_adapters import write_gguf_adapter
@@ -256,3 +257,13 @@ def test_a_file_of_an_adapter_is_not_served_as_a_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--lora-modules") as caught:
         load_model_facts(file)
     assert caught.value.where == str(file)
+
+
+def test_an_adapter_beside_a_model_in_its_folder_is_not_a_second_model(tmp_path: Path) -> None:
+    folder, adapter, _ = _made(tmp_path, "qwen3")
+    both = tmp_path / "both"
+    both.mkdir()
+    write_gguf_adapter(folder, adapter, both / "a-lora.gguf")
+    write_gguf(folder, both / "m.gguf")
+    assert find_file(both) == both / "m.gguf"
+    assert load_model_facts(both).architecture == "Qwen3ForCausalLM"
