@@ -148,6 +148,7 @@ $(FASTER_WHISPER)/.installed:
 sweep: $(VENV)/.test
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.architectures
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.architectures --media
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.published_names
 	$(BIN)/python docs/generate.py
 
 lint: $(VENV)/.test

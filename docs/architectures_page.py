@@ -67,6 +67,19 @@ torchvision.
 |---|---|---|---|"""
 
 
+PUBLISHED_HEAD = """\
+
+## Class names of model cards
+
+Published checkpoints whose class transformers has under another name or not at all, read as
+checkpoints of a class that is served. Tests compare each with transformers' own code for the same
+model. A class that is in none of these lists is served by the next entry of `architectures`, or by
+the class that `model_type` names, if that is served and the checkpoint brings no code along.
+
+| class | | why not |
+|---|---|---|"""
+
+
 def architectures_page(note: str) -> str:
     """Return the page; `note` says that it is written by a script."""
     alone, with_media = (_read(file) for file in (FOUND, WITH_MEDIA))
@@ -75,7 +88,20 @@ def architectures_page(note: str) -> str:
     media_version = with_media["transformers"]
     note_media = "" if media_version == version else f"(transformers {media_version}.) "
     second = MEDIA_HEAD.format(note_media=note_media, counts=_counts(with_media))
-    return "\n".join([head, *_rows(alone), second, *_rows(with_media)]) + "\n"
+    tables = [head, *_rows(alone), second, *_rows(with_media), PUBLISHED_HEAD, *_published()]
+    return "\n".join(tables) + "\n"
+
+
+def _published() -> list[str]:
+    """Return the rows of the table of published classes."""
+    from dovetail_plugins.published.config import PUBLISHED
+    from dovetail_plugins.published.layouts import BY_TYPE, REFUSED
+
+    rows = {name: ("text part" if one.lacks else "served", one.lacks and f"no {one.lacks}")
+            for name, one in PUBLISHED.items()}  # fmt: skip
+    rows |= dict.fromkeys(BY_TYPE, ("served", ""))
+    rows |= {name: ("refused", why) for name, why in REFUSED.items()}
+    return [f"| `{name}` | {state} | {why} |" for name, (state, why) in sorted(rows.items())]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -107,8 +107,8 @@ ROPE_TYPE_LLAMA3 = Value(
 # files.
 CONFIG_FORMAT_AUTO = Value(summary="recognised from the files in the folder", value=None)
 CONFIG_FORMAT_HF = Value(
-    summary="config.json as transformers writes it",
-    value="dovetail.config.checkpoint.hf:read_config",
+    summary="config.json, as transformers or a model card has it",
+    value="dovetail_plugins.published.config:read_config",
 )
 CONFIG_FORMAT_GGUF = Value(
     summary="the metadata of a GGUF file", value="dovetail_plugins.gguf._config:read_config"

@@ -201,7 +201,9 @@ FAULTS: dict[str, Fault] = {
         uses_torch=True,
     ),
     "unknown architecture": Fault(
-        args=lambda folder: [demo_copy(folder, architectures=["Qwen3ForCausalML"])],
+        args=lambda folder: [
+            demo_copy(folder, architectures=["Qwen3ForCausalML"], model_type="qwen33")
+        ],
         cause="Qwen3ForCausalML",
         fix="Qwen3ForCausalLM",
     ),

@@ -262,7 +262,8 @@ def test_refusals_name_the_key(folder: Path, tmp_path: Path) -> None:
     vocab = tokens["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (foreign / "tokenizer.json").write_text(json.dumps(tokens))
-    unknown = changed(folder, tmp_path / "unknown", architectures=["NobodysForCausalLM"])
+    nobodys = {"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}
+    unknown = changed(folder, tmp_path / "unknown", **nobodys)
     wrong: list[tuple[Path, dict[str, Any], str]] = [
         (smaller, {}, "vocabulary of 300 tokens"),
         (layers, {}, "missing: model.layers.2"),

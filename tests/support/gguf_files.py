@@ -371,3 +371,32 @@ def _changed(
     if name.endswith("shared_expert_gate.weight"):
         return values[0], lambda x: x[None]
     return values, lambda x: x
+
+
+def divide(source: Path, folder: Path, count: int) -> list[Path]:
+    """Divide a file as gguf-split does: all settings in the first part, numbers in each. Return the
+    parts."""
+    import gguf
+
+    folder.mkdir()
+    reader = gguf.GGUFReader(source)
+    tensors, paths = reader.tensors, []
+    for number in range(count):
+        paths.append(folder / f"{source.stem}-{number + 1:05}-of-{count:05}.gguf")
+        writer = gguf.GGUFWriter(paths[-1], reader.fields["general.architecture"].contents())
+        for name, field in reader.fields.items() if number == 0 else ():
+            if not name.startswith("GGUF.") and name != "general.architecture":
+                own = field.types[1] if len(field.types) > 1 else None
+                writer.add_key_value(name, field.contents(), field.types[0], sub_type=own)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for tensor in tensors[
+            len(tensors) * number // count : len(tensors) * (number + 1) // count
+        ]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths

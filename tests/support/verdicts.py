@@ -44,8 +44,9 @@ class Verdict:
     reason: str = ""
 
 
-def verdict_of(folder: str | Path, **flags: Any) -> Verdict:
-    """Return what the engine makes of a checkpoint, held against transformers and `inspect`."""
+def verdict_of(folder: str | Path, *, reference: str | Path | None = None, **flags: Any) -> Verdict:
+    """Return what the engine makes of a checkpoint, held against transformers and `inspect`.
+    `reference` is the same model in transformers' own layout, if the checkpoint has another."""
     fields = {"model": str(folder), **FLAGS, **flags}
     promised = promise_of(fields)
     try:
@@ -59,7 +60,7 @@ def verdict_of(folder: str | Path, **flags: Any) -> Verdict:
     if promised:
         return Verdict(state=WRONG, reason=f"inspect refused it: {promised}")
     faults = [result.error for result in results if result.error]
-    fault = faults[0] if faults else difference(folder, results)
+    fault = faults[0] if faults else difference(reference or folder, results)
     if fault:
         return Verdict(state=WRONG, reason=fault)
     return Verdict(state=BACKED if by == BACKED_BY else NATIVE)

@@ -117,6 +117,8 @@ class Model(Plugin):
     """Why steps of this model cannot be captured by a device: a clause ("": they can)."""
     takes_media: bool = True
     """Whether this rank's layers take the vectors of media; only those ranks encode."""
+    published_names: WeightMap = WeightMap()
+    """From the names in the checkpoint to those that `weight_map` refers to; set by the loader."""
 
     @abstractmethod
     def __init__(self, options: Any, context: BuildContext) -> None:

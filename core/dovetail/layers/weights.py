@@ -9,13 +9,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RankSpec
-from dovetail.interfaces.model import WeightMap
+from dovetail.interfaces.model import Conversion, Model, WeightMap
 from dovetail.layers.dtypes import dtype_name
 from dovetail.layers.linear.placement import Placement, WeightHolder, is_optional
 
@@ -213,6 +214,24 @@ def checkpoint_shapes(
             shape = (*shape[:-2], shape[-1], shape[-2])
         shapes[path] = (shape, dtype_name(parameter.dtype))
     return shapes
+
+
+def weight_map_of(model: Model) -> WeightMap:
+    """Return how the names in a checkpoint map to a model's parameters: by its `published_names`,
+    then by its own map."""
+    own, first = model.weight_map(), model.published_names
+    if first == WeightMap():
+        return own
+    conversion = None if own.conversion is None else partial(_converted, first, own.conversion)
+    return replace(first, parts={"": own}, transposed=own.transposed, conversion=conversion)
+
+
+def _converted(
+    first: WeightMap, conversion: Conversion, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a conversion makes of tensors that are renamed first."""
+    renamed = ((map_name(first, name), tensor) for name, tensor in tensors)
+    return conversion((target.path, tensor) for target, tensor in renamed if target is not None)
 
 
 def map_name(weight_map: WeightMap, name: str) -> Target | None:

@@ -1,4 +1,4 @@
-"""Adapters in subfolders of one folder, whose names requests use."""
+"""Adapters in subfolders of one folder, or GGUF files in it, whose names requests use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from dovetail.interfaces.adapter_resolver import AdapterResolver, ResolverFacts
 from dovetail.interfaces.data.adapter_spec import AdapterSource
 from dovetail.interfaces.plugin import Info
 from dovetail.json_values import json_value
+from dovetail_plugins.gguf.reading.file import SUFFIX, read_head
 
 BASE = "base_model_name_or_path"
+FILE_BASE = "general.base_model.0"
+HUB = "https://huggingface.co/"
 log = logging.getLogger(__name__)
 
 
@@ -28,9 +31,10 @@ class _Options:
 
 
 class FolderResolver(AdapterResolver):
-    """PATH/NAME, if its adapter_config.json names the served model as its base.
+    """PATH/NAME, if its adapter_config.json names the served model as its base, or PATH/NAME.gguf,
+    if its settings do.
 
-    Only direct subfolders of PATH have names; a link in it may lead anywhere.
+    Only direct subfolders and files of PATH have names; a link in it may lead anywhere.
     """
 
     info = Info(summary="adapters in the subfolders of a folder, under the folders' names")
@@ -58,18 +62,16 @@ class FolderResolver(AdapterResolver):
             )
 
     def find(self, name: str) -> AdapterSource | None:
-        """Return the adapter in the folder of this name."""
+        """Return the adapter in the folder, or the file, of this name."""
         if not _is_plain(name):
             return None
         folder = self._folder / name
-        try:
-            config = json_value((folder / CONFIG).read_bytes())
-        except FileNotFoundError:
+        base = _base_of(folder)
+        if base is None:
+            folder = self._folder / f"{name}{SUFFIX}"
+            base = _base_of_file(folder)
+        if base is None:
             return None
-        except (OSError, ValueError) as error:
-            log.warning("%s cannot be read: %s", folder / CONFIG, error)
-            return None
-        base = str(config.get(BASE) or "") if isinstance(config, dict) else ""
         if not self._facts.fits(base):
             log.info(
                 "%s was made for %r, not for the model that is served here (%s)",
@@ -79,6 +81,31 @@ class FolderResolver(AdapterResolver):
             )
             return None
         return AdapterSource(name=name, path=str(folder), base=base)
+
+
+def _base_of(folder: Path) -> str | None:
+    """Return the base model that an adapter's folder names, None if there is no such folder."""
+    try:
+        config = json_value((folder / CONFIG).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("%s cannot be read: %s", folder / CONFIG, error)
+        return None
+    return str(config.get(BASE) or "") if isinstance(config, dict) else ""
+
+
+def _base_of_file(file: Path) -> str | None:
+    """Return the base model that a GGUF file names, None if there is no such file."""
+    if not file.is_file():
+        return None
+    try:
+        settings = read_head(file).settings
+    except ConfigError as error:
+        log.warning("%s", error)
+        return None
+    url = str(settings.get(f"{FILE_BASE}.repo_url") or "")
+    return url.removeprefix(HUB) or str(settings.get(f"{FILE_BASE}.name") or "")
 
 
 def _is_plain(name: str) -> bool:

@@ -1,6 +1,7 @@
 """`dovetail config check`: every start-up check that needs no weights, one line each.
 
-The order is that of `dovetail serve`. It stops at the first fault, with its cause and its fix.
+The order is that of `dovetail serve`. It stops at the first fault, with its cause and its fix. The
+model is created without memory for weights, in a process of its own, as `dovetail inspect` does.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
@@ -92,6 +94,7 @@ def _check_model(config: Config) -> None:
     _say("tokenizer", _tokenizer_text(spec, ahead))
     _say("chat template", _template_text(config, ahead))
     _say("parsers", _parsers_text(ahead))
+    _say("model class", _class_text(spec))
 
 
 async def _open_apis(apis: Sequence[Selection], config: Config) -> None:
@@ -155,6 +158,19 @@ def _template_text(config: Config, ahead: Preview) -> str:
         return f"none; {ahead.renderer.selection.name} renders conversations"
     whose = "given by --chat-template" if config.frontend.chat_template else "the model's own"
     return f"{whose}, compiles"
+
+
+def _class_text(spec: EngineSpec) -> str:
+    """Return what creating the model has shown. Raises: ConfigError that its engine would raise"""
+    from dovetail_plugins.inspect.trial import refusal
+
+    name = spec.run.model_plugin.name
+    if find_spec("torch") is None:
+        return f"{name} is not tried: torch is not installed"
+    refused = refusal(spec.run)
+    if refused is not None:
+        raise refused
+    return f"{name} reads the model's settings, and its weights if they are not quantized"
 
 
 def _parsers_text(ahead: Preview) -> str:

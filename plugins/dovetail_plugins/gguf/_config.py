@@ -7,6 +7,7 @@ llama.cpp's converters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
 from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
+from dovetail_plugins.gguf.vocabulary.missing import completed
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -31,6 +33,8 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 def config_of(model: GgufModel) -> dict[str, Any]:
     """Return the config.json that a file's settings mean. Raises: ConfigError"""
+    _check_kind(Settings(model))
+    model = replace(model, settings=completed(model.path, model.settings))
     settings = Settings(model)
     family = _family_of(settings)
     _check_blocks(settings)
@@ -40,6 +44,21 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     config = shared | ends(settings) | family.config(settings) | stored
     _check(settings, family, config)
     return config
+
+
+_FLAGS = {"adapter": "--lora-modules NAME=FILE", "mmproj": "--mmproj FILE"}
+"""`general.type` of files that are no model -> the flag that takes them."""
+
+
+def _check_kind(settings: Settings) -> None:
+    """Raises: ConfigError for a file that only belongs to a model."""
+    kind = str(settings.find("general.type", str))
+    if kind in _FLAGS:
+        raise ConfigError(
+            f"it is not a model: its general.type is {kind}.",
+            where=str(settings.model.path),
+            fix=f"name the model's own file, and this one with {_FLAGS[kind]}.",
+        )
 
 
 def _family_of(settings: Settings) -> Family:

@@ -157,7 +157,7 @@ def test_check_says_what_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].removeprefix("OK").strip() for line in lines] == [
         "settings", "HTTP flags", "model", "plugins", "memory", "socket", "tokenizer",
-        "chat template", "parsers", "APIs", "address",
+        "chat template", "parsers", "model class", "APIs", "address",
     ]  # fmt: skip
     assert all(line.startswith("OK  ") for line in lines)
 
@@ -211,13 +211,43 @@ def test_check_finds_a_taken_port(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"port {port} is in use" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", ["show", "check"])
-def test_no_torch_is_loaded(part: str, tmp_path: Path) -> None:
+_CHECK = """
+import sys
+from dovetail.cli.main import main
+assert main(["config", "check", "--port", "0"]) == 0
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+
+def test_check_loads_torch_only_in_the_process_that_creates_the_model() -> None:
+    subprocess.run([sys.executable, "-c", _CHECK], check=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "cause"),
+    [
+        ({"architectures": ["Grok1ForCausalLM"]}, "Grok1ForCausalLM"),
+        ({"architectures": ["MyForCausalLM"], "model_type": "mine"}, "MyForCausalLM"),
+        ({"quantization_config": {"quant_method": "nobodys"}}, "nobodys"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 5}}, "bits"),
+        ({"hidden_act": "no_such_function"}, "no_such_function"),
+        ({"num_hidden_layers": 9}, "missing"),
+    ],
+)
+def test_check_refuses_the_class_and_the_quantization_that_serve_refuses(
+    tmp_path: Path, config: dict[str, Any], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = demo_copy(tmp_path, **config)
+    assert main(["config", "check", "--port", "0", broken]) == 2
+    assert cause in capsys.readouterr().err
+
+
+def test_no_torch_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(TRAP)
     (tmp_path / "transformers.py").write_text(TRAP.replace("torch", "transformers"))
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
     done = subprocess.run(
-        [sys.executable, "-m", "dovetail", "config", part, "--port", "0"],
+        [sys.executable, "-m", "dovetail", "config", "show", "--port", "0"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": paths},

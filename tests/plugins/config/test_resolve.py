@@ -218,7 +218,7 @@ def missing_shard(folder: Path) -> None:
 
 
 def unknown_architecture(folder: Path) -> None:
-    rewrite(folder, architectures=["LlamaForCausalLN"])
+    rewrite(folder, architectures=["LlamaForCausalLN"], model_type="llamas")
 
 
 def quantized(folder: Path) -> None:

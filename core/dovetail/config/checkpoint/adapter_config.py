@@ -14,7 +14,10 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json. Raises: ConfigError"""
+    """Return adapter_config.json, or the type of an adapter that is a file: its suffix. Raises:
+    ConfigError"""
+    if folder.is_file():
+        return {"peft_type": folder.suffix.lower()}
     path = folder / CONFIG
     try:
         config = json_value(path.read_text(encoding="utf-8"))

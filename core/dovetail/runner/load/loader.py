@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 from torch import nn
 from tqdm import tqdm
@@ -40,6 +41,7 @@ from dovetail.layers.weights import (
     load_parameters,
     load_weights,
     own_finish,
+    weight_map_of,
 )
 from dovetail.registry.blame import blaming
 from dovetail.runner.load.offload import Offload
@@ -193,7 +195,10 @@ def build_model(run: RunSpec, device: torch.device, quant: QuantMethod) -> nn.Mo
     context = build_context(run, device, quant)
     with building(run, run.model_plugin, device):
         plugin = registry.admin.require_selection(run.model_plugin)
-        return cast(nn.Module, plugin(registry.admin.build_options(run.model_plugin), context))
+        model = plugin(registry.admin.build_options(run.model_plugin), context)
+        names = run.model.hf_config.get("published_names", {})  # lists, as JSON has them
+        model.published_names = msgspec.convert(names, WeightMap)
+        return cast(nn.Module, model)
 
 
 @contextmanager
@@ -235,7 +240,7 @@ def _fill(
         finish_weights(module, finish)
         return
     load_format = cast(LoadFormat, registry.make(run.load_format))
-    weight_map = model.weight_map()
+    weight_map = weight_map_of(model)
     shapes = None
     if "random_weights" in load_format.capabilities:
         shapes = checkpoint_shapes(module, weight_map)
@@ -273,7 +278,7 @@ def fill(
 
     Raises: ConfigError that lists missing, unexpected and misfitting names.
     """
-    weight_map = cast(Model, module).weight_map()
+    weight_map = weight_map_of(cast(Model, module))
     stored = quant.checkpoint_tensors(divert(module, weight_map, tensors))
     load_weights(module, weight_map, stored, rank, quant.ignored, repacks=repacks, finish=finish)
 

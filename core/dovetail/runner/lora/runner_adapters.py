@@ -36,7 +36,7 @@ from dovetail.layers.linear import Linear
 from dovetail.layers.logits import LogitsHead
 from dovetail.layers.moe.experts import Experts
 from dovetail.layers.stages import AbsentStage
-from dovetail.layers.weights import Target, map_name, names_of
+from dovetail.layers.weights import Target, map_name, names_of, weight_map_of
 from dovetail.runner.load.loader import LoadedModel
 from dovetail.runner.lora.copies import Copies
 from dovetail.runner.lora.cutting import CutChange, Cutting, Division
@@ -124,7 +124,7 @@ class RunnerAdapters(RunnerPart):
     def attach(self, loaded: LoadedModel) -> None:
         """Create the adapter slots of a loaded model's layers. Mutates: the model, self"""
         module = self._module = loaded.module
-        self._weight_map = loaded.model.weight_map()
+        self._weight_map = weight_map_of(loaded.model)
         self._linears.clear()
         self._tables.clear()
         self._experts.clear()

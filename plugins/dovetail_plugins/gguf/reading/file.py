@@ -84,6 +84,8 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
     firsts = [file for file in files if (split := _SPLIT.fullmatch(file.name)) is None
               or int(split[2]) == 1 or len(files) == 1]  # fmt: skip
     if len(firsts) > 1:
+        firsts = [file for file in firsts if _is_model(file)] or firsts
+    if len(firsts) > 1:
         names = ", ".join(file.name for file in firsts[:5])
         raise ConfigError(
             f"the folder holds {len(firsts)} GGUF models: {names}",
@@ -91,6 +93,14 @@ def find_file(path: str | Path, ignored: Sequence[str] = ()) -> Path | None:
             fix="name one of the files, or, of a model of the hub, MODEL:QUANT.",
         )
     return firsts[0] if firsts else None
+
+
+def _is_model(file: Path) -> bool:
+    """Return whether a file is a model, not an adapter or another companion of one."""
+    try:
+        return read_head(file).settings.get("general.type", "model") == "model"
+    except ConfigError:
+        return True  # its own error is clearer than that it is missing
 
 
 def read_model(path: str | Path) -> GgufModel:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.reading.file import GgufModel
+from dovetail_plugins.gguf.vocabulary.missing import completed
 from dovetail_plugins.gguf.vocabulary.splits import GEMMA4, KINDS, Kind
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
@@ -54,7 +55,7 @@ class GgufVocabulary:
 
     def __init__(self, model: GgufModel) -> None:
         self.path = model.path
-        self._values = model.settings
+        self._values = completed(model.path, model.settings)
         self.tokens: list[str] = self._list("tokens", str)
         if not self.tokens:
             raise self._fault("the file has no vocabulary", "tokenizer.ggml.tokens")
@@ -102,7 +103,13 @@ class GgufVocabulary:
     def _pairs(self) -> Json:
         """Return a model of pairs that are merged, of bytes or of characters."""
         is_gemma = self._find("model", str) == GEMMA4
-        name = GEMMA4 if is_gemma else self._find("pre", str) or "default"
+        name = GEMMA4 if is_gemma else self._find("pre", str)
+        if name is None:
+            raise self._fault(
+                "the file does not say how text is cut into words, and its architecture and "
+                "vocabulary do not say it either",
+                "pre",
+            )
         if name not in KINDS:
             raise self._fault(f'the pre-tokenizer "{name}" is not known to this version', "pre")
         kind = KINDS[name]
@@ -327,8 +334,8 @@ def _template(first: str | None, texts: Sequence[str], last: str | None) -> list
 
 def read_tokenizer(file: Path) -> tuple[str, Json]:
     """Return the contents that tokenizer.json and tokenizer_config.json would have, of a GGUF
-    file."""
-    from dovetail_plugins.gguf.reading.file import read_head
+    file. Of a divided model the first file has them."""
+    from dovetail_plugins.gguf.reading.file import files_of, read_head
 
-    head = read_head(file)
-    return tokenizer_of(GgufModel(path=file, settings=head.settings, extents=()))
+    first = files_of(file)[0]
+    return tokenizer_of(GgufModel(path=first, settings=read_head(first).settings, extents=()))

@@ -7,11 +7,12 @@ from pathlib import Path
 from dovetail.config.checkpoint.adapter_config import CONFIG, WEIGHTS
 from dovetail.config.checkpoint.sources.hub import Hub, Wanted, cached, check_online, fetch
 from dovetail.config.checkpoint.sources.model_path import is_hub_id
+from dovetail.config.checkpoint.sources.weights_check import is_whole_model
 from dovetail.errors import ConfigError
 
 
 def find_adapter(name: str, hub: Hub, *, where: str) -> Path:
-    """Return the folder of an adapter, given by a path or a hub id.
+    """Return the folder or file of an adapter, given by a path or a hub id.
 
     Fetched from the hub only if the cache does not contain all of it. Raises: ConfigError naming
     the folder, with `where` (a flag, a field)
@@ -19,6 +20,8 @@ def find_adapter(name: str, hub: Hub, *, where: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return _checked(path.resolve(), where)
+    if is_whole_model(path):
+        return path.resolve()
     if path.exists():
         raise ConfigError(f"{name} is a file.", where=where, fix=f"name its folder: {path.parent}")
     if not is_hub_id(name):
@@ -39,11 +42,13 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _checked(folder: Path, where: str) -> Path:
-    """Return the folder. Raises: ConfigError if it contains no adapter"""
-    if not (folder / CONFIG).is_file():
+    """Return the folder, or its only file of weights and settings. Raises: ConfigError if it
+    contains no adapter"""
+    files = [file for file in folder.glob("*") if is_whole_model(file)]
+    if not (folder / CONFIG).is_file() and len(files) != 1:
         raise ConfigError(
             f"there is no {CONFIG} in {folder}.",
             where=where,
-            fix="name the folder that PEFT has saved an adapter in.",
+            fix="name the folder that PEFT has saved an adapter in, or a GGUF file.",
         )
-    return folder
+    return folder if (folder / CONFIG).is_file() else files[0]

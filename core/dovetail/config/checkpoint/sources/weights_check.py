@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
+from dovetail.config.checkpoint.stores.gguf_names import parts_of
 from dovetail.errors import ConfigError
 from dovetail.json_values import json_value
 
@@ -50,10 +51,10 @@ def has_weights(path: str | Path) -> bool:
 
 
 def weight_files(path: str | Path) -> list[Path]:
-    """Return the weight files of a folder, or the file that is a whole model."""
+    """Return the weight files of a folder, or of a model given by one of its whole files."""
     whole = Path(path)
     if is_whole_model(whole):
-        return [whole]
+        return parts_of(whole)
     found = (file for suffix in _SUFFIXES for file in whole.glob(suffix))
     return sorted(file for file in found if file.name not in NOT_WEIGHTS)
 

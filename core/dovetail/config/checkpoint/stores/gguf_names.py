@@ -52,6 +52,14 @@ def grouped(names: Iterable[str]) -> list[GgufFiles]:
     ]
 
 
+def parts_of(file: Path) -> list[Path]:
+    """Return the files that are there of a divided model, given any of them, or the file."""
+    found = _PART.fullmatch(file.stem)
+    numbers = range(1, int(found[3]) + 1) if found else ()
+    names = [f"{found[1]}-{n:05}-of-{found[3]}{file.suffix}" for n in numbers if found]
+    return [part for part in map(file.with_name, names) if part.is_file()] or [file]
+
+
 def models_below(folder: Path) -> list[GgufFiles]:
     """Return the models in a folder and its subfolders, with relative paths."""
     found = (file.relative_to(folder).as_posix() for file in folder.rglob(f"*{ENDING}"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import util
 from pathlib import Path
 
 CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+BASES = "MODEL_MAPPING_NAMES"
 MEDIA = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
@@ -25,13 +27,16 @@ PAGE = "docs/reference/architectures.md"
 class KnownClasses:
     """`causal` classes generate text from text; `causal_types` are their model types. `every`
     contains the classes of all tasks. Models of `masked_types` see later tokens. Classes in `media`
-    may take images or sound."""
+    may take images or sound. `generating` and `bases` are the classes by model type, those without
+    a head in `bases`."""
 
     causal: frozenset[str] = frozenset()
     causal_types: frozenset[str] = frozenset()
     masked_types: frozenset[str] = frozenset()
     media: frozenset[str] = frozenset()
     every: frozenset[str] = frozenset()
+    generating: Mapping[str, str] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
 
     def has_text_part(self, architecture: str, text_type: str, model_type: str = "") -> bool:
         """Return whether a class takes images or sound in addition to text, and its text part
@@ -57,21 +62,25 @@ def known_classes() -> KnownClasses:
     causal: dict[str, str] = {}
     masked: dict[str, str] = {}
     every: set[str] = set()
-    media: set[str] = set()
+    media: list[tuple[str, str]] = []
+    bases: dict[str, str] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
         pairs = _pairs(node.value)
         every.update(name for _, name in pairs)
         causal.update(pairs if node.targets[0].id == CAUSAL else ())
-        media.update(name for _, name in pairs if node.targets[0].id in MEDIA)
+        media.extend(pairs if node.targets[0].id in MEDIA else ())
+        bases.update(pairs if node.targets[0].id == BASES else ())
         masked.update(pairs if node.targets[0].id == MASKED else ())
     return KnownClasses(
         causal=frozenset(causal.values()),
         causal_types=frozenset(causal),
         masked_types=frozenset(masked),
-        media=frozenset(media),
+        media=frozenset(name for _, name in media),
         every=frozenset(every),
+        generating={**dict(media), **causal},
+        bases=bases,
     )
 
 
