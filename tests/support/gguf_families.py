@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from support import gguf_recent
+
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 Config = Mapping[str, Any]
 
 MIXED_TWICE = ("mamba2", "falcon_h1", "granitemoehybrid", "nemotron_h")
 """Types with mixers of Mamba 2."""
-ONE_MORE = ("nemotron", "qwen3_next")
+ONE_MORE = ("nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types whose norms are stored plus one."""
 TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee")
 """Architectures whose rows of q and k are turned."""
@@ -227,5 +229,6 @@ _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], 
     "bloom": _GROUPS,
     "falcon": _GROUPS,
     "gpt_neox": _GROUPS,
+    **gguf_recent.CUTS,
 }
 """Model type -> part of a name, how such a tensor is cut, how it is joined again."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_families, gguf_gpt_oss, gguf_settings
+from support import gguf_families, gguf_gpt_oss, gguf_recent, gguf_settings
 
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
@@ -77,6 +77,7 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "Dots1ForCausalLM": "dots1",
     "CohereForCausalLM": "command-r",
+    **gguf_recent.ARCHITECTURES,
 }
 WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
 """Parts of names of tensors that are not quantized."""
@@ -107,11 +108,12 @@ def write_gguf(
     *,
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
+    num_blocks: int = 0,
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
-    `settings` are further settings, `extra` further tensors.
+    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these.
     """
     import gguf
 
@@ -120,9 +122,13 @@ def write_gguf(
     writer = gguf.GGUFWriter(target, architecture)
     _add_settings(writer, config)
     _add_vocabulary(writer, source)
+    if num_blocks:
+        writer.add_block_count(num_blocks)
     for key, value in (settings or {}).items():
         if isinstance(value, list):
             writer.add_array(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
         else:
             writer.add_string(key, value)
     meant = _add_tensors(writer, architecture, config, _weights(source), type_of)

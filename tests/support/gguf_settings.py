@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from support import gguf_recent
+
 Config = Mapping[str, Any]
 MODELS = 1 << 20
 """The context length of models that have none."""
@@ -30,6 +32,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         "qwen3_next": _qwen3_next,
         "nemotron_h": _nemotron_h,
         "ernie4_5_moe": _ernie,
+        **gguf_recent.SETTINGS,
     }.get(kind)
     scales = {
         "attention_scale": config.get("attention_multiplier"),

@@ -6,18 +6,22 @@ llama.cpp's converters.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
-from dovetail_plugins.gguf.families.parts import common, ends, sizes
+from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, sizes
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
 from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
+
+log = logging.getLogger(__name__)
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -34,6 +38,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     settings = Settings(model)
     family = _family_of(settings)
     _check_blocks(settings)
+    _say_left_out(settings, family)
     shared = common(settings) if family.has_heads else sizes(settings)
     types = stored_types(model)
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
@@ -52,6 +57,21 @@ def _family_of(settings: Settings) -> Family:
             fix=f"use one of {', '.join(sorted(known))}, or another checkpoint.",
         )
     return known[settings.architecture]
+
+
+def _say_left_out(settings: Settings, family: Family) -> None:
+    """Log once how many blocks draft further tokens in a way that is not known here."""
+    drafting = num_drafting(settings)
+    if drafting and not family.names.has_drafts:
+        _warn_once(
+            f"{settings.model.path}: leaving out {drafting} block(s) at its end, which draft "
+            "further tokens."
+        )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def _check_blocks(settings: Settings) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families.family import Family, usual_rows
 from dovetail_plugins.gguf.families.layouts import LAYOUTS
-from dovetail_plugins.gguf.families.parts import gated, granite_scales, layer_norm_eps, rope
+from dovetail_plugins.gguf.families.parts import (
+    gated,
+    granite_scales,
+    layer_norm_eps,
+    num_layers,
+    rope,
+)
 from dovetail_plugins.gguf.reading.metadata import Settings
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
@@ -156,19 +162,23 @@ def _period(settings: Settings, name: str, layers: list[int]) -> dict[str, int]:
     return {f"{name}_period": period, f"{name}_offset": first}
 
 
-def _qwen3next(settings: Settings) -> dict[str, Any]:
+def delta_rule(settings: Settings) -> dict[str, Any]:
+    """Return which layers have Qwen's gated delta rule, and its sizes."""
     heads, inner = settings.number(".ssm.time_step_rank"), settings.number(".ssm.inner_size")
     mixing = set(settings.blocks_with("ssm_a"))
-    drafting = settings.find(".nextn_predict_layers", int) or 0
-    count = settings.number(".block_count") - drafting
-    more = {
-        "num_hidden_layers": count,
-        "layer_types": [_LINEAR if i in mixing else _FULL for i in range(count)],
+    return {
+        "layer_types": [_LINEAR if i in mixing else _FULL for i in range(num_layers(settings))],
         "linear_num_key_heads": settings.number(".ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": settings.number(".ssm.state_size"),
         "linear_value_head_dim": inner // heads,
         "linear_conv_kernel_dim": settings.number(".ssm.conv_kernel"),
+    }
+
+
+def qwen_experts(settings: Settings) -> dict[str, Any]:
+    """Return the settings of Qwen's experts, which follow every layer, one of them shared."""
+    return {
         "num_experts": settings.number(".expert_count"),
         "num_experts_per_tok": settings.number(".expert_used_count"),
         "moe_intermediate_size": settings.number(".expert_feed_forward_length"),
@@ -177,6 +187,10 @@ def _qwen3next(settings: Settings) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+def _qwen3next(settings: Settings) -> dict[str, Any]:
+    more = delta_rule(settings) | qwen_experts(settings)
     return gated(settings, "qwen3_next", "Qwen3NextForCausalLM", **more)
 
 
@@ -209,7 +223,7 @@ def _granite_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     return usual_rows(config) | {"ffn_up.weight": config["shared_intermediate_size"]}
 
 
-def _gated_query_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+def gated_query_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     """A gate of the attention's outputs has as many rows as the queries, behind them."""
     queries = config["num_attention_heads"] * config["head_dim"]
     return usual_rows(config) | {"attn_q.weight": 2 * queries}
@@ -230,7 +244,7 @@ _MORE: Mapping[str, dict[str, Any]] = {
     "mamba": {"has_heads": False},
     "mamba2": {"has_heads": False},
     "granitehybrid": {"rows": _granite_rows},
-    "qwen3next": {"rows": _gated_query_rows},
+    "qwen3next": {"rows": gated_query_rows},
 }
 FAMILIES = {
     name: Family(config=config, names=LAYOUTS[name], **_MORE.get(name, {}))
