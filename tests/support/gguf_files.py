@@ -132,7 +132,7 @@ def write_gguf(
         else:
             writer.add_string(key, value)
     meant = _add_tensors(writer, architecture, config, _weights(source), type_of)
-    for name, values in (extra or {}).items():
+    for name, values in (gguf_recent.extra_of(config) | dict(extra or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -301,7 +301,8 @@ def _add_tensors(
     arranged = gguf_gpt_oss.apart(weights) if is_oss else gguf_families.apart(config, weights)
     for name, own in _stacked(arranged).items():
         theirs = name.replace("_correction_bias", "_correction.bias")
-        theirs += ".weight" if name.endswith("correct_output_scale") else ""
+        bare = ("correct_output_scale", *gguf_recent.BARE)
+        theirs += ".weight" if name.endswith(bare) else ""
         theirs = theirs.replace("feed_forward.experts.", "mlp.experts.").replace(".norms.", ".")
         known = (theirs, theirs.removeprefix("transformer."))
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
