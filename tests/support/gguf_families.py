@@ -21,7 +21,8 @@ MIXED_TWICE = ("mamba2", "falcon_h1", "granitemoehybrid", "nemotron_h")
 """Types with mixers of Mamba 2."""
 ONE_MORE = ("nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types whose norms are stored plus one."""
-TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee")
+TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee",
+          "mistral3")  # fmt: skip
 """Architectures whose rows of q and k are turned."""
 
 
@@ -116,20 +117,6 @@ def _joined(config: Config, name: str, parts: Arrays) -> Array:
     return values
 
 
-def _latent_cut(config: Config, name: str, values: Array) -> Arrays:
-    heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
-    keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
-    return {
-        name.replace("kv_b_proj", "k_b_proj"): keys.swapaxes(1, 2),
-        name.replace("kv_b_proj", "v_b_proj"): rest,
-    }
-
-
-def _latent_join(config: Config, keys: Array, rest: Array) -> Array:
-    whole: Array = np.concatenate([keys.swapaxes(1, 2), rest], axis=1)
-    return whole.reshape(-1, whole.shape[-1])
-
-
 def _block(name: str, stem: str) -> str:
     return f"blk.{name.split('.layers.')[1].split('.')[0]}.{stem}.weight"
 
@@ -214,10 +201,9 @@ _GRANITE = (
     ("shared_mlp.input_linear", *_halves("_shexp")),
     ("shared_mlp.output_linear", *_down("_shexp")),
 )
-_LATENT = (("kv_b_proj", _latent_cut, _latent_join),)
 _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], ...]] = {
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
+    "deepseek_v2": gguf_recent.LATENT_CUT,
+    "deepseek_v3": gguf_recent.LATENT_CUT,
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "granitemoehybrid": _GRANITE,

@@ -109,16 +109,19 @@ def write_gguf(
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
     num_blocks: int = 0,
+    architecture: str = "",
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
-    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these.
+    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these;
+    `architecture` is GGUF's name if the class of the checkpoint has several.
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
+    architecture = architecture or ARCHITECTURES[config["architectures"][0]]
+    config["gguf"] = architecture
     writer = gguf.GGUFWriter(target, architecture)
     _add_settings(writer, config)
     _add_vocabulary(writer, source)
@@ -131,7 +134,12 @@ def write_gguf(
             writer.add_uint32(key, value)
         else:
             writer.add_string(key, value)
-    meant = _add_tensors(writer, architecture, config, _weights(source), type_of)
+    weights = _weights(source)
+    as_settings = gguf_recent.as_settings(weights)
+    for key, numbers in gguf_recent.lists_of(as_settings).items():
+        writer.add_array(key, numbers)
+    weights = {name: one for name, one in weights.items() if name not in as_settings}
+    meant = as_settings | _add_tensors(writer, architecture, config, weights, type_of)
     for name, values in (gguf_recent.extra_of(config) | dict(extra or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -301,10 +309,10 @@ def _add_tensors(
     arranged = gguf_gpt_oss.apart(weights) if is_oss else gguf_families.apart(config, weights)
     for name, own in _stacked(arranged).items():
         theirs = name.replace("_correction_bias", "_correction.bias")
-        bare = ("correct_output_scale", *gguf_recent.BARE)
-        theirs += ".weight" if name.endswith(bare) else ""
+        theirs += ".weight" if name.endswith("correct_output_scale") else ""
         theirs = theirs.replace("feed_forward.experts.", "mlp.experts.").replace(".norms.", ".")
-        known = (theirs, theirs.removeprefix("transformer."))
+        known = (theirs, theirs.removeprefix("transformer."), *gguf_recent.other_names(name))
+        known = (*gguf_recent.with_tail(name), *known)
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
         ours = name if name.startswith("blk.") else next((one for one in found if one), None)
         assert ours is not None, name

@@ -17,7 +17,9 @@ from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import load_weights
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.families import COMMON, FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import randomize, write_tiny_checkpoint, write_tiny_tokenizer
+from support import gguf_recent
 
 
 def loaded(path: Path, *, activations: str = "float") -> PagedModel:
@@ -36,6 +38,21 @@ def loaded(path: Path, *, activations: str = "float") -> PagedModel:
     with torch.inference_mode():
         load_weights(module, module.weight_map(), tensors)
     return PagedModel(module.eval())
+
+
+def checkpoint(folder: Path, name: str, **changes: Any) -> Path:
+    """Write a tiny random checkpoint, also of a class that is served over transformers."""
+    import transformers
+
+    if name in FAMILIES:
+        return write_tiny_checkpoint(folder, name, **changes)
+    kind, fields = gguf_recent.TINY[name]
+    config = transformers.AutoConfig.for_model(kind, **{**COMMON, **fields, **changes})
+    torch.manual_seed(len(name))
+    model = getattr(transformers, name)(config)
+    randomize(model, seed=len(name))
+    model.save_pretrained(folder)
+    return write_tiny_tokenizer(folder)
 
 
 @cache

@@ -33,9 +33,62 @@ GEMMA4_MOE = {
     "use_double_wide_mlp": False,
     "hidden_size_per_layer_input": 0,
 }
+MAMBA_AND_MOE = ["linear_attention", "moe", "full_attention", "moe"]
+NEMOTRON_WIDE = {
+    "moe_intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 256,
+    "mamba_head_dim": 64,
+}
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LATENT = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "head_dim": 16,
+}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen35": ("Qwen3_5ForCausalLM", DELTA, {**WIDE, **WIDE_DELTA}),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", DELTA, {**WIDE, **EXPERTS, **WIDE_DELTA}),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", {}, WIDE),
+    "lfm2moe": ("Lfm2MoeForCausalLM", {}, {**WIDE, **EXPERTS}),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        {"layers_block_type": MAMBA_AND_MOE},
+        {**WIDE, **NEMOTRON_WIDE, "moe_latent_size": 256},
+    ),
+    "nemotron_h_moe-plain": (
+        "NemotronHForCausalLM",
+        {"layers_block_type": MAMBA_AND_MOE, "moe_latent_size": None},
+        {**WIDE, **NEMOTRON_WIDE},
+    ),
+    "mistral3": ("MistralForCausalLM", {"sliding_window": None}, WIDE),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {"rope_parameters": MINISTRAL_ROPE},
+        {**WIDE, "num_key_value_heads": 4},
+    ),
+    "glm-dsa": ("GlmMoeDsaForCausalLM", {}, {**LATENT, **EXPERTS}),
+    "kimi-linear": (
+        "KimiLinearForCausalLM",
+        {},
+        {**LATENT, **EXPERTS, "q_lora_rank": None, "linear_head_dim": 32},
+    ),
+    "apertus": ("ApertusForCausalLM", {"rope_parameters": PLAIN_ROPE}, WIDE),
     "gemma4": ("Gemma4ForCausalLM", {}, {**WIDE, "global_head_dim": 128}),
     "gemma4-moe": (
         "Gemma4ForCausalLM",
@@ -43,14 +96,31 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**WIDE, "global_head_dim": 128, "moe_intermediate_size": 256},
     ),
 }
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "Ministral3ForCausalLM": ("ministral3", {"head_dim": 8}),
+}
+"""Classes that are served over transformers -> model type, and fields of a tiny config."""
 ARCHITECTURES = {
     "Gemma4ForCausalLM": "gemma4",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
+    "Ministral3ForCausalLM": "mistral3",
+    "GlmMoeDsaForCausalLM": "glm-dsa",
+    "KimiLinearForCausalLM": "kimi-linear",
+    "ApertusForCausalLM": "apertus",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
-BARE = ("layer_scalar",)
-"""Ends of names that GGUF follows with ".weight"."""
-NOT_SAID: dict[str, set[str]] = {}
+OF_CASE = {
+    "mistral3": "mistral3",
+    "nemotron_h_moe": "nemotron_h_moe",
+    "nemotron_h_moe-plain": "nemotron_h_moe",
+}
+"""GGUF's names in cases of classes that have several."""
+NOT_SAID: dict[str, set[str]] = {
+    "nemotron_h_moe": {"intermediate_size", "max_position_embeddings"},
+    "nemotron_h_moe-plain": {"intermediate_size", "max_position_embeddings"},
+}
 LOOSE_CASES = ("qwen35", "qwen35moe")
 
 
@@ -89,11 +159,142 @@ def _gemma4(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _minimax_m2(config: Config) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "rope_dimension_count": config["rotary_dim"],
+    }
+
+
+def _kv_heads(config: Config, count: int) -> list[int]:
+    return [count * (kind == "full_attention") for kind in config["layer_types"]]
+
+
+def _lfm2moe(config: Config) -> dict[str, Any]:
+    return {
+        "head_count_kv": _kv_heads(config, config["num_key_value_heads"]),
+        "shortconv_l_cache": config["conv_L_cache"],
+        "layer_norm_rms_eps": config["norm_eps"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_gating_func": _sigmoid(),
+    }
+
+
+def _sigmoid() -> Any:
+    import gguf
+
+    return gguf.ExpertGatingFuncType.SIGMOID
+
+
+def _nemotron_h_moe(config: Config) -> dict[str, Any]:
+    kinds = config["layers_block_type"]
+    inner = config["moe_intermediate_size"]
+    return {
+        "ssm_conv_kernel": config["conv_kernel"],
+        "ssm_state_size": config["ssm_state_size"],
+        "ssm_time_step_rank": config["mamba_num_heads"],
+        "ssm_group_count": config["n_groups"],
+        "ssm_inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "head_count_kv": [
+            config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds
+        ],
+        "feed_forward_length": [inner * (kind == "moe") for kind in kinds],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "moe_latent_size": config["moe_latent_size"],
+        "context_length": 1 << 20,
+        "rope_freq_base": None,
+    }
+
+
+def _ministral3(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        "attn_temperature_scale": rope["llama_4_scaling_beta"],
+        "rope_scaling_yarn_log_mul": rope["mscale_all_dim"],
+        "rope_scaling_yarn_beta_fast": rope["beta_fast"],
+        "rope_scaling_yarn_beta_slow": rope["beta_slow"],
+    }
+
+
+def _latent(config: Config) -> dict[str, Any]:
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        "head_count_kv": 1,
+        "key_length": rank + turned,
+        "value_length": rank,
+        "key_length_mla": config["qk_nope_head_dim"] + turned,
+        "value_length_mla": config["v_head_dim"],
+        "kv_lora_rank": rank,
+        "q_lora_rank": config["q_lora_rank"],
+        "rope_dimension_count": turned,
+        "expert_gating_func": _sigmoid(),
+        "leading_dense_block_count": config["first_k_dense_replace"],
+    }
+
+
+def _glm_dsa(config: Config) -> dict[str, Any]:
+    return {
+        **_latent(config),
+        "indexer_head_count": config["index_n_heads"],
+        "indexer_key_length": config["index_head_dim"],
+        "indexer_top_k": config["index_topk"],
+    }
+
+
+def _kimi_linear(config: Config) -> dict[str, Any]:
+    return {
+        **_latent(config),
+        "value_length": None,
+        "head_count_kv": _kv_heads(config, 1),
+        "context_length": config["model_max_length"],
+        "ssm_conv_kernel": config["linear_conv_kernel_dim"],
+        "kda_head_dim": config["linear_head_dim"],
+        "expert_used_count": config["num_experts_per_token"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_group_count": config["num_expert_group"],
+        "expert_group_used_count": config["topk_group"],
+        "rope_freq_base": None,
+    }
+
+
 SETTINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "qwen3_5_text": _qwen35,
     "qwen3_5_moe_text": _qwen35,
     "gemma4_text": _gemma4,
+    "minimax_m2": _minimax_m2,
+    "lfm2_moe": _lfm2moe,
+    "ministral3": _ministral3,
+    "glm_moe_dsa": _glm_dsa,
+    "kimi_linear": _kimi_linear,
+    "nemotron_h_moe": _nemotron_h_moe,
 }
+"""By model type or by GGUF's name."""
+
+
+def with_tail(name: str) -> tuple[str, ...]:
+    """Return the name of a tensor that GGUF calls a weight or a bias, and the checkpoint not."""
+    tails = {"layer_scalar": ".weight", "expert_bias": ".bias"}
+    return tuple(f"{name}{tail}" for end, tail in tails.items() if name.endswith(end))
+
+
+def other_names(name: str) -> tuple[str, ...]:
+    """Return names under which the package may know a tensor of the checkpoint."""
+    experts = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
+    return name.removeprefix("model."), name.replace("block_sparse_moe", "mlp"), experts
+
+
+def as_settings(weights: Mapping[str, Array]) -> Arrays:
+    """Return the tensors whose numbers are settings in GGUF."""
+    return {name: one for name, one in weights.items() if ".act_fn." in name}
+
+
+def lists_of(weights: Mapping[str, Array]) -> dict[str, list[float]]:
+    """Return such tensors as settings: a number for each block."""
+    found: dict[str, list[float]] = {}
+    for name in sorted(weights, key=lambda one: int(one.split(".layers.")[1].split(".")[0])):
+        key = f"xielu.{name.rpartition('.')[2]}"
+        found.setdefault(key, []).append(float(weights[name].item()))
+    return found
 
 
 def extra_of(config: Config) -> Arrays:
@@ -172,7 +373,36 @@ _GEMMA4 = (
     ("router.scale", *_named("ffn_gate_inp.scale")),
     ("router.per_expert_scale", *_named("ffn_down_exps.scale")),
 )
+def _latent_cut(config: Config, name: str, values: Array) -> Arrays:
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
+    keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    return {
+        name.replace("kv_b_proj", "k_b_proj"): keys.swapaxes(1, 2),
+        name.replace("kv_b_proj", "v_b_proj"): rest,
+    }
+
+
+def _latent_join(config: Config, keys: Array, rest: Array) -> Array:
+    whole: Array = np.concatenate([keys.swapaxes(1, 2), rest], axis=1)
+    return whole.reshape(-1, whole.shape[-1])
+
+
+def _filters() -> tuple[Any, Any]:
+    """Return how filters of channels are stored: [C, 1, K] as [1, C, 1, K]."""
+
+    def cut(config: Config, name: str, values: Array) -> Arrays:
+        return {name: values.reshape(1, -1, 1, values.shape[-1])}
+
+    def join(config: Config, values: Array) -> Array:
+        return values.reshape(-1, 1, values.shape[-1])
+
+    return cut, join
+
+
+LATENT_CUT = (("kv_b_proj", _latent_cut, _latent_join),)
 CUTS: dict[str, Any] = {
+    "glm_moe_dsa": LATENT_CUT,
+    "kimi_linear": (*LATENT_CUT, ("_conv1d", *_filters())),
     "qwen3_5_text": _QWEN35,
     "qwen3_5_moe_text": _QWEN35,
     "gemma4_text": _GEMMA4,

@@ -18,7 +18,7 @@ MODELS = 1 << 20
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the further settings of a model's type."""
     kind = config["model_type"]
-    made = {
+    makers = {
         "deepseek_v2": _latent,
         "deepseek_v3": _latent,
         "mamba": _mamba,
@@ -33,7 +33,8 @@ def settings_of(config: Config) -> dict[str, Any]:
         "nemotron_h": _nemotron_h,
         "ernie4_5_moe": _ernie,
         **gguf_recent.SETTINGS,
-    }.get(kind)
+    }
+    made = makers.get(config["gguf"]) or makers.get(kind)
     scales = {
         "attention_scale": config.get("attention_multiplier"),
         "embedding_scale": config.get("embedding_multiplier"),

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from dovetail_plugins.gguf._config import read_config
-from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support import gguf_recent
 from support.gguf_cases import CASES
 from support.gguf_files import write_gguf
-from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model
+from support.gguf_models import checkpoint, loaded, logits_of, prompt, reference, transformers_model
 
 pytest.importorskip("gguf")
 
@@ -46,9 +45,9 @@ LOOSE_CASES = {"qwen3next", *gguf_recent.LOOSE_CASES}
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_checkpoint(case: str, tmp_path: Path) -> None:
     name, changes, _ = CASES[case]
-    folder = write_tiny_checkpoint(tmp_path / "hf", name, **changes)
+    folder = checkpoint(tmp_path / "hf", name, **changes)
     file, tokens = tmp_path / "model.gguf", prompt(40)
-    write_gguf(folder, file)
+    write_gguf(folder, file, architecture=gguf_recent.OF_CASE.get(case, ""))
     config, source = read_config(file), json.loads((folder / "config.json").read_text())
     assert config is not None
     unsaid = SAID_OTHERWISE | NOT_SAID.get(case, set())
@@ -63,7 +62,7 @@ def test_it_is_the_checkpoint(case: str, tmp_path: Path) -> None:
 def test_its_matrices_may_be_quantized(case: str, tmp_path: Path) -> None:
     """Types that change from matrix to matrix: fused ones are of several."""
     name, changes, wide = CASES[case]
-    folder = write_tiny_checkpoint(tmp_path / "hf", name, **{**changes, **wide})
+    folder = checkpoint(tmp_path / "hf", name, **{**changes, **wide})
     file, tokens = tmp_path / "model.gguf", prompt(24)
     given: list[str] = []
 
@@ -71,7 +70,8 @@ def test_its_matrices_may_be_quantized(case: str, tmp_path: Path) -> None:
         given.append(tensor)
         return ("Q4_K", "Q8_0", "Q6_K")[len(given) % 3]
 
-    meant = write_gguf(folder, file, type_of)
+    name = gguf_recent.OF_CASE.get(case, "")
+    meant = write_gguf(folder, file, type_of, architecture=name)
     right = reference(folder, meant, tokens, tmp_path / "meant")
     config = read_config(file)
     assert config is not None

@@ -18,7 +18,7 @@ from dovetail_plugins.gguf.families.parts import (
 )
 from dovetail_plugins.gguf.reading.metadata import Settings
 
-_FULL, _LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR = "full_attention", "linear_attention"
 
 
 def _rms_eps(settings: Settings) -> float:
@@ -27,8 +27,8 @@ def _rms_eps(settings: Settings) -> float:
 
 def _layer_types(settings: Settings, other: str) -> list[str]:
     """Return each layer's kind: those with key and value heads attend."""
-    counts = settings.per_block(".attention.head_count_kv")
-    return [_FULL if count else other for count in counts]
+    counts = settings.per_block(".attention.head_count_kv")[: num_layers(settings)]
+    return [FULL if count else other for count in counts]
 
 
 def _mamba(settings: Settings) -> dict[str, Any]:
@@ -101,7 +101,8 @@ def _falcon_h1(settings: Settings) -> dict[str, Any]:
     return gated(settings, "falcon_h1", "FalconH1ForCausalLM", **more)
 
 
-def _lfm2(settings: Settings) -> dict[str, Any]:
+def lfm2(settings: Settings) -> dict[str, Any]:
+    """Return the settings of LFM2."""
     more = {
         "layer_types": _layer_types(settings, "conv"),
         "conv_L_cache": settings.number(".shortconv.l_cache"),
@@ -125,7 +126,7 @@ def _granitehybrid(settings: Settings) -> dict[str, Any]:
     more = {
         **granite_scales(settings),
         **_mixer2(settings),
-        "layer_types": _layer_types(settings, _LINEAR),
+        "layer_types": _layer_types(settings, LINEAR),
         "position_embedding_type": "nope",
         "num_local_experts": experts,
         "num_experts_per_tok": settings.find(".expert_used_count", int) or 0,
@@ -167,7 +168,7 @@ def delta_rule(settings: Settings) -> dict[str, Any]:
     heads, inner = settings.number(".ssm.time_step_rank"), settings.number(".ssm.inner_size")
     mixing = set(settings.blocks_with("ssm_a"))
     return {
-        "layer_types": [_LINEAR if i in mixing else _FULL for i in range(num_layers(settings))],
+        "layer_types": [LINEAR if i in mixing else FULL for i in range(num_layers(settings))],
         "linear_num_key_heads": settings.number(".ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": settings.number(".ssm.state_size"),
@@ -194,10 +195,12 @@ def _qwen3next(settings: Settings) -> dict[str, Any]:
     return gated(settings, "qwen3_next", "Qwen3NextForCausalLM", **more)
 
 
-def _nemotron_h(settings: Settings) -> dict[str, Any]:
-    heads = settings.per_block(".attention.head_count_kv")
-    inner = settings.per_block(".feed_forward_length")
-    kinds = [_FULL if h else "mlp" if f else _LINEAR for h, f in zip(heads, inner, strict=True)]
+def nemotron_h(settings: Settings) -> dict[str, Any]:
+    """Return the settings of Nemotron-H."""
+    count = num_layers(settings)
+    heads = settings.per_block(".attention.head_count_kv")[:count]
+    inner = settings.per_block(".feed_forward_length")[:count]
+    kinds = [FULL if h else "mlp" if f else LINEAR for h, f in zip(heads, inner, strict=True)]
     rank = settings.number(".ssm.time_step_rank")
     eps = settings.find(".attention.layer_norm_rms_epsilon", float) or layer_norm_eps(settings)
     return {
@@ -233,11 +236,11 @@ _CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "falcon-h1": _falcon_h1,
-    "lfm2": _lfm2,
+    "lfm2": lfm2,
     "granitehybrid": _granitehybrid,
     "jamba": _jamba,
     "qwen3next": _qwen3next,
-    "nemotron_h": _nemotron_h,
+    "nemotron_h": nemotron_h,
 }
 """general.architecture -> its config.json."""
 _MORE: Mapping[str, dict[str, Any]] = {

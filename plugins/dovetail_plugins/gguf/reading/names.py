@@ -27,6 +27,7 @@ _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """Mixtral's own names of an expert's matrices."""
 _NO_MATRICES = frozenset(
     {"wpe", "head_sinks", "conv", "conv1d", "correction_coefs", "prediction_coefs"}
+    | {f"{part}_conv1d" for part in "qkv"}
 )
 """Modules, in addition to norms, whose weight is no matrix of a linear layer."""
 
