@@ -79,6 +79,6 @@ def reference(folder: Path, meant: dict[str, Any], tokens: list[int], tmp: Path)
     from safetensors.torch import save_file
 
     shutil.copytree(folder, tmp, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in meant.items()}
+    tensors = {name: torch.from_numpy(np.array(v, order="C")) for name, v in meant.items()}
     save_file(tensors, tmp / "model.safetensors", metadata={"format": "pt"})
     return logits_of(transformers_model(tmp), tokens)

@@ -45,7 +45,7 @@ _NEMOTRON_MOE = {
 _CONVS = {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"}
 _KIMI = {
     **feed_forward(
-        "block_sparse_moe",
+        "mlp",
         ffn_gate_inp="gate",
         ffn_gate_shexp="shared_experts.gate_proj",
         ffn_up_shexp="shared_experts.up_proj",
@@ -153,11 +153,10 @@ _NAMES = {
         own={
             "ssm_a": "self_attn.A_log",
             "ssm_dt.bias": "self_attn.dt_bias",
-            "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         },
         joined=LATENT_HALVES,
         undo=STATES | dict.fromkeys(_CONVS, _channels),
-        has_letters=True,
     ),
 }
 _MORE: Mapping[str, dict[str, Any]] = {"kimi-linear": {"rows": _kimi_rows}}
