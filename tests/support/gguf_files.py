@@ -138,15 +138,16 @@ def write_gguf(
     as_settings = gguf_recent.as_settings(weights)
     for key, numbers in gguf_recent.lists_of(as_settings).items():
         writer.add_array(key, numbers)
-    weights = {name: one for name, one in weights.items() if name not in as_settings}
-    meant = as_settings | _add_tensors(writer, architecture, config, weights, type_of)
+    own = {name: one for name, one in weights.items() if name not in as_settings}
+    joined = gguf_recent.with_joined(config, own)
+    meant = as_settings | _add_tensors(writer, architecture, config, joined, type_of)
     for name, values in (gguf_recent.extra_of(config) | dict(extra or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return meant
+    return gguf_recent.without_joined(config, meant, weights)
 
 
 def quantized(values: Array, type_name: str) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -59,9 +60,12 @@ def checkpoint(folder: Path, name: str, **changes: Any) -> Path:
 def transformers_model(folder: Path) -> Any:
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    config = json.loads((folder / "config.json").read_text())
+    return (
+        getattr(transformers, config["architectures"][0])
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:

@@ -89,6 +89,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**LATENT, **EXPERTS, "q_lora_rank": None, "linear_head_dim": 32},
     ),
     "apertus": ("ApertusForCausalLM", {"rope_parameters": PLAIN_ROPE}, WIDE),
+    "exaone-moe": ("ExaoneMoeForCausalLM", {}, {**WIDE, **EXPERTS}),
+    "afmoe": ("AfmoeForCausalLM", {}, {**WIDE, **EXPERTS}),
+    "mimo2": ("MiMoV2FlashForCausalLM", {}, {**WIDE, **EXPERTS, "head_dim": 96, "v_head_dim": 64}),
+    "bailingmoe2": (
+        "Glm4MoeForCausalLM",
+        {"head_dim": 8, "attention_bias": False},
+        {**WIDE, **EXPERTS, "attention_bias": False},
+    ),
+    "qwen2vl": ("Qwen2ForCausalLM", {}, WIDE),
+    "qwen3vl": ("Qwen3ForCausalLM", {}, WIDE),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", {"norm_topk_prob": True}, {**WIDE, **EXPERTS}),
+    "hunyuan_vl": ("HunYuanDenseV1ForCausalLM", {}, WIDE),
     "gemma4": ("Gemma4ForCausalLM", {}, {**WIDE, "global_head_dim": 128}),
     "gemma4-moe": (
         "Gemma4ForCausalLM",
@@ -96,8 +108,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**WIDE, "global_head_dim": 128, "moe_intermediate_size": 256},
     ),
 }
+_FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_ONE_SLIDES = {
+    "head_dim": 8,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "Ministral3ForCausalLM": ("ministral3", {"head_dim": 8}),
+    "ExaoneMoeForCausalLM": ("exaone_moe", {**_FEW, **_ONE_SLIDES}),
+    "AfmoeForCausalLM": (
+        "afmoe",
+        {**_FEW, **_ONE_SLIDES, "num_dense_layers": 1, "mup_enabled": True},
+    ),
+    "MiMoV2FlashForCausalLM": (
+        "mimo_v2_flash",
+        {**_FEW, "n_routed_experts": 4, "head_dim": 12, "v_head_dim": 8, "sliding_window": 6},
+    ),
 }
 """Classes that are served over transformers -> model type, and fields of a tiny config."""
 ARCHITECTURES = {
@@ -108,16 +135,21 @@ ARCHITECTURES = {
     "GlmMoeDsaForCausalLM": "glm-dsa",
     "KimiLinearForCausalLM": "kimi-linear",
     "ApertusForCausalLM": "apertus",
+    "ExaoneMoeForCausalLM": "exaone-moe",
+    "AfmoeForCausalLM": "afmoe",
+    "MiMoV2FlashForCausalLM": "mimo2",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
 OF_CASE = {
-    "mistral3": "mistral3",
+    **{name: name for name in ("mistral3", "bailingmoe2", "qwen2vl", "qwen3vl", "qwen3vlmoe")},
+    "hunyuan_vl": "hunyuan_vl",
     "nemotron_h_moe": "nemotron_h_moe",
     "nemotron_h_moe-plain": "nemotron_h_moe",
 }
 """GGUF's names in cases of classes that have several."""
 NOT_SAID: dict[str, set[str]] = {
+    "mimo2": {"rope_parameters"},
     "nemotron_h_moe": {"intermediate_size", "max_position_embeddings"},
     "nemotron_h_moe-plain": {"intermediate_size", "max_position_embeddings"},
 }
@@ -133,7 +165,7 @@ def _qwen35(config: Config) -> dict[str, Any]:
         "ssm_time_step_rank": config["linear_num_value_heads"],
         "ssm_inner_size": size,
         "full_attention_interval": config["layer_types"].index("full_attention") + 1,
-        "rope_dimension_sections": [1, 1, 0, 0],
+        "rope_dimension_sections": _in_three(config["head_dim"] // 8),
     }
 
 
@@ -257,6 +289,52 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
     }
 
 
+def _slides(config: Config) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config["layer_types"]]
+
+
+def _exaone_moe(config: Config) -> dict[str, Any]:
+    return {
+        "sliding_window_pattern": _slides(config),
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_gating_func": _sigmoid(),
+        "nextn_predict_layers": 0,
+    }
+
+
+def _afmoe(config: Config) -> dict[str, Any]:
+    return {
+        "sliding_window_pattern": _slides(config),
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["route_scale"],
+        "expert_gating_func": _sigmoid(),
+    }
+
+
+def _mimo2(config: Config) -> dict[str, Any]:
+    ropes, heads = config["rope_parameters"], config["num_key_value_heads"]
+    full = ropes["full_attention"]["partial_rotary_factor"]
+    return {
+        "sliding_window_pattern": [int(one) for one in _slides(config)],
+        "head_count_kv": [heads * (1 + one) for one in _slides(config)],
+        "value_length": config["v_head_dim"],
+        "rope_dimension_count": int(config["head_dim"] * full),
+        "rope_freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+    }
+
+
+def _sections(config: Config) -> dict[str, Any]:
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {"rope_dimension_sections": _in_three(size // 2)}
+
+
+def _in_three(pairs: int) -> list[int]:
+    """Return sections for positions in time, height and width."""
+    return [pairs - pairs // 4 * 2, pairs // 4, pairs // 4, 0]
+
+
 SETTINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "qwen3_5_text": _qwen35,
     "qwen3_5_moe_text": _qwen35,
@@ -267,13 +345,17 @@ SETTINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "glm_moe_dsa": _glm_dsa,
     "kimi_linear": _kimi_linear,
     "nemotron_h_moe": _nemotron_h_moe,
+    "exaone_moe": _exaone_moe,
+    "afmoe": _afmoe,
+    "mimo_v2_flash": _mimo2,
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _sections),
 }
 """By model type or by GGUF's name."""
 
 
 def with_tail(name: str) -> tuple[str, ...]:
     """Return the name of a tensor that GGUF calls a weight or a bias, and the checkpoint not."""
-    tails = {"layer_scalar": ".weight", "expert_bias": ".bias"}
+    tails = {"layer_scalar": ".weight", "expert_bias": ".bias", "sink_bias": ".weight"}
     return tuple(f"{name}{tail}" for end, tail in tails.items() if name.endswith(end))
 
 
@@ -281,6 +363,30 @@ def other_names(name: str) -> tuple[str, ...]:
     """Return names under which the package may know a tensor of the checkpoint."""
     experts = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
     return name.removeprefix("model."), name.replace("block_sparse_moe", "mlp"), experts
+
+
+def with_joined(config: Config, weights: Arrays) -> Arrays:
+    """Return weights with queries, keys and values as one matrix, of a family that has such."""
+    if config["gguf"] != "bailingmoe2":
+        return weights
+    found = {name: one for name, one in weights.items() if "self_attn.q_proj" not in name}
+    for name in [name for name in weights if "self_attn.q_proj" in name]:
+        parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        block, leaf = name.split(".")[2], name.rpartition(".")[2]
+        rows = [found.pop(part, weights[name]) for part in parts]
+        found[f"blk.{block}.attn_qkv.{leaf}"] = np.concatenate(rows)
+    return found
+
+
+def without_joined(config: Config, meant: Arrays, weights: Arrays) -> Arrays:
+    """Return the way back from `with_joined`."""
+    found = {name: one for name, one in meant.items() if ".attn_qkv." not in name}
+    for name in set(meant) - set(found):
+        _, block, _, leaf = name.split(".")
+        parts = [f"model.layers.{block}.self_attn.{part}_proj.{leaf}" for part in "qkv"]
+        ends = np.cumsum([len(weights[part]) for part in parts])[:-1]
+        found |= dict(zip(parts, np.split(meant[name], ends), strict=True))
+    return found
 
 
 def as_settings(weights: Mapping[str, Array]) -> Arrays:
@@ -373,6 +479,8 @@ _GEMMA4 = (
     ("router.scale", *_named("ffn_gate_inp.scale")),
     ("router.per_expert_scale", *_named("ffn_down_exps.scale")),
 )
+
+
 def _latent_cut(config: Config, name: str, values: Array) -> Arrays:
     heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
     keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)

@@ -43,9 +43,7 @@ def test_blocks_that_draft_are_left_out(tmp_path: Path, caplog: pytest.LogCaptur
         f"blk.2.{word}.weight": np.ones((8, 8), dtype=np.float32)
         for word in ("nextn.eh_proj", "nextn.enorm", "attn_q", "something_new")
     }
-    write_gguf(
-        folder, file, extra=extra, settings={"qwen35.nextn_predict_layers": 1}, num_blocks=3
-    )
+    write_gguf(folder, file, extra=extra, settings={"qwen35.nextn_predict_layers": 1}, num_blocks=3)
     with caplog.at_level(logging.WARNING):
         (got,) = loaded(file).forward([(0, tokens)])
     right = logits_of(transformers_model(folder), tokens)

@@ -70,11 +70,11 @@ def _glm4moe(settings: Settings) -> dict[str, Any]:
 
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 """Experts -> (groups, picked groups) of DeepSeek V2 and V3: older files do not state them."""
-_SIGMOID = 2
+SIGMOID = 2
 
 
 def _deepseek2(settings: Settings) -> dict[str, Any]:
-    is_sigmoid = settings.find(".expert_gating_func", int) == _SIGMOID
+    is_sigmoid = settings.find(".expert_gating_func", int) == SIGMOID
     is_sigmoid = is_sigmoid or settings.has("exp_probs_b.bias")
     if is_sigmoid:
         return deepseek(settings, "deepseek_v3", "DeepseekV3ForCausalLM")

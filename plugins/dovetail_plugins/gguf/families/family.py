@@ -32,8 +32,8 @@ class FamilyNames:
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
     checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
     are several matrices, numbered in the checkpoint. `undo`: GGUF's name of a tensor, without
-    "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_read`: only so many blocks of
-    a file are read; those after them draft further tokens in a way not known here."""
+    "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_read`: only so many blocks
+    of a file are read; those after them draft further tokens in a way not known here."""
 
     block: Mapping[str, str]
     own: Mapping[str, str] = field(default_factory=dict)

@@ -40,8 +40,8 @@ def num_layers(settings: Settings) -> int:
     count = settings.number(".block_count") - num_drafting(settings)
     if count <= 0:
         raise ConfigError(
-            f"all {settings.number('.block_count')} blocks draft further tokens: this is a drafter, "
-            "not a model.",
+            f"all {settings.number('.block_count')} blocks draft further tokens: this is a "
+            "drafter, not a model.",
             where=str(settings.model.path),
             fix="serve the file of the model.",
         )
@@ -114,6 +114,36 @@ def rope(settings: Settings) -> dict[str, Any]:
     head = common(settings)["head_dim"]
     share = {} if size in (None, head) else {"partial_rotary_factor": size / head}
     return {"rope_theta": theta, "rope_scaling": _scaling(settings)} | share
+
+
+def with_sections(settings: Settings, *, is_interleaved: bool) -> dict[str, Any]:
+    """Return the scaling of the rotary embedding with its sections, for positions in time, height
+    and width. `is_interleaved`: the sections take turns. Raises: ConfigError for other sections"""
+    scaling = _scaling(settings) or {"rope_type": "default"}
+    sections = settings.find(".rope.dimension_sections", list)
+    if sections is None:
+        return scaling
+    pairs = (settings.find(".rope.dimension_count", int) or common(settings)["head_dim"]) // 2
+    if len(sections) < 3 or sum(sections[:3]) != pairs or any(sections[3:]):
+        raise ConfigError(
+            f"{settings.architecture}.rope.dimension_sections is {sections}: three sections of "
+            f"{pairs} pairs are read.",
+            where=str(settings.model.path),
+            fix="convert the model again with a current llama.cpp.",
+        )
+    named = {"mrope_section": sections[:3]}
+    return scaling | named | ({"mrope_interleaved": True} if is_interleaved else {})
+
+
+def only(settings: Settings, name: str, known: tuple[Any, ...]) -> None:
+    """Raises: ConfigError if a setting has a value that no published model of the family has."""
+    value = settings.find(name, (bool, int, float, str))
+    if value not in known:
+        raise ConfigError(
+            f"{settings.architecture}{name} is {value!r}, which is not read for this family.",
+            where=str(settings.model.path),
+            fix="use the checkpoint that the file was made of.",
+        )
 
 
 def _scaling(settings: Settings) -> dict[str, Any] | None:

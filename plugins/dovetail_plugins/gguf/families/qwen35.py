@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families.family import STATES, Family, FamilyNames
 from dovetail_plugins.gguf.families.layouts import BLOCK, MOE, vectors
-from dovetail_plugins.gguf.families.parts import gated
+from dovetail_plugins.gguf.families.parts import gated, with_sections
 from dovetail_plugins.gguf.families.recurrent import delta_rule, gated_query_rows, qwen_experts
 from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.reading.metadata import Settings
@@ -47,7 +47,11 @@ def _delta(settings: Settings) -> dict[str, Any]:
             where=str(settings.model.path),
             fix="download the file again.",
         )
-    return sizes | {"linear_heads_are_tiled": _is_tiled(settings)}
+    more = {
+        "linear_heads_are_tiled": _is_tiled(settings),
+        "rope_scaling": with_sections(settings, is_interleaved=True),
+    }
+    return sizes | more
 
 
 def _is_tiled(settings: Settings) -> bool:
