@@ -100,6 +100,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2vl": ("Qwen2ForCausalLM", {}, WIDE),
     "qwen3vl": ("Qwen3ForCausalLM", {}, WIDE),
     "qwen3vlmoe": ("Qwen3MoeForCausalLM", {"norm_topk_prob": True}, {**WIDE, **EXPERTS}),
+    "paddleocr": ("LlamaForCausalLM", {"head_dim": 8}, WIDE),
     "hunyuan_vl": ("HunYuanDenseV1ForCausalLM", {}, WIDE),
     "gemma4": ("Gemma4ForCausalLM", {}, {**WIDE, "global_head_dim": 128}),
     "gemma4-moe": (
@@ -143,7 +144,7 @@ ARCHITECTURES = {
 }
 OF_CASE = {
     **{name: name for name in ("mistral3", "bailingmoe2", "qwen2vl", "qwen3vl", "qwen3vlmoe")},
-    "hunyuan_vl": "hunyuan_vl",
+    **{name: name for name in ("hunyuan_vl", "paddleocr")},
     "nemotron_h_moe": "nemotron_h_moe",
     "nemotron_h_moe-plain": "nemotron_h_moe",
 }
@@ -348,7 +349,7 @@ SETTINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "exaone_moe": _exaone_moe,
     "afmoe": _afmoe,
     "mimo_v2_flash": _mimo2,
-    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _sections),
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "paddleocr"), _sections),
 }
 """By model type or by GGUF's name."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail_plugins.gguf.architectures import UNREAD
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
 from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, sizes
@@ -48,15 +49,18 @@ def config_of(model: GgufModel) -> dict[str, Any]:
 
 
 def _family_of(settings: Settings) -> Family:
-    """Return how a file's architecture is read. Raises: ConfigError for one that is not."""
-    known = families()
-    if settings.architecture not in known:
+    """Return how a file's architecture is read. Raises: ConfigError for one that is not: why not"""
+    known, name = families(), settings.architecture
+    if name not in known:
+        unread = UNREAD.get(name)
         raise ConfigError(
-            f'general.architecture "{settings.architecture}" is not supported in GGUF files.',
+            f'general.architecture "{name}" is not supported in GGUF files: '
+            f"{unread.why if unread else 'its name is not known'}.",
             where=str(settings.model.path),
-            fix=f"use one of {', '.join(sorted(known))}, or another checkpoint.",
+            fix=unread.fix if unread else f"use one of {', '.join(sorted(known))}, or another "
+            "checkpoint.",
         )
-    return known[settings.architecture]
+    return known[name]
 
 
 def _say_left_out(settings: Settings, family: Family) -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from dovetail_plugins.gguf._config import read_config
+from dovetail_plugins.gguf.architectures import READ
+from dovetail_plugins.gguf.reading.file import read_model
 from support import gguf_recent
 from support.gguf_cases import CASES
 from support.gguf_files import write_gguf
@@ -50,12 +52,17 @@ def test_it_is_the_checkpoint(case: str, tmp_path: Path) -> None:
     write_gguf(folder, file, architecture=gguf_recent.OF_CASE.get(case, ""))
     config, source = read_config(file), json.loads((folder / "config.json").read_text())
     assert config is not None
+    assert config["architectures"][0] in READ[architecture_of(file)].split()
     unsaid = SAID_OTHERWISE | NOT_SAID.get(case, set())
     common = {key for key in set(config) & set(source) if key not in unsaid}
     assert {k: config[k] for k in common} == {k: source[k] for k in common}
     (got,) = loaded(file).forward([(0, tokens)])
     right = logits_of(transformers_model(folder), tokens)
     torch.testing.assert_close(got, right, rtol=1e-5, atol=LOOSE if case in LOOSE_CASES else 2e-5)
+
+
+def architecture_of(file: Path) -> str:
+    return str(read_model(file).settings["general.architecture"])
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -183,6 +183,12 @@ def _text_part(name: str, *, is_interleaved: bool) -> Callable[[Settings], dict[
     return config
 
 
+def _paddleocr(settings: Settings) -> dict[str, Any]:
+    """The text part of PaddleOCR-VL: ERNIE's with the two halves of each head turned, as Llama's."""
+    scaling = with_sections(settings, is_interleaved=False)
+    return gated(settings, "llama", "LlamaForCausalLM", rope_scaling=scaling)
+
+
 _CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "mistral3": _mistral3,
     "minimax-m2": _minimax_m2,
@@ -195,6 +201,7 @@ _CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "qwen2vl": _text_part("qwen2", is_interleaved=False),
     "qwen3vl": _text_part("qwen3", is_interleaved=True),
     "qwen3vlmoe": _text_part("qwen3moe", is_interleaved=True),
+    "paddleocr": _paddleocr,
     "hunyuan_vl": DENSE["hunyuan-dense"].config,
 }
 """general.architecture -> its config.json."""
@@ -221,6 +228,7 @@ _NAMES = {
     "qwen2vl": LAYOUTS["qwen2"],
     "qwen3vl": LAYOUTS["qwen3"],
     "qwen3vlmoe": LAYOUTS["qwen3moe"],
+    "paddleocr": FamilyNames(block=BLOCK),
     "hunyuan_vl": LAYOUTS["hunyuan-dense"],
 }
 _MORE: Mapping[str, dict[str, Any]] = {"mimo2": {"rows": _mimo2_rows}}
