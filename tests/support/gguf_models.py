@@ -80,9 +80,14 @@ def prompt(length: int) -> list[int]:
 
 def reference(folder: Path, meant: dict[str, Any], tokens: list[int], tmp: Path) -> torch.Tensor:
     """Return transformers' logits with the weights that the gguf package dequantized."""
+    write_meant(folder, meant, tmp)
+    return logits_of(transformers_model(tmp), tokens)
+
+
+def write_meant(folder: Path, meant: dict[str, Any], tmp: Path) -> None:
+    """Write a checkpoint with the weights that a file means."""
     from safetensors.torch import save_file
 
     shutil.copytree(folder, tmp, ignore=shutil.ignore_patterns("*.safetensors"))
     tensors = {name: torch.from_numpy(np.array(v, order="C")) for name, v in meant.items()}
     save_file(tensors, tmp / "model.safetensors", metadata={"format": "pt"})
-    return logits_of(transformers_model(tmp), tokens)

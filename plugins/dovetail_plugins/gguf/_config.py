@@ -57,8 +57,9 @@ def _family_of(settings: Settings) -> Family:
             f'general.architecture "{name}" is not supported in GGUF files: '
             f"{unread.why if unread else 'its name is not known'}.",
             where=str(settings.model.path),
-            fix=unread.fix if unread else f"use one of {', '.join(sorted(known))}, or another "
-            "checkpoint.",
+            fix=unread.fix
+            if unread
+            else f"use one of {', '.join(sorted(known))}, or another checkpoint.",
         )
     return known[name]
 

@@ -25,7 +25,9 @@ class Unread:
 def _unserved(*classes: str) -> Unread:
     """Return the row of a model that is not served from safetensors either."""
     names = " and ".join(classes)
-    return Unread(why=f"the model ({names}) is not served, from safetensors either", classes=classes)
+    return Unread(
+        why=f"the model ({names}) is not served, from safetensors either", classes=classes
+    )
 
 
 _DIFFUSION = "it generates by diffusion, not token by token"

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dovetail import LLM
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf._config import read_config
+from dovetail_plugins.gguf._config import config_of, read_config
+from dovetail_plugins.gguf.reading.file import read_model
 from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support import gguf_recent
+from support.dequantized import found_logprobs, wanted_logprobs
 from support.gguf_cases import CASES
 from support.gguf_files import write_gguf
-from support.gguf_models import loaded, logits_of, prompt, reference, transformers_model
+from support.gguf_models import (
+    checkpoint,
+    loaded,
+    logits_of,
+    prompt,
+    reference,
+    transformers_model,
+    write_meant,
+)
 
 pytest.importorskip("gguf")
+
+PROMPTS = [list(range(3, 30)), [40, 41, 42]]
 
 
 @pytest.mark.parametrize(("kind", "is_tiled"), [("Q4_K", True), ("Q8_0", False), ("F16", False)])
@@ -60,3 +75,46 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     write_gguf(folder, file, settings={"qwen35.ssm.group_count": 4})
     with pytest.raises(ConfigError, match=r"6 value heads .*4 key heads"):
         read_config(file)
+
+
+@pytest.mark.parametrize("case", gguf_recent.CASES)
+def test_settings_that_are_missing_or_wrong_are_named(case: str, tmp_path: Path) -> None:
+    """Whatever one setting is, the config is made or an error names the file."""
+    name, changes, _ = CASES[case]
+    folder = checkpoint(tmp_path / "hf", name, **changes)
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file, architecture=gguf_recent.OF_CASE.get(case, ""))
+    model = read_model(file)
+    own = [key for key in model.settings if not key.startswith(("tokenizer.", "general."))]
+    for key in own:
+        rest = {other: value for other, value in model.settings.items() if other != key}
+        wrong = [{key: value} for value in (0, -1, 3, 0.5, True, "x", [], [1], [0, 0, 0, 0], ["x"])]
+        for settings in ({}, *wrong):
+            try:
+                config_of(replace(model, settings=rest | settings))
+            except ConfigError as error:
+                assert str(file) in str(error)
+
+
+@pytest.mark.parametrize("case", ["qwen35", "gemma4", "ministral3", "nemotron_h_moe"])
+def test_the_engine_computes_what_transformers_does(case: str, tmp_path: Path) -> None:
+    """From the file alone, quantized: states, two sizes of heads, layers of transformers."""
+    name, changes, wide = CASES[case]
+    folder = checkpoint(tmp_path / "hf", name, **{**changes, **wide})
+    file = tmp_path / "model.gguf"
+    architecture = gguf_recent.OF_CASE.get(case, "")
+    meant = write_gguf(folder, file, lambda tensor: "Q4_K", architecture=architecture)
+    write_meant(folder, meant, tmp_path / "meant")
+    with LLM(
+        model=str(file),
+        num_gpu_blocks_override=16,
+        max_model_len=64,
+        max_logprobs=-1,
+        use_tqdm_on_load=False,
+        kv_cache_dtype="float32",
+        dtype="float32",
+        plugin_options={"quantization": {"activations": "float"}},
+    ) as llm:
+        found = found_logprobs(llm, PROMPTS)
+    wanted, spread = wanted_logprobs(transformers_model(tmp_path / "meant"), PROMPTS)
+    assert (found - wanted).abs().max() <= 5e-3 * spread

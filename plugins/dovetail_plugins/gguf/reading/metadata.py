@@ -67,7 +67,13 @@ class Settings:
 
     def largest(self, name: str) -> int:
         """Return the largest of the blocks' counts, some of which may be 0. Raises: ConfigError"""
-        return max(self.per_block(name))
+        found = max(self.per_block(name))
+        if found <= 0:
+            raise ConfigError(
+                f"{self.architecture}{name} is {found}, and some block must have more.",
+                where=str(self.model.path),
+            )
+        return found
 
     def has(self, name: str) -> bool:
         """Return whether any block has a tensor, by its name without "blk.N."."""
