@@ -24,10 +24,8 @@ class Unread:
 
 def _unserved(*classes: str) -> Unread:
     """Return the row of a model that is not served from safetensors either."""
-    names = " and ".join(classes)
-    return Unread(
-        why=f"the model ({names}) is not served, from safetensors either", classes=classes
-    )
+    why = f"the model ({' and '.join(classes)}) is not served from safetensors either"
+    return Unread(why=why, classes=classes)
 
 
 _DIFFUSION = "it generates by diffusion, not token by token"

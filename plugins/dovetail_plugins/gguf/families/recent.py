@@ -184,7 +184,7 @@ def _text_part(name: str, *, is_interleaved: bool) -> Callable[[Settings], dict[
 
 
 def _paddleocr(settings: Settings) -> dict[str, Any]:
-    """The text part of PaddleOCR-VL: ERNIE's with the two halves of each head turned, as Llama's."""
+    """The text part of PaddleOCR-VL: ERNIE's, with heads that are turned as Llama's are."""
     scaling = with_sections(settings, is_interleaved=False)
     return gated(settings, "llama", "LlamaForCausalLM", rope_scaling=scaling)
 
