@@ -303,7 +303,7 @@ def _add_tensors(
     import gguf
 
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = _num_layers(config)
+    layers = _num_layers(config) + (config.get("num_nextn_predict_layers") or 0)
     names = gguf.get_tensor_name_map(kind, layers)
     meant: dict[str, Array] = {}
     is_oss = architecture == "gpt-oss"
@@ -316,6 +316,7 @@ def _add_tensors(
         known = (*gguf_recent.with_tail(name), *known)
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
         ours = name if name.startswith("blk.") else next((one for one in found if one), None)
+        ours = ours or gguf_recent.drafting_name(name)
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip

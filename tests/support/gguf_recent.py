@@ -354,6 +354,16 @@ SETTINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
 """By model type or by GGUF's name."""
 
 
+def drafting_name(name: str) -> str | None:
+    """Return the name of what joins a drafting block to the model, in architectures of which the
+    package does not know it."""
+    words = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    word = next((word for word in words if f".{word}." in name), None)
+    if word is None:
+        return None
+    return f"blk.{name.split('.')[2]}.nextn.{word.replace('.', '_')}.weight"
+
+
 def with_tail(name: str) -> tuple[str, ...]:
     """Return the name of a tensor that GGUF calls a weight or a bias, and the checkpoint not."""
     tails = {"layer_scalar": ".weight", "expert_bias": ".bias", "sink_bias": ".weight"}

@@ -84,6 +84,8 @@ _GLM4_MOE = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+NEXT = {
     "nextn.eh_proj": "eh_proj",
     "nextn.enorm": "enorm",
     "nextn.hnorm": "hnorm",
@@ -91,6 +93,7 @@ _GLM4_MOE = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
+"""What joins a block to the model that drafts further tokens."""
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GPT2_TRUNK = {
     "token_embd": "transformer.wte",
@@ -239,18 +242,18 @@ LAYOUTS: dict[str, FamilyNames] = {
     "olmo2": FamilyNames(block=BLOCK | NORMS_BEHIND),
     "cohere2": FamilyNames(block=BLOCK),
     "glm4": FamilyNames(block=BLOCK | _GLM4),
-    "glm4moe": FamilyNames(block=BLOCK | MOE | _GLM4_MOE, own=CORRECTION),
+    "glm4moe": FamilyNames(block=BLOCK | MOE | _GLM4_MOE | NEXT, own=CORRECTION),
     "gpt-oss": FamilyNames(block=BLOCK | MOE | _GPT_OSS),
     "gpt2": FamilyNames(
         block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h", is_input_first=True
     ),
     "deepseek2": FamilyNames(
-        block=BLOCK | MOE | SHARED | LATENT,
+        block=BLOCK | MOE | SHARED | LATENT | NEXT,
         own=CORRECTION,
         joined=LATENT_HALVES,
     ),
     "deepseek32": FamilyNames(
-        block=BLOCK | MOE | _GLM4_MOE | SHARED | LATENT | INDEXER,
+        block=BLOCK | MOE | SHARED | LATENT | INDEXER | NEXT,
         own=CORRECTION,
         joined=LATENT_HALVES,
     ),

@@ -19,12 +19,14 @@ from dovetail_plugins.gguf.families.layouts import (
     CORRECTION,
     LAYOUTS,
     MOE,
+    NEXT,
     QKV,
     SHARED,
     feed_forward,
 )
 from dovetail_plugins.gguf.families.parts import (
     common,
+    drafting,
     gated,
     grouped_experts,
     kinds,
@@ -36,6 +38,7 @@ from dovetail_plugins.gguf.reading.metadata import Settings
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _DECODERS = {**DENSE, **SPARSE}
+_LING = {"layer_output_norm": "shared_head.norm"}
 _AFMOE = {
     "attn_gate": "self_attn.gate_proj",
     "post_attention_norm": "post_attention_layernorm",
@@ -168,7 +171,12 @@ def _mimo2_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
 def _bailingmoe2(settings: Settings) -> dict[str, Any]:
     """Ling 2 and Sarvam's mixtures compute what GLM-4.5 does."""
     only(settings, ".expert_gating_func", (None, SIGMOID))
-    more = {**grouped_experts(settings), "attention_bias": False, "use_qk_norm": True}
+    more = {
+        **drafting(settings),
+        **grouped_experts(settings),
+        "attention_bias": False,
+        "use_qk_norm": True,
+    }
     return gated(settings, "glm4_moe", "Glm4MoeForCausalLM", **more)
 
 
@@ -224,7 +232,7 @@ _NAMES = {
         block=BLOCK | MOE,
         own=CORRECTION | {"attn_sinks.weight": "self_attn.attention_sink_bias"},
     ),
-    "bailingmoe2": FamilyNames(block=BLOCK | MOE | SHARED | QKV, own=CORRECTION),
+    "bailingmoe2": FamilyNames(block=BLOCK | MOE | SHARED | QKV | NEXT | _LING, own=CORRECTION),
     "qwen2vl": LAYOUTS["qwen2"],
     "qwen3vl": LAYOUTS["qwen3"],
     "qwen3vlmoe": LAYOUTS["qwen3moe"],
