@@ -71,6 +71,7 @@ def _unmade(config: Config, name: str, values: Array) -> Array:
 
 def _more(config: Config, name: str) -> int:
     is_norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+    is_norm = is_norm or ".pre_fc_norm_" in name
     return int(is_norm and config["model_type"] in ONE_MORE)
 
 

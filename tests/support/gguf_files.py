@@ -303,7 +303,8 @@ def _add_tensors(
     import gguf
 
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = _num_layers(config) + (config.get("num_nextn_predict_layers") or 0)
+    counts = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    layers = _num_layers(config) + sum(config.get(name) or 0 for name in counts)
     names = gguf.get_tensor_name_map(kind, layers)
     meant: dict[str, Array] = {}
     is_oss = architecture == "gpt-oss"
@@ -312,11 +313,15 @@ def _add_tensors(
         theirs = name.replace("_correction_bias", "_correction.bias")
         theirs += ".weight" if name.endswith("correct_output_scale") else ""
         theirs = theirs.replace("feed_forward.experts.", "mlp.experts.").replace(".norms.", ".")
-        known = (theirs, theirs.removeprefix("transformer."), *gguf_recent.other_names(name))
+        known = (
+            theirs,
+            theirs.removeprefix("transformer."),
+            *gguf_recent.other_names(config, name),
+        )
         known = (*gguf_recent.with_tail(name), *known)
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
         ours = name if name.startswith("blk.") else next((one for one in found if one), None)
-        ours = ours or gguf_recent.drafting_name(name)
+        ours = ours or gguf_recent.drafting_name(config, name)
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip

@@ -354,14 +354,28 @@ SETTINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
 """By model type or by GGUF's name."""
 
 
-def drafting_name(name: str) -> str | None:
+JOINING = {
+    "eh_proj": "eh_proj",
+    "enorm": "enorm",
+    "hnorm": "hnorm",
+    "shared_head.norm": "shared_head_norm",
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm",
+}
+"""What joins a drafting layer to the model -> GGUF's name of it."""
+
+
+def drafting_name(config: Config, name: str) -> str | None:
     """Return the name of what joins a drafting block to the model, in architectures of which the
     package does not know it."""
-    words = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
-    word = next((word for word in words if f".{word}." in name), None)
-    if word is None:
+    owner = name.rpartition(".")[0]
+    found = next((ours for theirs, ours in JOINING.items() if owner.endswith(theirs)), None)
+    if found is None:
         return None
-    return f"blk.{name.split('.')[2]}.nextn.{word.replace('.', '_')}.weight"
+    block = config["num_hidden_layers"] if name.startswith("mtp.") else name.split(".")[2]
+    return f"blk.{block}.nextn.{found}.weight"
 
 
 def with_tail(name: str) -> tuple[str, ...]:
@@ -370,10 +384,12 @@ def with_tail(name: str) -> tuple[str, ...]:
     return tuple(f"{name}{tail}" for end, tail in tails.items() if name.endswith(end))
 
 
-def other_names(name: str) -> tuple[str, ...]:
+def other_names(config: Config, name: str) -> tuple[str, ...]:
     """Return names under which the package may know a tensor of the checkpoint."""
     experts = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
-    return name.removeprefix("model."), name.replace("block_sparse_moe", "mlp"), experts
+    plain = name.replace("block_sparse_moe", "mlp")
+    layer = f"model.layers.{config.get('num_hidden_layers')}."
+    return name.removeprefix("model."), plain, experts, name.replace("mtp.layers.0.", layer)
 
 
 def with_joined(config: Config, weights: Arrays) -> Arrays:

@@ -22,6 +22,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 ARCHITECTURES = {
     "Glm4MoeForCausalLM": "glm4moe",
     "DeepseekV3ForCausalLM": "deepseek2",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
 
 

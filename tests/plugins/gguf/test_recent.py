@@ -50,15 +50,18 @@ def test_value_heads_in_blocks_of_any_size(kind: str, is_tiled: bool, tmp_path: 
 
 
 def test_blocks_that_draft_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The model is the same, and the file's further block is named in one line."""
-    name, changes, _ = CASES["qwen35"]
-    folder = write_tiny_checkpoint(tmp_path / "hf", name, **changes)
+    """Where the checkpoint's drafting layers are not known: the model is the same, and the file's
+    further block is named in one line."""
+    name, changes, _ = CASES["exaone-moe"]
+    folder = checkpoint(tmp_path / "hf", name, **changes)
     file, tokens = tmp_path / "model.gguf", prompt(24)
     extra = {
         f"blk.2.{word}.weight": np.ones((8, 8), dtype=np.float32)
         for word in ("nextn.eh_proj", "nextn.enorm", "attn_q", "something_new")
     }
-    write_gguf(folder, file, extra=extra, settings={"qwen35.nextn_predict_layers": 1}, num_blocks=3)
+    write_gguf(
+        folder, file, extra=extra, settings={"exaone-moe.nextn_predict_layers": 1}, num_blocks=3
+    )
     with caplog.at_level(logging.WARNING):
         (got,) = loaded(file).forward([(0, tokens)])
     right = logits_of(transformers_model(folder), tokens)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families.family import STATES, Family, FamilyNames
 from dovetail_plugins.gguf.families.layouts import BLOCK, MOE, vectors
-from dovetail_plugins.gguf.families.parts import gated, with_sections
+from dovetail_plugins.gguf.families.parts import gated, num_drafting, with_sections
 from dovetail_plugins.gguf.families.recurrent import delta_rule, gated_query_rows, qwen_experts
 from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.reading.metadata import Settings
@@ -36,6 +36,16 @@ _BLOCK = {
 }
 
 
+_DRAFTS = {
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+    "nextn.embed_tokens": "mtp.embed_tokens",
+    "nextn.shared_head_head": "mtp.shared_head",
+}
+
+
 def _delta(settings: Settings) -> dict[str, Any]:
     """Return the settings of the delta rule. Raises: ConfigError for heads that do not divide."""
     sizes = delta_rule(settings)
@@ -50,6 +60,7 @@ def _delta(settings: Settings) -> dict[str, Any]:
     more = {
         "linear_heads_are_tiled": _is_tiled(settings),
         "rope_scaling": with_sections(settings, is_interleaved=True),
+        "mtp_num_hidden_layers": num_drafting(settings),
     }
     return sizes | more
 
@@ -95,6 +106,7 @@ _UNDO = {
     "ssm_conv1d": _behind_keys,
     "ssm_norm": lambda model, tensor: tensor,
     "ssm_out": _columns,
+    **dict.fromkeys(("nextn.enorm", "nextn.hnorm"), lambda model, tensor: tensor.float() - 1),
 }
 
 
@@ -116,17 +128,19 @@ def _rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     return gated_query_rows(config) | both | each | {"attn_gate.weight": values}
 
 
-_OWN = vectors("linear_attn")
+def _names(block: Mapping[str, str]) -> FamilyNames:
+    return FamilyNames(
+        block=block,
+        own=vectors("linear_attn"),
+        adds_one=True,
+        undo=_UNDO,
+        drafts=_DRAFTS,
+        draft_blocks="mtp.layers",
+    )
+
+
 FAMILIES = {
-    "qwen35": Family(
-        config=_dense,
-        names=FamilyNames(block=BLOCK | _BLOCK, own=_OWN, adds_one=True, undo=_UNDO),
-        rows=_rows,
-    ),
-    "qwen35moe": Family(
-        config=_moe,
-        names=FamilyNames(block=BLOCK | MOE | _BLOCK, own=_OWN, adds_one=True, undo=_UNDO),
-        rows=_rows,
-    ),
+    "qwen35": Family(config=_dense, names=_names(BLOCK | _BLOCK), rows=_rows),
+    "qwen35moe": Family(config=_moe, names=_names(BLOCK | MOE | _BLOCK), rows=_rows),
 }
 """general.architecture -> how files of it are read."""

@@ -75,9 +75,9 @@ def layout_of(model: GgufModel) -> FamilyNames | None:
         return None
     layout = family.other_names(model) or family.names
     drafting = settings.find(".nextn_predict_layers", int)
-    if layout.has_drafts or not drafting:
+    if not drafting or (layout.has_drafts and not layout.drafts):
         return layout
-    return replace(layout, num_read=settings.number(".block_count") - drafting)
+    return replace(layout, num_layers=settings.number(".block_count") - drafting)
 
 
 def check_names(model: GgufModel, layout: FamilyNames) -> None:
@@ -111,7 +111,7 @@ def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
     if layout.is_left_out(name):
         return None
     if len(words) == 3 and words[0] == "blk":
-        return _place_in_block(layout, f"{layout.blocks}.{words[1]}", words[2])
+        return _place_in_block(layout, *_block_of(layout, name))
     stem, _, leaf = name.rpartition(".")
     if stem in layout.trunk:
         is_stacked = stem in layout.stacked
@@ -119,11 +119,22 @@ def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
     return None
 
 
+def _block_of(layout: FamilyNames, name: str) -> tuple[str, str]:
+    """Return the checkpoint's name of a tensor's block, and the tensor's name in it."""
+    _, block, own = name.split(".", 2)
+    number = layout.drafting(name)
+    if number is None:
+        return f"{layout.blocks}.{block}", own
+    return f"{layout.draft_blocks}.{number}", own
+
+
 def _place_in_block(layout: FamilyNames, block: str, name: str) -> TensorTarget | None:
     if name in layout.own:
         module, _, leaf = f"{block}.{layout.own[name]}".rpartition(".")
         return TensorTarget(module=module, leaf=leaf, stem=name)
     stem, _, leaf = name.rpartition(".")
+    if stem in layout.drafts:
+        return TensorTarget(module=layout.drafts[stem], leaf=leaf, stem=stem)
     if stem in layout.joined:
         return TensorTarget(
             module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True
