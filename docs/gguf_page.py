@@ -1,6 +1,6 @@
 """The page of GGUF architectures: which are read, as which class, and why the others are not.
 
-The rows come from plugins/dovetail_plugins/gguf/architectures.py, what is served from safetensors
+The rows come from plugins/dovetail_plugins/gguf/_architectures.py, what is served from safetensors
 from the registry and from architectures.json.
 """
 
@@ -28,7 +28,7 @@ what a file lacks: [serve a GGUF file](../how_to/serve_a_gguf_file.md).
 
 def gguf_page(note: str) -> str:
     """Return the page; `note` says that it is written by a script."""
-    from dovetail_plugins.gguf.architectures import READ, UNREAD
+    from dovetail_plugins.gguf._architectures import READ, UNREAD
 
     rows = {name: _read(classes.split()) for name, classes in READ.items()}
     rows |= {name: (row.classes, "no", f"no: {row.why}") for name, row in UNREAD.items()}

@@ -338,8 +338,8 @@ def mtp(folder: Path, source: Path) -> Head:
 
 def own_layer(folder: Path, family: str) -> Head:
     """Return a model of two layers whose checkpoint has GLM-4.5's layer for further tokens,
-    DeepSeek-V3's by the same names, or Qwen3-Next's and Qwen3.5's: the third layer of a model of three, and what
-    joins it."""
+    DeepSeek-V3's by the same names, or Qwen3-Next's and Qwen3.5's: the third layer of a model of
+    three, and what joins it."""
     import transformers
 
     is_glm = not family.startswith("Qwen3")

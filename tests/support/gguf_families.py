@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_recent
+from support import gguf_recent_changes
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -203,8 +203,8 @@ _GRANITE = (
     ("shared_mlp.output_linear", *_down("_shexp")),
 )
 _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], ...]] = {
-    "deepseek_v2": gguf_recent.LATENT_CUT,
-    "deepseek_v3": gguf_recent.LATENT_CUT,
+    "deepseek_v2": gguf_recent_changes.LATENT_CUT,
+    "deepseek_v3": gguf_recent_changes.LATENT_CUT,
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "granitemoehybrid": _GRANITE,
@@ -216,6 +216,6 @@ _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], 
     "bloom": _GROUPS,
     "falcon": _GROUPS,
     "gpt_neox": _GROUPS,
-    **gguf_recent.CUTS,
+    **gguf_recent_changes.CUTS,
 }
 """Model type -> part of a name, how such a tensor is cut, how it is joined again."""

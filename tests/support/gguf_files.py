@@ -15,7 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_families, gguf_gpt_oss, gguf_recent, gguf_settings
+from support import (
+    gguf_families,
+    gguf_gpt_oss,
+    gguf_recent,
+    gguf_settings,
+)
+from support import gguf_recent_changes as changes
 
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
@@ -135,19 +141,19 @@ def write_gguf(
         else:
             writer.add_string(key, value)
     weights = _weights(source)
-    as_settings = gguf_recent.as_settings(weights)
-    for key, numbers in gguf_recent.lists_of(as_settings).items():
+    as_settings = changes.as_settings(weights)
+    for key, numbers in changes.lists_of(as_settings).items():
         writer.add_array(key, numbers)
     own = {name: one for name, one in weights.items() if name not in as_settings}
-    joined = gguf_recent.with_joined(config, own)
+    joined = changes.with_joined(config, own)
     meant = as_settings | _add_tensors(writer, architecture, config, joined, type_of)
-    for name, values in (gguf_recent.extra_of(config) | dict(extra or {})).items():
+    for name, values in (changes.extra_of(config) | dict(extra or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return gguf_recent.without_joined(config, meant, weights)
+    return changes.without_joined(config, meant, weights)
 
 
 def quantized(values: Array, type_name: str) -> tuple[Array, Array]:
@@ -316,12 +322,12 @@ def _add_tensors(
         known = (
             theirs,
             theirs.removeprefix("transformer."),
-            *gguf_recent.other_names(config, name),
+            *changes.other_names(config, name),
         )
-        known = (*gguf_recent.with_tail(name), *known)
+        known = (*changes.with_tail(name), *known)
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
         ours = name if name.startswith("blk.") else next((one for one in found if one), None)
-        ours = ours or gguf_recent.drafting_name(config, name)
+        ours = ours or changes.drafting_name(config, name)
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from support import gguf_recent
+from support import gguf_recent_settings
 
 Config = Mapping[str, Any]
 MODELS = 1 << 20
@@ -32,7 +32,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         "qwen3_next": _qwen3_next,
         "nemotron_h": _nemotron_h,
         "ernie4_5_moe": _ernie,
-        **gguf_recent.SETTINGS,
+        **gguf_recent_settings.SETTINGS,
     }
     made = makers.get(config["gguf"]) or makers.get(kind)
     scales = {

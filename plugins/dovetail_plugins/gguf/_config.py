@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf.architectures import UNREAD
+from dovetail_plugins.gguf._architectures import UNREAD
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
 from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, sizes

@@ -10,8 +10,8 @@ import pytest
 
 from dovetail.config.rules.model.architectures import registered
 from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._architectures import READ, UNREAD
 from dovetail_plugins.gguf._config import read_config
-from dovetail_plugins.gguf.architectures import READ, UNREAD
 from dovetail_plugins.gguf.families import families
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dovetail_plugins.gguf._architectures import READ
 from dovetail_plugins.gguf._config import read_config
-from dovetail_plugins.gguf.architectures import READ
 from dovetail_plugins.gguf.reading.file import read_model
 from support import gguf_recent
 from support.gguf_cases import CASES
