@@ -143,6 +143,7 @@ OF_CASE = {
 }
 """GGUF's names in cases of classes that have several."""
 NOT_SAID: dict[str, set[str]] = {
+    "bailingmoe2": {"num_nextn_predict_layers"},
     "mimo2": {"rope_parameters"},
     "nemotron_h_moe": {"intermediate_size", "max_position_embeddings"},
     "nemotron_h_moe-plain": {"intermediate_size", "max_position_embeddings"},
