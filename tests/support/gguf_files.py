@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_families, gguf_gpt_oss, gguf_settings
+from support import gguf_early, gguf_families, gguf_gpt_oss, gguf_settings
 
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
@@ -77,6 +77,13 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "Dots1ForCausalLM": "dots1",
     "CohereForCausalLM": "command-r",
+    "PhimoeForCausalLM": "phimoe",
+    "GPTJForCausalLM": "gptj",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "BitNetForCausalLM": "bitnet",
+    "GlmForCausalLM": "chatglm",
+    "Jais2ForCausalLM": "jais2",
+    "DbrxForCausalLM": "dbrx",
 }
 WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
 """Parts of names of tensors that are not quantized."""
@@ -107,18 +114,22 @@ def write_gguf(
     *,
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
+    architecture: str | None = None,
+    adders: Mapping[str, Any] | None = None,
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
-    `settings` are further settings, `extra` further tensors.
+    `settings` are further settings, `extra` further tensors. `architecture`: GGUF's name, if it is
+    not that of the checkpoint's class. `adders`: names of the package's `add_` methods -> values
+    that differ from the usual ones; None: none.
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
+    architecture = architecture or ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(target, architecture)
-    _add_settings(writer, config)
+    _add_settings(writer, config, adders or {})
     _add_vocabulary(writer, source)
     for key, value in (settings or {}).items():
         if isinstance(value, list):
@@ -183,7 +194,7 @@ def _weights(source: Path) -> dict[str, Array]:
     return {n: v.float().numpy() for file in files for n, v in load_file(file).items()}
 
 
-def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
+def _add_settings(writer: Any, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Add what a model's shape is."""
     import gguf
 
@@ -223,7 +234,7 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "final_logit_softcapping": of("final_logit_softcapping"),
         "vocab_size": config["vocab_size"],
     }
-    adders |= gguf_settings.settings_of(config)
+    adders |= gguf_settings.settings_of(config) | dict(changed)
     for name, value in adders.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
@@ -293,6 +304,7 @@ def _add_tensors(
     meant: dict[str, Array] = {}
     is_oss = architecture == "gpt-oss"
     arranged = gguf_gpt_oss.apart(weights) if is_oss else gguf_families.apart(config, weights)
+    arranged = gguf_early.fused(architecture, arranged)
     for name, own in _stacked(arranged).items():
         theirs = name.replace("_correction_bias", "_correction.bias")
         theirs += ".weight" if name.endswith("correct_output_scale") else ""
@@ -313,6 +325,7 @@ def _add_tensors(
             writer.add_tensor(ours, stored, raw_dtype=gguf.GGMLQuantizationType[type_name])
         whole = undo(values)
         meant |= dict(zip(own, whole if len(own) > 1 else [whole], strict=True))
+    meant = gguf_early.split(architecture, meant, weights)
     if is_oss:
         return gguf_gpt_oss.together(meant)
     return gguf_families.together(config, meant, weights)

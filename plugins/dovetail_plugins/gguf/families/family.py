@@ -31,7 +31,8 @@ class FamilyNames:
     checkpoint. `turns_heads`: rows of q and k are in another order; `adds_one`: norm weights are
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
     checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
-    are several matrices, numbered in the checkpoint. `undo`: GGUF's name of a tensor, without
+    are several matrices, numbered in the checkpoint. `whole`: those that are dequantized when they
+    are read, because the model changes their numbers. `undo`: GGUF's name of a tensor, without
     "blk.N." and ".weight" -> what turns it into the checkpoint's."""
 
     block: Mapping[str, str]
@@ -44,6 +45,7 @@ class FamilyNames:
     is_input_first: bool = False
     has_letters: bool = False
     stacked: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
     undo: Mapping[str, Undo] = field(default_factory=lambda: STATES)
 
 

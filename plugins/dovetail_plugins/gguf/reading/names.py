@@ -35,7 +35,7 @@ class TensorTarget:
     """The destination of a tensor: parameter `leaf` of `module`. `stem`: GGUF's name of it in a
     block. `is_stacked`: it holds all experts', or all of several modules that are numbered;
     `number`: it holds that expert's; `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is
-    part of the module's matrix."""
+    part of the module's matrix; `is_whole`: it is never kept quantized."""
 
     module: str
     leaf: str
@@ -44,13 +44,15 @@ class TensorTarget:
     number: int | None = None
     has_letters: bool = False
     is_joined: bool = False
+    is_whole: bool = False
 
     @property
     def is_matrix(self) -> bool:
         """Return whether a linear layer or the token table holds it: it may stay quantized."""
         last = self.module.rpartition(".")[2]
         is_other = "norm" in last or last.startswith("ln_") or last in _NO_MATRICES
-        return self.leaf == "weight" and not is_other and not self.is_joined
+        is_changed = self.is_joined or self.is_whole
+        return self.leaf == "weight" and not is_other and not is_changed
 
     @property
     def owner(self) -> str:
@@ -98,8 +100,13 @@ def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
         return _place_in_block(layout, f"{layout.blocks}.{words[1]}", words[2])
     stem, _, leaf = name.rpartition(".")
     if stem in layout.trunk:
-        is_stacked = stem in layout.stacked
-        return TensorTarget(module=layout.trunk[stem], leaf=leaf, stem=stem, is_stacked=is_stacked)
+        return TensorTarget(
+            module=layout.trunk[stem],
+            leaf=leaf,
+            stem=stem,
+            is_stacked=stem in layout.stacked,
+            is_whole=stem in layout.whole,
+        )
     return None
 
 
