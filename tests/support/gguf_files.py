@@ -84,6 +84,8 @@ ARCHITECTURES = {
     "GlmForCausalLM": "chatglm",
     "Jais2ForCausalLM": "jais2",
     "DbrxForCausalLM": "dbrx",
+    "DeepseekForCausalLM": "deepseek",
+    "DeciLMForCausalLM": "deci",
 }
 WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
 """Parts of names of tensors that are not quantized."""
@@ -371,8 +373,8 @@ def _changed(
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return a tensor as GGUF has it, and how to turn such a one back."""
     if architecture in gguf_families.TURNED and (".q_proj." in name or ".k_proj." in name):
-        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-        rest = values.shape[1:]
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        heads, rest = len(values) // size, values.shape[1:]
         turned = values.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(values.shape)
         return turned, lambda x: x.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(x.shape)
     if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):

@@ -57,7 +57,16 @@ def _family_of(settings: Settings) -> Family:
 def _check_blocks(settings: Settings) -> None:
     """Raises: ConfigError if the number of blocks is not the stated one, before any are made."""
     blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
-    _compare(settings, {"blocks": settings.number(".block_count")}, {"blocks": len(blocks)})
+    stated = settings.number(".block_count") - _num_empty(settings)
+    _compare(settings, {"blocks": stated}, {"blocks": len(blocks)})
+
+
+def _num_empty(settings: Settings) -> int:
+    """Return the number of blocks that neither attend nor feed forward: they have no tensors."""
+    parts = (".attention.head_count", ".feed_forward_length")
+    if not all(isinstance(settings.find(part, (int, list)), list) for part in parts):
+        return 0
+    return sum(not any(sizes) for sizes in zip(*map(settings.per_block, parts), strict=True))
 
 
 def _check(settings: Settings, family: Family, config: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ Source: the converters of llama.cpp (https://github.com/ggml-org/llama.cpp/tree/
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail_plugins.gguf.families.family import Family, FamilyNames, joined_mlp_rows
 from dovetail_plugins.gguf.families.layouts import (
@@ -29,6 +29,9 @@ from dovetail_plugins.gguf.families.parts import (
 )
 from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.reading.metadata import Settings
+
+if TYPE_CHECKING:
+    import torch
 
 PUBLISHED_SCALE = 1.243163121016122
 """What Phi-3.5-MoE's config.json multiplies cos and sin by. Converters write another number, which
@@ -114,6 +117,53 @@ def _minicpm3(settings: Settings) -> dict[str, Any]:
 def _deepseek(settings: Settings) -> dict[str, Any]:
     more = {**grouped_experts(settings), "norm_topk_prob": False}
     return gated(settings, "deepseek", "DeepseekForCausalLM", **more)
+
+
+def _deci(settings: Settings) -> dict[str, Any]:
+    heads = settings.per_block(".attention.head_count")
+    groups = settings.per_block(".attention.head_count_kv")
+    inner = settings.per_block(".feed_forward_length")
+    most = max(heads)
+    blocks = [
+        {
+            "attention": {
+                "n_heads_in_group": most // group if group else None,
+                "no_op": not count,
+                "replace_with_linear": bool(count and not group),
+            },
+            "ffn": {"intermediate_size": size, "no_op": not size},
+        }
+        for count, group, size in zip(heads, groups, inner, strict=True)
+    ]
+    return {
+        "model_type": "nemotron-nas",
+        "architectures": ["DeciLMForCausalLM"],
+        "block_configs": blocks,
+        "intermediate_size": next(filter(None, inner), None),
+        "rms_norm_eps": settings.find(".attention.layer_norm_rms_epsilon", float) or 1e-6,
+        "attention_bias": settings.has("attn_output.bias"),
+        **rope(settings),
+    }
+
+
+def _deci_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the rows of the first matrices of a kind: those of other blocks may have others."""
+    blocks, size = config["block_configs"], config["head_dim"]
+    groups = (block["attention"]["n_heads_in_group"] for block in blocks)
+    heads = config["num_attention_heads"]
+    keys = next((heads // group * size for group in groups if group), None)
+    return {
+        "ffn_up.weight": config["intermediate_size"],
+        "attn_q.weight": heads * size,
+        "attn_k.weight": keys,
+    }
+
+
+def _turned(model: GgufModel, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of heads whose pairs (2 i, 2 i + 1) become (i, i + half); blocks differ in the
+    number of heads."""
+    size = common(Settings(model))["head_dim"]
+    return rows.view(-1, size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def _bitnet(settings: Settings) -> dict[str, Any]:
@@ -239,6 +289,7 @@ _CONFIGS: Mapping[str, tuple[Callable[[Settings], dict[str, Any]], FamilyNames]]
     "baichuan": (_baichuan, _TURNED),
     "minicpm3": (_minicpm3, FamilyNames(block=BLOCK | LATENT, whole=_ENDS)),
     "deepseek": (_deepseek, FamilyNames(block=BLOCK | MOE | SHARED, turns_heads=True)),
+    "deci": (_deci, FamilyNames(block=BLOCK, undo={"attn_q": _turned, "attn_k": _turned})),
     "bitnet": (_bitnet, FamilyNames(block=BLOCK | _BITNET, whole=_ENDS)),
     "chatglm": (_chatglm, FamilyNames(block=BLOCK | FUSED)),
     "qwen": (_qwen, FamilyNames(block=BLOCK | QKV)),
@@ -268,6 +319,7 @@ _CONFIGS: Mapping[str, tuple[Callable[[Settings], dict[str, Any]], FamilyNames]]
 """general.architecture -> its config.json, and its names."""
 _MORE: Mapping[str, dict[str, Any]] = {
     "baichuan": {"other_names": _baichuan_names},
+    "deci": {"rows": _deci_rows},
     "chatglm": {"rows": joined_mlp_rows},
     "qwen": {"rows": _qwen_rows},
 }
