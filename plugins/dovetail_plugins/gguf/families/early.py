@@ -123,11 +123,11 @@ def _deci(settings: Settings) -> dict[str, Any]:
     heads = settings.per_block(".attention.head_count")
     groups = settings.per_block(".attention.head_count_kv")
     inner = settings.per_block(".feed_forward_length")
-    most = max(heads)
+    whole = max(heads)
     blocks = [
         {
             "attention": {
-                "n_heads_in_group": most // group if group else None,
+                "n_heads_in_group": whole // group if group else None,
                 "no_op": not count,
                 "replace_with_linear": bool(count and not group),
             },
