@@ -118,13 +118,14 @@ def write_gguf(
     extra: Mapping[str, Array] | None = None,
     architecture: str | None = None,
     adders: Mapping[str, Any] | None = None,
+    pre: str | None = "gpt-2",
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
     `settings` are further settings, `extra` further tensors. `architecture`: GGUF's name, if it is
     not that of the checkpoint's class. `adders`: names of the package's `add_` methods -> values
-    that differ from the usual ones; None: none.
+    that differ from the usual ones; None: none. `pre`: what cuts text, None: the file does not say.
     """
     import gguf
 
@@ -132,7 +133,7 @@ def write_gguf(
     architecture = architecture or ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(target, architecture)
     _add_settings(writer, config, adders or {})
-    _add_vocabulary(writer, source)
+    _add_vocabulary(writer, source, pre)
     for key, value in (settings or {}).items():
         if isinstance(value, list):
             writer.add_array(key, value)
@@ -267,7 +268,7 @@ def _add_gemma3n(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
 
 
-def _add_vocabulary(writer: Any, source: Path) -> None:
+def _add_vocabulary(writer: Any, source: Path, pre: str | None) -> None:
     """Add a byte-level tokenizer.json."""
     from tokenizers import Tokenizer
 
@@ -279,7 +280,8 @@ def _add_vocabulary(writer: Any, source: Path) -> None:
     special = {token["content"] for token in content["added_tokens"] if token["special"]}
     merges = content["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])

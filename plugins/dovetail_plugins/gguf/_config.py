@@ -17,6 +17,7 @@ from dovetail_plugins.gguf.families.parts import common, ends, sizes
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
+from dovetail_plugins.gguf.reading.older import usual_numbers
 from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
 
 
@@ -38,6 +39,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     types = stored_types(model)
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
     config = shared | ends(settings) | family.config(settings) | stored
+    config |= usual_numbers(settings, config)
     _check(settings, family, config)
     return config
 
