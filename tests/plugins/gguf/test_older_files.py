@@ -54,16 +54,36 @@ GEMMA3 = {
 LACKING: dict[str, tuple[str, dict[str, Any], dict[str, None], str]] = {
     "size of heads": ("LlamaForCausalLM", {"head_dim": 16}, NO_HEAD_SIZE, "key_length"),
     "usual size of heads": ("LlamaForCausalLM", {"head_dim": 8}, NO_HEAD_SIZE, ""),
-    "Llama's base": ("LlamaForCausalLM", base(1e4), NO_BASE, "rope_theta 10000"),
-    "Mixtral's base": ("MixtralForCausalLM", base(1e6), NO_BASE, "rope_theta 1e+06"),
-    "OLMo 3's base": ("Olmo3ForCausalLM", base(5e5), NO_BASE, "rope_theta 500000"),
-    "Gemma 3's base": ("Gemma3ForCausalLM", GEMMA3, NO_BASE, "rope_theta 1e+06"),
+    "Llama's base": (
+        "LlamaForCausalLM",
+        base(1e4),
+        NO_BASE,
+        "rope_theta is not in the file; 10000",
+    ),
+    "Mixtral's base": (
+        "MixtralForCausalLM",
+        base(1e6),
+        NO_BASE,
+        "rope_theta is not in the file; 1e+06",
+    ),
+    "OLMo 3's base": (
+        "Olmo3ForCausalLM",
+        base(5e5),
+        NO_BASE,
+        "rope_theta is not in the file; 500000",
+    ),
+    "Gemma 3's base": (
+        "Gemma3ForCausalLM",
+        GEMMA3,
+        NO_BASE,
+        "rope_theta is not in the file; 1e+06",
+    ),
     "no base without rotation": ("MptForCausalLM", {}, NO_BASE, ""),
     "norms' epsilon": (
         "LlamaForCausalLM",
         {"rms_norm_eps": 1e-6},
         {"layer_norm_rms_eps": None},
-        "rms_norm_eps 1e-06",
+        "rms_norm_eps is not in the file; 1e-06",
     ),
     "sizes of experts": (
         "Qwen2MoeForCausalLM",

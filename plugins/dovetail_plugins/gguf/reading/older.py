@@ -107,9 +107,9 @@ def usual_numbers(settings: Settings, config: Mapping[str, Any]) -> dict[str, An
         found["rms_norm_eps"] = facts_of(config).defaults.get(
             "rms_norm_eps", config["rms_norm_eps"]
         )
-    if found:
-        values = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    for name, value in found.items():
         say_once(
-            str(settings.model.path), f"the file does not state {values}, the default of {kind}."
+            str(settings.model.path),
+            f"{name} is not in the file; {value:g} is used, the default of {kind}.",
         )
     return found

@@ -117,12 +117,11 @@ class GgufVocabulary:
         """Return the pre-tokenizer of a file that does not say it, and log which it is."""
         architecture = str(self._values.get("general.architecture", ""))
         kind = assumed_kind(architecture, self.tokens)
-        why = f"that of {architecture} vocabularies like this one" if kind else (
-            "which may cut text otherwise than the model learned: --tokenizer DIR takes the model's "
-            "own tokenizer.json"
-        )  # fmt: skip
-        kind = kind or "default"
-        say_once(str(self.path), f'tokenizer.ggml.pre is not in the file; "{kind}" is used, {why}.')
+        why = f"as {architecture} models with such a vocabulary have it."
+        if kind is None:
+            kind = "default"
+            why = "which may split text wrongly; --tokenizer DIR uses the model's tokenizer.json."
+        say_once(str(self.path), f'tokenizer.ggml.pre is not in the file; "{kind}" is used, {why}')
         return kind
 
     def _merges(self, kind: Kind) -> list[tuple[str, str]]:
