@@ -18,7 +18,9 @@ from dovetail_testing.tiny.models import randomize, write_tiny_checkpoint, write
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
-_QKV = {"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+_QKV: dict[str, tuple[str, ...]] = {
+    "attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+}
 FUSED: dict[str, dict[str, tuple[str, ...]]] = {
     "qwen": _QKV,
     "codeshell": _QKV,

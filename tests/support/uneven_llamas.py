@@ -94,7 +94,8 @@ class Unlike(nn.Module):
     def forward(self, x: torch.Tensor, **given: Any) -> torch.Tensor:
         given = {name: given[name] for name in ("position_embeddings", "attention_mask")}
         if self.attends and self.is_whole:
-            x = x + self.self_attn["linear_attn"](self.input_layernorm(x))
+            (matrix,) = self.self_attn.children()
+            x = x + matrix(self.input_layernorm(x))
         elif self.attends:
             x = x + self.self_attn(self.input_layernorm(x), **given)[0]
         return x + self.mlp(self.post_attention_layernorm(x)) if self.feeds else x

@@ -15,6 +15,7 @@ Config = Mapping[str, Any]
 _MULTIPLE = 256
 """Inner sizes of MLPs are rounded up to a multiple of it."""
 FIELD = "config.json: block_configs"
+_INNER = "intermediate_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,13 @@ class Block:
 
 def blocks(config: Config) -> tuple[Block, ...]:
     """Return every block of a model. Raises: ConfigError if they are not stated, or oddly"""
-    stated, counts = config.get("block_configs"), config.get("num_key_value_heads_per_layer")
-    if stated is None and counts is None:
-        counts = [config["num_key_value_heads"]] * int(config["num_hidden_layers"])
+    stated = config.get("block_configs")
     if stated is None:
-        inner = int(config["intermediate_size"])
-        found = tuple(Block(kv_heads=int(count), inner=inner) for count in counts)
+        alike = [config.get("num_key_value_heads")] * int(config["num_hidden_layers"])
+        counts, inner = config.get("num_key_value_heads_per_layer", alike), config.get(_INNER)
+        if inner is None or None in counts:
+            raise ConfigError("neither the blocks nor their sizes are stated.", where=FIELD)
+        found = tuple(Block(kv_heads=int(count), inner=int(inner)) for count in counts)
     else:
         found = tuple(_block(config, one) for one in stated)
     if len(found) != config["num_hidden_layers"]:
@@ -68,8 +70,8 @@ def _block(config: Config, stated: Config) -> Block:
 
 def _inner(config: Config, feed: Config) -> int:
     """Return the inner size of an MLP, which is stated, or follows from a multiplier."""
-    if feed.get("intermediate_size") is not None:
-        return int(feed["intermediate_size"])
+    if feed.get(_INNER) is not None:
+        return int(feed[_INNER])
     inner = int(2 * float(feed.get("ffn_mult") or 0) * int(config["hidden_size"]) / 3)
     return -(-inner // _MULTIPLE) * _MULTIPLE
 

@@ -48,11 +48,14 @@ class DeciLayer(DecoderLayer):
         nn.Module.__init__(self)
         self.rope = config.layer_types[layer]
         block = blocks(context.model.hf_config)[layer]
-        self.self_attn = self._attention(context, f"{name}.self_attn", config, layer, block)
-        self.mlp = self._mlp(context, f"{name}.mlp", config, block)
-        if self.self_attn is not None:
+        attention = self._attention(context, f"{name}.self_attn", config, layer, block)
+        mlp = self._mlp(context, f"{name}.mlp", config, block)
+        self.attends, self.feeds = attention is not None, mlp is not None
+        if attention is not None:
+            self.self_attn = attention
             self.input_layernorm = config.build_norm(context)
-        if self.mlp is not None:
+        if mlp is not None:
+            self.mlp = mlp
             self.post_attention_layernorm = config.build_norm(context)
 
     def _attention(
@@ -73,11 +76,11 @@ class DeciLayer(DecoderLayer):
 
     def forward(self, x: torch.Tensor, ropes: Mapping[str, Rope]) -> torch.Tensor:
         """Shapes: x [T, E] -> [T, E]"""
-        if isinstance(self.self_attn, OneMatrix):
+        if self.attends and isinstance(self.self_attn, OneMatrix):
             x = self.self_attn(self.input_layernorm(x), x)
-        elif self.self_attn is not None:
+        elif self.attends:
             x = self.self_attn(self.input_layernorm(x), ropes.get(self.rope), x)
-        return x if self.mlp is None else self.mlp(self.post_attention_layernorm(x), x)
+        return self.mlp(self.post_attention_layernorm(x), x) if self.feeds else x
 
 
 class DeciLMForCausalLM(DecoderForCausalLM):

@@ -24,7 +24,9 @@ from support.gguf_models import loaded, logits_of, prompt, reference, transforme
 pytest.importorskip("gguf")
 
 
-def written(name: str, folder: Path, file: Path, type_of: TypeOf = lambda name: "F32") -> object:
+def written(
+    name: str, folder: Path, file: Path, type_of: TypeOf = lambda name: "F32"
+) -> dict[str, Any]:
     """Write a case's file; return what its weights mean."""
     case, config = CASES[name], json.loads((folder / "config.json").read_text())
     adders = {k: made(config) if callable(made) else made for k, made in case.adders.items()}

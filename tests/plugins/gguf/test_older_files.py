@@ -46,6 +46,7 @@ def base(number: float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": number}}
 
 
+BASE = "rope_theta is not in the file;"
 GEMMA3 = {
     "query_pre_attn_scalar": 16,
     "num_hidden_layers": 6,
@@ -58,25 +59,25 @@ LACKING: dict[str, tuple[str, dict[str, Any], dict[str, None], str]] = {
         "LlamaForCausalLM",
         base(1e4),
         NO_BASE,
-        "rope_theta is not in the file; 10000",
+        f"{BASE} 10000",
     ),
     "Mixtral's base": (
         "MixtralForCausalLM",
         base(1e6),
         NO_BASE,
-        "rope_theta is not in the file; 1e+06",
+        f"{BASE} 1e+06",
     ),
     "OLMo 3's base": (
         "Olmo3ForCausalLM",
         base(5e5),
         NO_BASE,
-        "rope_theta is not in the file; 500000",
+        f"{BASE} 500000",
     ),
     "Gemma 3's base": (
         "Gemma3ForCausalLM",
         GEMMA3,
         NO_BASE,
-        "rope_theta is not in the file; 1e+06",
+        f"{BASE} 1e+06",
     ),
     "no base without rotation": ("MptForCausalLM", {}, NO_BASE, ""),
     "norms' epsilon": (
