@@ -7,18 +7,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from plugins.gguf.test_experts import one_by_one, rewritten
 
+from dovetail.errors import ConfigError
 from dovetail_plugins.gguf._config import read_config
 from dovetail_plugins.gguf.reading.older import THETAS, say_once
-from dovetail_plugins.gguf.vocabulary.assumed import assumed_kind
-from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
-from dovetail_plugins.gguf.vocabulary.splits import KINDS
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_early import CASES as EARLY
-from support.gguf_early import write_checkpoint
+from support.gguf_early import Case, write_checkpoint
 from support.gguf_files import write_gguf
 from support.gguf_models import loaded, logits_of, prompt, transformers_model
 from support.uneven_llamas import mixture
@@ -112,7 +111,6 @@ def test_a_whole_file_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture
     write_gguf(folder, tmp_path / "m.gguf")
     with caplog.at_level(logging.INFO):
         read_config(tmp_path / "m.gguf")
-        read_tokenizer(tmp_path / "m.gguf")
     assert not [one for one in caplog.records if one.name.startswith("dovetail_plugins.gguf")]
 
 
@@ -162,43 +160,26 @@ def test_biases_in_llamas_layout(case: str, tmp_path: Path) -> None:
     assert_same(tmp_path / "m.gguf", transformers_model(folder))
 
 
-FILLED = [f"token {i}" for i in range(160_000)]
-DEEPSEEK = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
-KNOWN: dict[str, tuple[str, list[str]]] = {
-    "llama-bpe": ("llama", [*FILLED[:128_000], "<|begin_of_text|>"]),
-    "deepseek-coder": ("llama", [DEEPSEEK, *FILLED[:32_000]]),
-    "deepseek-llm": ("deepseek2", [DEEPSEEK, *FILLED[:102_000]]),
-    "deepseek-v3": ("deepseek2", [DEEPSEEK, *FILLED[:128_000]]),
-    "qwen2": ("qwen", []),
-    "command-r": ("command-r", []),
-    "starcoder": ("starcoder2", []),
-    "stablelm2": ("stablelm", FILLED[:100_352]),
-    "gpt-2": ("gptneox", []),
-    "falcon": ("falcon", []),
-    "bloom": ("bloom", []),
+def test_a_parameter_that_is_not_read_is_named(tmp_path: Path) -> None:
+    """Scales of whole matrices, which files of a checkpoint in ternary numbers may have."""
+    folder = write_tiny_checkpoint(tmp_path / "hf", "LlamaForCausalLM")
+    scale = {"blk.0.attn_q.scale": np.ones(1, dtype=np.float32)}
+    write_gguf(folder, tmp_path / "m.gguf", extra=scale)
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.scale"):
+        loaded(tmp_path / "m.gguf")
+
+
+ACTIVATIONS: dict[str, tuple[int, dict[str, str], str]] = {
+    "the first ones": (512, {}, "silu"),
+    "Microsoft's, by their vocabulary": (128_256, {}, "relu2"),
+    "stated": (512, {"bitnet.hidden_activation": "relu2"}, "relu2"),
 }
 
 
-@pytest.mark.parametrize("kind", KNOWN)
-def test_pre_tokenizers_that_files_do_not_say(kind: str) -> None:
-    architecture, tokens = KNOWN[kind]
-    assert assumed_kind(architecture, tokens) == kind
-    assert kind in KINDS
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("Qwen2ForCausalLM", "qwen2"), ("LlamaForCausalLM", "default")]
-)
-def test_the_pre_tokenizer_is_assumed_and_said(
-    name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = write_tiny_checkpoint(tmp_path / "hf", name)
-    write_gguf(folder, tmp_path / "said.gguf", pre=kind)
-    write_gguf(folder, tmp_path / "m.gguf", pre=None)
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            assert read_tokenizer(tmp_path / "m.gguf") == read_tokenizer(tmp_path / "said.gguf")
-    (line,) = (one.getMessage() for one in caplog.records if "tokenizer.ggml.pre" in one.message)
-    assert f'"{kind}"' in line
-    assert "m.gguf" in line
-    assert ("--tokenizer" in line) == (kind == "default")
+@pytest.mark.parametrize("case", ACTIVATIONS)
+def test_bitnets_activation(case: str, tmp_path: Path) -> None:
+    tokens, settings, act = ACTIVATIONS[case]
+    fields = {"hidden_act": act, "vocab_size": tokens, "tie_word_embeddings": True}
+    folder = write_checkpoint(Case(name="BitNetForCausalLM", fields=fields), tmp_path / "hf")
+    write_gguf(folder, tmp_path / "m.gguf", settings=settings)
+    assert_same(tmp_path / "m.gguf", transformers_model(folder))

@@ -25,10 +25,12 @@ from dovetail_plugins.gguf.families.parts import (
     gated,
     grouped_experts,
     layer_norm_eps,
+    matrix_rows,
     rope,
 )
 from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.reading.metadata import Settings
+from dovetail_plugins.gguf.reading.older import say_once
 
 if TYPE_CHECKING:
     import torch
@@ -166,8 +168,17 @@ def _turned(model: GgufModel, rows: torch.Tensor) -> torch.Tensor:
     return rows.view(-1, size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
+BITNET2_TOKENS = 128256
+"""The vocabulary of Microsoft's BitNet b1.58 2B4T, whose activation early files do not state."""
+
+
 def _bitnet(settings: Settings) -> dict[str, Any]:
-    act = settings.find(".hidden_act", str) or "silu"
+    act = settings.find(".hidden_activation", str)
+    if act is None:
+        is_second = matrix_rows(settings, "token_embd.weight") == BITNET2_TOKENS
+        act = "relu2" if is_second else "silu"
+        what = f"hidden_activation is not in the file; {act} is used, by its vocabulary."
+        say_once(str(settings.model.path), what)
     return gated(settings, "bitnet", "BitNetForCausalLM", hidden_act=act)
 
 
@@ -291,6 +302,7 @@ _CONFIGS: Mapping[str, tuple[Callable[[Settings], dict[str, Any]], FamilyNames]]
     "deepseek": (_deepseek, FamilyNames(block=BLOCK | MOE | SHARED, turns_heads=True)),
     "deci": (_deci, FamilyNames(block=BLOCK, undo={"attn_q": _turned, "attn_k": _turned})),
     "bitnet": (_bitnet, FamilyNames(block=BLOCK | _BITNET, whole=_ENDS)),
+    "bitnet-b1.58": (_bitnet, FamilyNames(block=BLOCK | _BITNET, whole=_ENDS)),
     "chatglm": (_chatglm, FamilyNames(block=BLOCK | FUSED)),
     "qwen": (_qwen, FamilyNames(block=BLOCK | QKV)),
     "dbrx": (

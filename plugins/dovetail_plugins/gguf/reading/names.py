@@ -22,6 +22,8 @@ TABLE = "embed_tokens"
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
 NAMES_SHOWN = 5
+_LEAVES = ("weight", "bias")
+"""The parameters of modules. Scales of whole matrices are not read."""
 _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """Mixtral's own names of an expert's matrices."""
 _NO_MATRICES = frozenset(
@@ -120,7 +122,7 @@ def _place_in_block(layout: FamilyNames, block: str, name: str) -> TensorTarget 
             module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True
         )
     all_experts, number = expert_of(stem) or (stem, None)
-    if all_experts not in layout.block:
+    if all_experts not in layout.block or leaf not in _LEAVES:
         return None
     return TensorTarget(
         module=f"{block}.{layout.block[all_experts]}",

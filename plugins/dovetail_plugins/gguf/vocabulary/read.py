@@ -15,8 +15,6 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.reading.file import GgufModel
-from dovetail_plugins.gguf.reading.older import say_once
-from dovetail_plugins.gguf.vocabulary.assumed import assumed_kind
 from dovetail_plugins.gguf.vocabulary.splits import GEMMA4, KINDS, Kind
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
@@ -104,7 +102,7 @@ class GgufVocabulary:
     def _pairs(self) -> Json:
         """Return a model of pairs that are merged, of bytes or of characters."""
         is_gemma = self._find("model", str) == GEMMA4
-        name = GEMMA4 if is_gemma else self._find("pre", str) or self._assumed()
+        name = GEMMA4 if is_gemma else self._find("pre", str) or "default"
         if name not in KINDS:
             raise self._fault(f'the pre-tokenizer "{name}" is not known to this version', "pre")
         kind = KINDS[name]
@@ -112,17 +110,6 @@ class GgufVocabulary:
         if not merges:
             raise self._fault("the file has no merges", "merges")
         return self._raw_pairs(kind, merges) if kind.raw else self._byte_pairs(kind, merges)
-
-    def _assumed(self) -> str:
-        """Return the pre-tokenizer of a file that does not say it, and log which it is."""
-        architecture = str(self._values.get("general.architecture", ""))
-        kind = assumed_kind(architecture, self.tokens)
-        why = f"as {architecture} models with such a vocabulary have it."
-        if kind is None:
-            kind = "default"
-            why = "which may split text wrongly; --tokenizer DIR uses the model's tokenizer.json."
-        say_once(str(self.path), f'tokenizer.ggml.pre is not in the file; "{kind}" is used, {why}')
-        return kind
 
     def _merges(self, kind: Kind) -> list[tuple[str, str]]:
         """Return the pairs that are merged, in their order."""
