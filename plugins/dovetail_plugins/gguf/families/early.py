@@ -54,10 +54,16 @@ def _phimoe(settings: Settings) -> dict[str, Any]:
     config = gated(settings, "phimoe", "PhimoeForCausalLM", **more)
     scaling = config["rope_scaling"]
     if scaling is not None:
-        trained = scaling["original_max_position_embeddings"]
-        is_published = (trained, settings.number(".context_length")) == PUBLISHED_LENGTHS
+        length = settings.number(".context_length")
+        trained = scaling.get("original_max_position_embeddings") or length
+        is_published = (trained, length) == PUBLISHED_LENGTHS
         scale = PUBLISHED_SCALE if is_published else scaling.get("attention_factor", 1.0)
-        config["rope_scaling"] = {**scaling, "long_mscale": scale, "short_mscale": scale}
+        config["rope_scaling"] = {
+            **scaling,
+            "original_max_position_embeddings": trained,
+            "long_mscale": scale,
+            "short_mscale": scale,
+        }
     return config
 
 
@@ -100,14 +106,14 @@ def _refact(settings: Settings) -> dict[str, Any]:
 
 def _minicpm3(settings: Settings) -> dict[str, Any]:
     turned = settings.number(".rope.dimension_count")
-    out = settings.first("attn_output.weight")
+    out, heads = settings.first("attn_output.weight"), settings.number(".attention.head_count")
     more = {
         "head_dim": turned,
         "kv_lora_rank": settings.number(".attention.kv_lora_rank"),
         "q_lora_rank": settings.find(".attention.q_lora_rank", int),
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": settings.number(".attention.key_length") - turned,
-        "v_head_dim": out.shape[1] // settings.number(".attention.head_count") if out else None,
+        "v_head_dim": out.shape[-1] // heads or None if out else None,
         "partial_rotary_factor": 1.0,
         "scale_emb": 12,
         "scale_depth": 1.4,

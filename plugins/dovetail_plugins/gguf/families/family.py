@@ -65,7 +65,8 @@ def usual_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
 
 def joined_mlp_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the rows where gate and up are one matrix."""
-    return usual_rows(config) | {"ffn_up.weight": 2 * config["intermediate_size"]}
+    inner = config["intermediate_size"]
+    return usual_rows(config) | {"ffn_up.weight": None if inner is None else 2 * inner}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class Settings:
         """Return a count of every block. Raises: ConfigError when it is not one for each."""
         value, count = self.find(name, (int, list)), self.number(".block_count")
         values = [value] * count if isinstance(value, int) else value or []
-        if len(values) != count or not all(isinstance(one, int) for one in values):
+        if len(values) != count or not all(isinstance(one, int) and one >= 0 for one in values):
             raise ConfigError(
                 f"{self.architecture}{name} is not a count for each of {count} blocks.",
                 where=str(self.model.path),

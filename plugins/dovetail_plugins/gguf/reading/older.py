@@ -49,7 +49,7 @@ def _head_size(settings: Settings) -> int | None:
     heads = settings.largest(".attention.head_count")
     groups = settings.find(".attention.head_count_kv", (int, list)) or heads
     keys = settings.first("attn_k.weight")
-    if keys is None:
+    if keys is None or heads <= 0:
         return None
     count = groups
     if isinstance(groups, list):
