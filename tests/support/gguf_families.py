@@ -20,7 +20,7 @@ MIXED_TWICE = ("mamba2", "falcon_h1", "granitemoehybrid", "nemotron_h")
 ONE_MORE = ("nemotron", "qwen3_next")
 """Types whose norms are stored plus one."""
 TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee",
-          "baichuan", "xverse", "deepseek", "deci")  # fmt: skip
+          "baichuan", "xverse", "deepseek", "deci", "bailingmoe")  # fmt: skip
 """Architectures whose rows of q and k are turned."""
 
 

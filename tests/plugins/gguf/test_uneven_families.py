@@ -18,7 +18,7 @@ pytest.importorskip("gguf")
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "renormalized": {"norm_topk_prob": True},
+    "Ling 1": {"norm_topk_prob": True, "first_k_dense_replace": 0},
     "dense first": {"first_k_dense_replace": 2, "n_shared_experts": 1},
     "all sparse": {"first_k_dense_replace": 0},
 }
@@ -39,9 +39,12 @@ def assert_same(path: Path, model: Any) -> None:
 def test_deepseek_moe(case: str, tmp_path: Path) -> None:
     model = mixture(tmp_path / "hf", **CASES[case])
     assert_same(tmp_path / "hf", model)
-    if not CASES[case].get("norm_topk_prob"):  # files do not say it, and no published model has it
-        write_gguf(tmp_path / "hf", tmp_path / "m.gguf", adders={"expert_weights_norm": None})
-        assert_same(tmp_path / "m.gguf", model)
+    # Converters write no switch for DeepSeekMoE, whose published models do not renormalize.
+    is_ling = bool(CASES[case].get("norm_topk_prob"))
+    adders = {"expert_weights_norm": True if is_ling else None}
+    name = "bailingmoe" if is_ling else "deepseek"
+    write_gguf(tmp_path / "hf", tmp_path / "m.gguf", architecture=name, adders=adders)
+    assert_same(tmp_path / "m.gguf", model)
 
 
 def test_nemotrons_blocks(tmp_path: Path) -> None:

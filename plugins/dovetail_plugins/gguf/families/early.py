@@ -123,7 +123,9 @@ def _minicpm3(settings: Settings) -> dict[str, Any]:
 
 
 def _deepseek(settings: Settings) -> dict[str, Any]:
-    more = {**grouped_experts(settings), "norm_topk_prob": False}
+    # Ling 1 has the same layers, and weights that sum to one.
+    sums_to_one = bool(settings.find(".expert_weights_norm", bool))
+    more = {**grouped_experts(settings), "norm_topk_prob": sums_to_one}
     return gated(settings, "deepseek", "DeepseekForCausalLM", **more)
 
 
@@ -298,6 +300,7 @@ _BITNET = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_
 _ENDS = frozenset({"token_embd", "output"})
 """What stays whole in models that run over transformers."""
 _TURNED = FamilyNames(block=BLOCK, turns_heads=True)
+_TURNED_EXPERTS = FamilyNames(block=BLOCK | MOE | SHARED, turns_heads=True)
 _PLAIN = FamilyNames(block=BLOCK)
 
 _CONFIGS: Mapping[str, tuple[Callable[[Settings], dict[str, Any]], FamilyNames]] = {
@@ -305,7 +308,8 @@ _CONFIGS: Mapping[str, tuple[Callable[[Settings], dict[str, Any]], FamilyNames]]
     "gptj": (_gptj, _PLAIN),
     "baichuan": (_baichuan, _TURNED),
     "minicpm3": (_minicpm3, FamilyNames(block=BLOCK | LATENT, whole=_ENDS)),
-    "deepseek": (_deepseek, FamilyNames(block=BLOCK | MOE | SHARED, turns_heads=True)),
+    "deepseek": (_deepseek, _TURNED_EXPERTS),
+    "bailingmoe": (_deepseek, _TURNED_EXPERTS),
     "deci": (_deci, FamilyNames(block=BLOCK, undo={"attn_q": _turned, "attn_k": _turned})),
     "bitnet": (_bitnet, FamilyNames(block=BLOCK | _BITNET, whole=_ENDS)),
     "bitnet-b1.58": (_bitnet, FamilyNames(block=BLOCK | _BITNET, whole=_ENDS)),
