@@ -22,7 +22,7 @@ MIXED_TWICE = ("mamba2", "falcon_h1", "granitemoehybrid", "nemotron_h")
 ONE_MORE = ("nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types whose norms are stored plus one."""
 TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee",
-          "mistral3")  # fmt: skip
+          "mistral3", "baichuan", "xverse", "deepseek", "deci", "bailingmoe")  # fmt: skip
 """Architectures whose rows of q and k are turned."""
 
 
@@ -148,6 +148,21 @@ def _down(suffix: str, *, is_turned: bool = False) -> tuple[Any, Any]:
     return cut, join
 
 
+def _flat(stem: str, *, is_turned: bool = False) -> tuple[Any, Any]:
+    """Return how the rows of all DBRX's experts are cut into matrices, and joined again."""
+
+    def cut(config: Config, name: str, values: Array) -> Arrays:
+        rows = values.reshape(config["ffn_config"]["moe_num_experts"], -1, values.shape[-1])
+        block = name.split(".blocks.")[1].split(".")[0]
+        return {f"blk.{block}.{stem}.weight": rows.swapaxes(1, 2) if is_turned else rows}
+
+    def join(config: Config, values: Array) -> Array:
+        rows = values.swapaxes(1, 2) if is_turned else values
+        return rows.reshape(-1, rows.shape[-1])
+
+    return cut, join
+
+
 def _delta_sizes(config: Config) -> tuple[int, list[int]]:
     """Return the key heads, and where the rows of one's q, k, v end."""
     heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
@@ -208,6 +223,11 @@ _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], 
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "granitemoehybrid": _GRANITE,
+    "dbrx": (
+        ("experts.mlp.w1", *_flat("ffn_gate_exps")),
+        ("experts.mlp.v1", *_flat("ffn_up_exps")),
+        ("experts.mlp.w2", *_flat("ffn_down_exps", is_turned=True)),
+    ),
     "llama4_text": (
         ("experts.gate_up_proj", *_halves("_exps", is_turned=True)),
         ("experts.down_proj", *_down("_exps", is_turned=True)),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from support import (
+    gguf_early,
     gguf_families,
     gguf_gpt_oss,
     gguf_recent,
@@ -83,6 +84,15 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "Dots1ForCausalLM": "dots1",
     "CohereForCausalLM": "command-r",
+    "PhimoeForCausalLM": "phimoe",
+    "GPTJForCausalLM": "gptj",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "BitNetForCausalLM": "bitnet",
+    "GlmForCausalLM": "chatglm",
+    "Jais2ForCausalLM": "jais2",
+    "DbrxForCausalLM": "dbrx",
+    "DeepseekForCausalLM": "deepseek",
+    "DeciLMForCausalLM": "deci",
     **gguf_recent.ARCHITECTURES,
 }
 WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
@@ -115,13 +125,17 @@ def write_gguf(
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
     num_blocks: int = 0,
-    architecture: str = "",
+    architecture: str | None = None,
+    adders: Mapping[str, Any] | None = None,
+    pre: str | None = "gpt-2",
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
-    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these;
-    `architecture` is GGUF's name if the class of the checkpoint has several.
+    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these.
+    `architecture`: GGUF's name, if it is not that of the checkpoint's class. `adders`: names of the
+    package's `add_` methods -> values that differ from the usual ones; None: none. `pre`: what cuts
+    text, None: the file does not say.
     """
     import gguf
 
@@ -129,8 +143,8 @@ def write_gguf(
     architecture = architecture or ARCHITECTURES[config["architectures"][0]]
     config["gguf"] = architecture
     writer = gguf.GGUFWriter(target, architecture)
-    _add_settings(writer, config)
-    _add_vocabulary(writer, source)
+    _add_settings(writer, config, adders or {})
+    _add_vocabulary(writer, source, pre)
     if num_blocks:
         writer.add_block_count(num_blocks)
     for key, value in (settings or {}).items():
@@ -204,7 +218,7 @@ def _weights(source: Path) -> dict[str, Array]:
     return {n: v.float().numpy() for file in files for n, v in load_file(file).items()}
 
 
-def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
+def _add_settings(writer: Any, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Add what a model's shape is."""
     import gguf
 
@@ -244,7 +258,7 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "final_logit_softcapping": of("final_logit_softcapping"),
         "vocab_size": config["vocab_size"],
     }
-    adders |= gguf_settings.settings_of(config)
+    adders |= gguf_settings.settings_of(config) | dict(changed)
     for name, value in adders.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
@@ -275,7 +289,7 @@ def _add_gemma3n(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
 
 
-def _add_vocabulary(writer: Any, source: Path) -> None:
+def _add_vocabulary(writer: Any, source: Path, pre: str | None) -> None:
     """Add a byte-level tokenizer.json."""
     from tokenizers import Tokenizer
 
@@ -287,7 +301,8 @@ def _add_vocabulary(writer: Any, source: Path) -> None:
     special = {token["content"] for token in content["added_tokens"] if token["special"]}
     merges = content["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
@@ -315,6 +330,7 @@ def _add_tensors(
     meant: dict[str, Array] = {}
     is_oss = architecture == "gpt-oss"
     arranged = gguf_gpt_oss.apart(weights) if is_oss else gguf_families.apart(config, weights)
+    arranged = gguf_early.fused(architecture, arranged)
     for name, own in _stacked(arranged).items():
         theirs = name.replace("_correction_bias", "_correction.bias")
         theirs += ".weight" if name.endswith("correct_output_scale") else ""
@@ -341,6 +357,7 @@ def _add_tensors(
             writer.add_tensor(ours, stored, raw_dtype=gguf.GGMLQuantizationType[type_name])
         whole = undo(values)
         meant |= dict(zip(own, whole if len(own) > 1 else [whole], strict=True))
+    meant = gguf_early.split(architecture, meant, weights)
     if is_oss:
         return gguf_gpt_oss.together(meant)
     return gguf_families.together(config, meant, weights)
@@ -386,8 +403,8 @@ def _changed(
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return a tensor as GGUF has it, and how to turn such a one back."""
     if architecture in gguf_families.TURNED and (".q_proj." in name or ".k_proj." in name):
-        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-        rest = values.shape[1:]
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        heads, rest = len(values) // size, values.shape[1:]
         turned = values.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(values.shape)
         return turned, lambda x: x.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(x.shape)
     if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):

@@ -65,6 +65,12 @@ def settings_of(config: Config) -> dict[str, Any]:
         few |= {"head_count_kv": heads, "context_length": 2048}
     if kind == "gpt_bigcode":
         few |= {"head_count_kv": 1}
+    if kind == "dbrx":
+        attention, experts = config["attn_config"], config["ffn_config"]
+        few |= {"head_count_kv": attention["kv_n_heads"], "clamp_kqv": attention["clip_qkv"],
+                "layer_norm_eps": 1e-5, "feed_forward_length": experts["ffn_hidden_size"],
+                "expert_count": experts["moe_num_experts"],
+                "expert_used_count": experts["moe_top_k"]}  # fmt: skip
     if kind == "hunyuan_v1_moe":
         few |= {"expert_feed_forward_length": config["intermediate_size"],
                 "expert_used_count": config["moe_topk"]}  # fmt: skip

@@ -20,6 +20,7 @@ from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, siz
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
+from dovetail_plugins.gguf.reading.older import usual_numbers
 from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     types = stored_types(model)
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
     config = shared | ends(settings) | family.config(settings) | stored
+    config |= usual_numbers(settings, config)
     _check(settings, family, config)
     return config
 
@@ -82,7 +84,16 @@ def _warn_once(text: str) -> None:
 def _check_blocks(settings: Settings) -> None:
     """Raises: ConfigError if the number of blocks is not the stated one, before any are made."""
     blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
-    _compare(settings, {"blocks": settings.number(".block_count")}, {"blocks": len(blocks)})
+    stated = settings.number(".block_count") - _num_empty(settings)
+    _compare(settings, {"blocks": stated}, {"blocks": len(blocks)})
+
+
+def _num_empty(settings: Settings) -> int:
+    """Return the number of blocks that neither attend nor feed forward: they have no tensors."""
+    parts = (".attention.head_count", ".feed_forward_length")
+    if not all(isinstance(settings.find(part, (int, list)), list) for part in parts):
+        return 0
+    return sum(not any(sizes) for sizes in zip(*map(settings.per_block, parts), strict=True))
 
 
 def _check(settings: Settings, family: Family, config: Mapping[str, Any]) -> None:

@@ -31,10 +31,11 @@ class FamilyNames:
     checkpoint. `turns_heads`: rows of q and k are in another order; `adds_one`: norm weights are
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
     checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
-    are several matrices, numbered in the checkpoint. `undo`: GGUF's name of a tensor, without
-    "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_layers`: the
-    blocks before those that draft further tokens, if the latter have no names here or others:
-    `drafts` has whole names of what joins them to the model, `draft_blocks` how the rest begins."""
+    are several matrices, numbered in the checkpoint. `whole`: those that are dequantized when they
+    are read, because the model changes their numbers. `undo`: GGUF's name of a tensor, without
+    "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_layers`: the blocks before
+    those that draft further tokens, if the latter have no names here or others: `drafts` has whole
+    names of what joins them to the model, `draft_blocks` how the rest begins."""
 
     block: Mapping[str, str]
     own: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class FamilyNames:
     is_input_first: bool = False
     has_letters: bool = False
     stacked: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
     undo: Mapping[str, Undo] = field(default_factory=lambda: STATES)
     drafts: Mapping[str, str] = field(default_factory=dict)
     draft_blocks: str = ""
@@ -86,7 +88,8 @@ def usual_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
 
 def joined_mlp_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the rows where gate and up are one matrix."""
-    return usual_rows(config) | {"ffn_up.weight": 2 * config["intermediate_size"]}
+    inner = config["intermediate_size"]
+    return usual_rows(config) | {"ffn_up.weight": None if inner is None else 2 * inner}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ MOE = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_MIXTRAL = {
+MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
     "ffn_up_exps": "block_sparse_moe.experts.up_proj",
@@ -224,7 +224,7 @@ _BLOOM_TRUNK = TRUNK | {"token_embd_norm": "model.embed_norm"}
 
 
 LAYOUTS: dict[str, FamilyNames] = {
-    "llama": FamilyNames(block=BLOCK | _MIXTRAL, turns_heads=True, has_letters=True),
+    "llama": FamilyNames(block=BLOCK | MIXTRAL, turns_heads=True, has_letters=True),
     "qwen2": FamilyNames(block=BLOCK),
     "qwen2moe": FamilyNames(block=BLOCK | MOE),
     "qwen3": FamilyNames(block=BLOCK),

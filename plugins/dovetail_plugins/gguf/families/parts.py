@@ -55,16 +55,28 @@ def num_drafting(settings: Settings) -> int:
 
 def common(settings: Settings) -> dict[str, Any]:
     """Return the settings that all families with attention have."""
-    heads = settings.largest(".attention.head_count")
+    heads = _positive(settings, ".attention.head_count", settings.largest(".attention.head_count"))
     hidden = settings.number(".embedding_length")
+    size = settings.find(".attention.key_length", int) or hidden // heads
     given = settings.find(".attention.head_count_kv", (int, list))
     return {
         **sizes(settings),
         "num_attention_heads": heads,
         "num_key_value_heads": heads if given is None
         else settings.largest(".attention.head_count_kv"),
-        "head_dim": settings.find(".attention.key_length", int) or hidden // heads,
+        "head_dim": _positive(settings, ".attention.key_length", size),
     }  # fmt: skip
+
+
+def _positive(settings: Settings, name: str, count: int) -> int:
+    """Return a count of heads or of their numbers. Raises: ConfigError if it is none"""
+    if count <= 0:
+        raise ConfigError(
+            f"{settings.architecture}{name} means {count}; a model that attends has at least 1.",
+            where=str(settings.model.path),
+            fix="download the file again.",
+        )
+    return count
 
 
 def matrix_rows(settings: Settings, name: str) -> int:

@@ -23,6 +23,8 @@ TABLE = "embed_tokens"
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
 NAMES_SHOWN = 5
+_LEAVES = ("weight", "bias")
+"""The parameters of modules. Scales of whole matrices are not read."""
 _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """Mixtral's own names of an expert's matrices."""
 _NO_MATRICES = frozenset(
@@ -37,7 +39,7 @@ class TensorTarget:
     """The destination of a tensor: parameter `leaf` of `module`. `stem`: GGUF's name of it in a
     block. `is_stacked`: it holds all experts', or all of several modules that are numbered;
     `number`: it holds that expert's; `has_letters`: experts' are w1, w3 and w2; `is_joined`: it is
-    part of the module's matrix."""
+    part of the module's matrix; `is_whole`: it is never kept quantized."""
 
     module: str
     leaf: str
@@ -46,13 +48,15 @@ class TensorTarget:
     number: int | None = None
     has_letters: bool = False
     is_joined: bool = False
+    is_whole: bool = False
 
     @property
     def is_matrix(self) -> bool:
         """Return whether a linear layer or the token table holds it: it may stay quantized."""
         last = self.module.rpartition(".")[2]
         is_other = "norm" in last or last.startswith("ln_") or last in _NO_MATRICES
-        return self.leaf == "weight" and not is_other and not self.is_joined
+        is_changed = self.is_joined or self.is_whole
+        return self.leaf == "weight" and not is_other and not is_changed
 
     @property
     def owner(self) -> str:
@@ -114,8 +118,13 @@ def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
         return _place_in_block(layout, *_block_of(layout, name))
     stem, _, leaf = name.rpartition(".")
     if stem in layout.trunk:
-        is_stacked = stem in layout.stacked
-        return TensorTarget(module=layout.trunk[stem], leaf=leaf, stem=stem, is_stacked=is_stacked)
+        return TensorTarget(
+            module=layout.trunk[stem],
+            leaf=leaf,
+            stem=stem,
+            is_stacked=stem in layout.stacked,
+            is_whole=stem in layout.whole,
+        )
     return None
 
 
@@ -140,7 +149,7 @@ def _place_in_block(layout: FamilyNames, block: str, name: str) -> TensorTarget 
             module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True
         )
     all_experts, number = expert_of(stem) or (stem, None)
-    if all_experts not in layout.block:
+    if all_experts not in layout.block or leaf not in _LEAVES:
         return None
     return TensorTarget(
         module=f"{block}.{layout.block[all_experts]}",
