@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
 from dovetail_plugins.gguf.families.parts import common, ends, sizes
+from dovetail_plugins.gguf.families.pooled import pooled
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
@@ -38,6 +39,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     types = stored_types(model)
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
     config = shared | ends(settings) | family.config(settings) | stored
+    config |= pooled(settings, config["architectures"][0])
     _check(settings, family, config)
     return config
 
@@ -56,7 +58,8 @@ def _family_of(settings: Settings) -> Family:
 
 def _check_blocks(settings: Settings) -> None:
     """Raises: ConfigError if the number of blocks is not the stated one, before any are made."""
-    blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
+    names = (one.name.removeprefix("enc.") for one in settings.model.extents)
+    blocks = {name.split(".")[1] for name in names if name.startswith("blk.")}
     _compare(settings, {"blocks": settings.number(".block_count")}, {"blocks": len(blocks)})
 
 

@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dovetail.config.checkpoint.json_files import read_json, read_value
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ProjectionSpec
 
 MODULES = "modules.json"
+WHOLE, PAIR = "sentence_settings", "pair_template"
+"""Fields of a model in one file: its SentenceSettings; for a decoder that ranks, the text around
+{query} and, behind it, {document}."""
 _POOLERS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -50,11 +55,12 @@ class SentenceSettings:
     has_modules: bool = False
 
 
-def sentence_settings(folder: Path) -> SentenceSettings | None:
-    """Return the settings, None if the folder has none. Raises: ConfigError naming the file"""
+def sentence_settings(folder: Path, own: Any = None) -> SentenceSettings | None:
+    """Return the settings, None if there are none. A model in one file has no folder of them but
+    its `own`, under WHOLE in its config. Raises: ConfigError naming the file"""
     file = folder / MODULES
     if not file.is_file():
-        return None
+        return None if own is None else msgspec.convert(own, SentenceSettings)
     modules = read_value(file)
     if not isinstance(modules, list):
         raise ConfigError("it is not a list of modules.", where=str(file))

@@ -20,7 +20,11 @@ from dovetail.config.checkpoint.cross_encoder import stored_activation
 from dovetail.config.checkpoint.labels import labels
 from dovetail.config.checkpoint.late_interaction import vector_size
 from dovetail.config.checkpoint.model_facts import facts_of
-from dovetail.config.checkpoint.sentence_transformers import SentenceSettings, sentence_settings
+from dovetail.config.checkpoint.sentence_transformers import (
+    WHOLE,
+    SentenceSettings,
+    sentence_settings,
+)
 from dovetail.config.config import Config
 from dovetail.config.rules.model.architectures import PROCESS_REWARD, REWARD, stem
 from dovetail.config.rules.model.class_tokens import with_class_tokens
@@ -85,7 +89,7 @@ class Purpose:
 
 def purpose(config: Config, model: ModelSpec) -> Purpose:
     """Return the model's purpose. Raises: ConfigError if flags and checkpoint disagree"""
-    sentences = sentence_settings(Path(model.path))
+    sentences = sentence_settings(Path(model.path), model.hf_config.get(WHOLE))
     head = _head(config.model, model, sentences)
     if head == LOGITS:
         if config.model.pooler_config:
