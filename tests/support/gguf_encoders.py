@@ -18,7 +18,7 @@ from support.tiny_encoders import SPECIAL, word_tokenizer
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-VOCAB_SIZE = 128
+VOCAB_SIZE = 256
 SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -86,9 +86,8 @@ def write(case: Case, model: Any, file: Path, *, type_name: str = "F32", **more:
         **{key: value for key, value in more.items() if key != "extra"},
     }
     for key, value in settings.items():
-        add_setting(
-            writer, key if "ggml" in key or "chat" in key else f"{case.architecture}.{key}", value
-        )
+        is_whole = key.startswith("tokenizer.")
+        add_setting(writer, key if is_whole else f"{case.architecture}.{key}", value)
     if "tokenizer.ggml.model" not in settings:
         add_word_pieces(writer)
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)

@@ -219,3 +219,22 @@ def test_classes_are_those_of_transformers(name: str, count: int, tmp_path: Path
     assert resolved(file).pooling.labels == tuple(labels)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(torch.tensor(ours.data), theirs, rtol=0, atol=1e-4)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256}
+FLOAT = {"plugin_options": {"quantization": {"activations": "float"}}}
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "F16"])
+@pytest.mark.parametrize("name", ["bert", "modern-bert"])
+def test_matrices_and_the_token_table_may_be_quantized(
+    name: str, type_name: str, tmp_path: Path
+) -> None:
+    case, file = CASES[name], tmp_path / "model.gguf"
+    model = made(case, **WIDE)
+    meant = write(case, model, file, type_name=type_name)
+    model.load_state_dict({n: torch.from_numpy(v) for n, v in meant.items()}, strict=False)
+    wanted = [POOLED[case.pooling](one) for one in states_of(model)]
+    flags = {} if type_name == "F16" else FLOAT
+    for ours, theirs in zip(answers(file, "embed", **flags), wanted, strict=True):
+        assert_same(ours, theirs, atol=1e-3)
