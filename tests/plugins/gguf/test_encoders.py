@@ -3,12 +3,14 @@ says what the model is for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dovetail import LLM
 from dovetail.config.config import Config
@@ -238,3 +240,86 @@ def test_matrices_and_the_token_table_may_be_quantized(
     flags = {} if type_name == "F16" else FLOAT
     for ours, theirs in zip(answers(file, "embed", **flags), wanted, strict=True):
         assert_same(ours, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("ours", ["cls", "cls.output"])
+def test_one_layer_tells_classes_by_the_first_token(
+    ours: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Converters leave BERT's pooler out: the matrix is applied to the state itself, as llama.cpp
+    does, and the log says that the scores are not the checkpoint's."""
+    case, file = CASES["bert"], tmp_path / "model.gguf"
+    model = made(case)
+    random = np.random.default_rng(1)
+    matrix, bias = random.normal(size=(3, 64)) / 8, random.normal(size=3)
+    head = {"weight": matrix.astype(np.float32), "bias": bias.astype(np.float32)}
+    extra = {f"{ours}.{leaf}": values for leaf, values in head.items()}
+    write(case, model, file, extra=extra, pooling_type=4)
+    found = answers(file, "classify")
+    assert "lacks the layer before BERT's classifier" in caplog.text
+    for one, states in zip(found, states_of(model), strict=True):
+        wanted = torch.from_numpy(head["weight"]) @ states[0] + torch.from_numpy(head["bias"])
+        torch.testing.assert_close(one, wanted, rtol=0, atol=1e-4)
+
+
+def _jina(is_joined: bool) -> Arrays:
+    """Return random weights of Jina's BERT by GGUF's names: no class of transformers has them."""
+    random = np.random.default_rng(5)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (VOCAB_SIZE, 64), "token_types": (2, 64)}
+    inner = {"ffn_up": (192, 64)} if is_joined else {"ffn_gate": (96, 64), "ffn_up": (96, 64)}
+    for i in range(2):
+        shapes |= {f"blk.{i}.attn_{part}": (64, 64) for part in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in inner.items()}
+        shapes[f"blk.{i}.ffn_down"] = (64, 96)
+    found = {f"{n}.weight": random.normal(size=s) * 0.3 for n, s in shapes.items()}
+    for i in range(2):
+        names = [f"blk.{i}.attn_{part}" for part in ("q", "k", "v", "output")]
+        norms = [f"blk.{i}.attn_output_norm", f"blk.{i}.layer_output_norm"]
+        for name in (*names, f"blk.{i}.ffn_down", *norms):
+            found[f"{name}.bias"] = random.normal(size=64) * 0.3
+        found |= {f"{name}.weight": random.normal(size=64) * 0.3 for name in norms}
+    found |= {f"token_embd_norm.{leaf}": random.normal(size=64) for leaf in ("weight", "bias")}
+    return {name: values.astype(np.float32) for name, values in found.items()}
+
+
+def _jina_states(w: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
+    """Return the hidden states of a prompt, by the paper's formulas. Shapes: -> [T, E]"""
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.layer_norm(x, (64,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-12)
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+
+    x = norm(w["token_embd.weight"][tokens] + w["token_types.weight"][0], "token_embd_norm")
+    places = torch.arange(len(tokens))
+    slopes = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)])
+    bias = -slopes[:, None, None] * (places[:, None] - places[None, :]).abs()
+    for i in range(2):
+        q, k, v = (
+            linear(x, f"blk.{i}.attn_{part}").unflatten(-1, (4, -1)).transpose(0, 1)
+            for part in "qkv"
+        )
+        attended = ((q @ k.transpose(1, 2) / 4 + bias).softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = norm(x + linear(attended, f"blk.{i}.attn_output"), f"blk.{i}.attn_output_norm")
+        up = linear(x, f"blk.{i}.ffn_up")
+        gate, up = (
+            (linear(x, f"blk.{i}.ffn_gate"), up)
+            if f"blk.{i}.ffn_gate.weight" in w
+            else up.chunk(2, dim=-1)
+        )
+        inner = linear(F.gelu(gate) * up, f"blk.{i}.ffn_down")
+        x = norm(x + inner, f"blk.{i}.layer_output_norm")
+    return x
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_jina_bert_v2(is_joined: bool, tmp_path: Path) -> None:
+    """Its gates and inner layers are one matrix today, two in files of 2024."""
+    case = Case(architecture="jina-bert-v2", name="BertModel", model_type="bert")
+    model, file = made(case), tmp_path / "model.gguf"
+    weights = _jina(is_joined)
+    write(replace(case, changed=lambda _: {}), model, file, extra=weights)
+    tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
+    for ours, tokens in zip(answers(file, "embed"), prompts(), strict=True):
+        assert_same(ours, _jina_states(tensors, tokens).mean(0))
