@@ -32,7 +32,10 @@ PLAIN = "weight"
 """The tensor of parts that are not quantized."""
 
 
-PARTS = FUSED | {"in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z")}
+PARTS = FUSED | {
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z"),
+    "kv_proj": ("cross_k", "cross_v"),
+}
 """A fused layer's last name -> the matrix of the file that each part is of."""
 
 
