@@ -63,8 +63,9 @@ def _num_types(config: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEncoder:
-    """transformers' model, which makes `size` numbers for a token; `starts` are prefixes of names in checkpoints that the model's own names
-    lack. `renamings` are plain-text renamings of checkpoint names, `conversion` the rest."""
+    """transformers' model, which makes `size` numbers for a token. `starts` are prefixes of names
+    in checkpoints that the model's own names lack, `renamings` plain-text renamings of checkpoint
+    names, and `conversion` does the rest."""
 
     model: Any
     call: TextCall
@@ -93,7 +94,7 @@ def build_encoder(context: BuildContext) -> BuiltEncoder:
         conversion = conversion_of(model, model)
         swap_layers(context, model, "", exempt=frozenset(opened))
     starts = (f"{model.base_model_prefix}.",) if spec.head == NOTHING else ()
-    renamings = [*plain_renamings(model), (".gamma", ".weight"), (".beta", ".bias")]
+    renamings = [*plain_renamings(model), *_old_names(model)]
     return BuiltEncoder(
         model=model,
         call=call,
@@ -123,7 +124,9 @@ def _made(context: BuildContext) -> Any:
 def _class_of(spec: ModelSpec, config: Any) -> Any:
     """Return the class that computes what is wanted. Raises: ConfigError"""
     if spec.head == NOTHING:
-        return transformers.AutoModel._model_mapping[type(config)]
+        found = transformers.AutoModel._model_mapping[type(config)]
+        kinds = {one.__name__: one for one in (found if isinstance(found, tuple) else (found,))}
+        return kinds.get(spec.architecture) or next(iter(kinds.values()))
     end = CLASS_ENDS.get(spec.head, "")
     if not end or not spec.architecture.endswith(end):
         raise ConfigError("the checkpoint has nothing that tells such classes.")
@@ -159,6 +162,14 @@ def _try(context: BuildContext, model: Any, call: TextCall) -> None:
         raise ConfigError("it changes its own settings while it runs.")
 
 
+def _old_names(model: Any) -> list[tuple[str, str]]:
+    """Return the (old, new) names of norms' weights in checkpoints of TensorFlow, unless the model
+    has parameters of the old names."""
+    pairs = [(".gamma", ".weight"), (".beta", ".bias")]
+    own = [path for path, _ in model.named_parameters()]
+    return [(old, new) for old, new in pairs if not any(old in path for path in own)]
+
+
 def _size(spec: ModelSpec) -> int:
     """Return how many numbers the model makes for a token."""
     return spec.hidden_size if spec.head == NOTHING else len(labels(spec.hf_config))
@@ -180,7 +191,7 @@ class KnownTensors:
         self._own = {path for path, _ in model.named_parameters()} | set(model.state_dict())
         words = model._keys_to_ignore_on_load_unexpected or ()
         self._ignored = [_TABLES, *map(re.compile, words)]
-        self._renamings = plain_renamings(model)
+        self._renamings, self._old_names = plain_renamings(model), _old_names(model)
 
     def __call__(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
@@ -191,7 +202,8 @@ class KnownTensors:
                 yield name, tensor
 
     def _is_own(self, name: str) -> bool:
-        name = name.replace(".gamma", ".weight").replace(".beta", ".bias")
+        for old, new in self._old_names:
+            name = name.replace(old, new)
         return not self._own.isdisjoint((name, name.removeprefix(self._start)))
 
     def _is_dropped(self, name: str) -> bool:

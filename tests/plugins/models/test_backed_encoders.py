@@ -3,13 +3,16 @@ alone and of the same text in a batch."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dovetail import LLM
+from dovetail.errors import ConfigError
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from dovetail_testing.tiny.families import VOCAB_SIZE
 from dovetail_testing.tiny.models import write_tiny_tokenizer
@@ -132,3 +135,91 @@ def test_a_text_that_the_code_fails_for_ends_alone(tmp_path: Path) -> None:
         short, long = llm.encode([[7], prompts()[1]], params, use_tqdm=False)
     assert short.error is not None
     assert long.error is None
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("Electra", "ForPreTraining"), ("Albert", "ForMaskedLM"), ("RoFormer", "ForMaskedLM")],
+)
+def test_vectors_of_the_part_below_another_head(name: str, end: str, tmp_path: Path) -> None:
+    model = written(tmp_path, name, end)
+    with torch.inference_mode():
+        states = [model.base_model(torch.tensor([p])).last_hidden_state[0] for p in prompts()]
+    check(tmp_path, name, "token_embed", states)
+
+
+def test_old_names_of_norms_and_tables(tmp_path: Path) -> None:
+    model = written(tmp_path, "Electra", "Model")
+    file = tmp_path / "model.safetensors"
+    old = {}
+    for key, value in load_file(file).items():
+        stem = key.replace("LayerNorm.weight", "LayerNorm.gamma")
+        old["electra." + stem.replace("LayerNorm.bias", "LayerNorm.beta")] = value
+    old["electra.embeddings.position_ids"] = torch.arange(64).unsqueeze(0)
+    save_file(old, file, metadata={"format": "pt"})
+    with torch.inference_mode():
+        states = [model(torch.tensor([p])).last_hidden_state[0] for p in prompts()]
+    check(tmp_path, "Electra", "token_embed", states)
+
+
+def test_the_first_of_two_texts_is_told_apart(tmp_path: Path) -> None:
+    model = written(tmp_path, "Electra", SEQUENCE, num_labels=1)
+    ids = prompts()[2]
+    types = torch.tensor([[0] * 15 + [1] * 25])
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids]), token_type_ids=types).logits[0]
+    params = PoolingParams(task="classify", is_activated=False, first_text_tokens=15)
+    with LLM(str(tmp_path), **FLAGS) as llm:
+        (found,) = llm.encode([ids], params, use_tqdm=False)
+    torch.testing.assert_close(torch.tensor(found.data), wanted, rtol=0, atol=1e-4)
+
+
+def test_classes_of_texts_are_not_those_of_tokens(tmp_path: Path) -> None:
+    written(tmp_path, "Electra", SEQUENCE)
+    with LLM(str(tmp_path), **FLAGS) as llm:
+        params = PoolingParams(task="token_classify")
+        (found,) = llm.encode([prompts()[1]], params, use_tqdm=False)
+    assert "whole texts, not of their tokens" in str(found.error)
+
+
+def test_what_a_file_lacks_or_has_too_much_is_named(tmp_path: Path) -> None:
+    written(tmp_path, "Electra", SEQUENCE)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["electra.encoder.layer.0.output.dense.weight"]
+    weights["electra.encoder.layer.7.output.dense.weight"] = torch.zeros(2)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"layer\.0\.output\.dense\.weight.*layer\.7"):
+        LLM(str(tmp_path), **FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("Electra", {"hidden_act": "unheard"}, "transformers cannot make it"),
+        ("Nystromformer", {"segment_means_seq_len": 48, "num_landmarks": 6}, "trial call"),
+    ],
+)
+def test_refused_with_the_reason(
+    name: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    written(tmp_path, name, "Model")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields | {"head_dim": 8}))
+    with pytest.raises(ConfigError, match=reason):
+        LLM(str(tmp_path), **FLAGS)
+
+
+def test_every_type_with_a_mask_is_an_encoder() -> None:
+    """The types that transformers predicts masked words with see all of a text."""
+    from dovetail.config.checkpoint.model_facts import facts_of
+    from dovetail.config.rules.model.transformers_models import known_classes
+
+    unknown = {
+        t for t in known_classes().masked_types if not facts_of({"model_type": t}).is_encoder
+    }
+    assert unknown <= {"bart", "mbart", "mvp", "plbart", "modernvbert", "neomme"} | PICTURES
+
+
+PICTURES = {"ultrabert", "ultravbert"}
+"""Types that read pictures, too."""
