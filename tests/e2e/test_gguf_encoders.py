@@ -43,15 +43,15 @@ def served(case: Case, file: Path, **more: Any) -> Iterator[tuple[httpx.Client, 
     """Serve a case's file; yield a client of the server, transformers' model, and the address."""
     count = len(more.get("classifier.output_labels", ()))
     model = made(case, **({"num_labels": count} if count else {}))
-    write(case, model, file, **more)
+    write(case, model, file, more=more)
     with ServerProcess(str(file), "--port", "0", "--dtype", "float32") as process:
         process.wait_ready()
         with process.client() as client:
             yield client, model, str(client.base_url)
 
 
-def ids_of(*texts: str) -> torch.Tensor:
-    return torch.tensor([word_tokenizer().encode(*texts).ids])
+def ids_of(text: str, second: str | None = None) -> torch.Tensor:
+    return torch.tensor([word_tokenizer().encode(text, second).ids])
 
 
 def test_an_embedding_model_embeds(tmp_path: Path) -> None:

@@ -63,10 +63,18 @@ def made(case: Case, **more: Any) -> Any:
     return model
 
 
-def write(case: Case, model: Any, file: Path, *, type_name: str = "F32", **more: Any) -> Arrays:
+def write(
+    case: Case,
+    model: Any,
+    file: Path,
+    *,
+    type_name: str = "F32",
+    extra: Mapping[str, Array] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Arrays:
     """Write a model's GGUF file; return the weights that it means by their names in the model.
 
-    `more`: further settings, and `extra` tensors.
+    `more` are further settings, `extra` further tensors.
     """
     import gguf
 
@@ -83,7 +91,7 @@ def write(case: Case, model: Any, file: Path, *, type_name: str = "F32", **more:
         "attention.causal": False,
         "pooling_type": POOLING.get(case.pooling),
         **case.settings,
-        **{key: value for key, value in more.items() if key != "extra"},
+        **(more or {}),
     }
     for key, value in settings.items():
         is_whole = key.startswith("tokenizer.")
@@ -97,7 +105,7 @@ def write(case: Case, model: Any, file: Path, *, type_name: str = "F32", **more:
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert ours is not None, name
         meant[name] = add_tensor(writer, ours, values, type_name)
-    for name, values in more.get("extra", {}).items():
+    for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -143,7 +151,7 @@ def add_tensor(writer: Any, name: str, values: Array, type_name: str) -> Array:
 def add_word_pieces(writer: Any) -> None:
     """Add the word tokenizer's vocabulary, in which a mark begins words."""
     backend = word_tokenizer()
-    tokens = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
+    tokens = [str(backend.id_to_token(i)) for i in range(backend.get_vocab_size())]
     kinds = [3 if token in SPECIAL else 1 for token in tokens]
     writer.add_tokenizer_model("bert")
     writer.add_token_list([_marked(*pair) for pair in zip(tokens, kinds, strict=True)])

@@ -212,7 +212,7 @@ def test_classes_are_those_of_transformers(name: str, count: int, tmp_path: Path
     case, file = CLASSIFIERS[name], tmp_path / "model.gguf"
     model = made(case, num_labels=count)
     labels = [f"kind {i}" for i in range(count)]
-    write(case, model, file, **{"classifier.output_labels": labels})
+    write(case, model, file, more={"classifier.output_labels": labels})
     with torch.inference_mode():
         wanted = [model(torch.tensor([one])).logits[0] for one in prompts()]
     with LLM(str(file), **FLAGS) as llm:
@@ -254,7 +254,7 @@ def test_one_layer_tells_classes_by_the_first_token(
     matrix, bias = random.normal(size=(3, 64)) / 8, random.normal(size=3)
     head = {"weight": matrix.astype(np.float32), "bias": bias.astype(np.float32)}
     extra = {f"{ours}.{leaf}": values for leaf, values in head.items()}
-    write(case, model, file, extra=extra, pooling_type=4)
+    write(case, model, file, extra=extra, more={"pooling_type": 4})
     found = answers(file, "classify")
     assert "lacks the layer before BERT's classifier" in caplog.text
     for one, states in zip(found, states_of(model), strict=True):

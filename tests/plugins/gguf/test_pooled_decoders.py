@@ -185,7 +185,7 @@ def reranker(tmp_path: Path) -> tuple[Path, Any]:
         model,
         file,
         extra={"cls.output.weight": np.stack([head[40], head[41]])},
-        **{
+        more={
             "classifier.output_labels": ["yes", "no"],
             "tokenizer.chat_template.rerank": TEMPLATE,
         },

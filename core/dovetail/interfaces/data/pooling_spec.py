@@ -9,8 +9,7 @@ from dovetail.interfaces.data.selection import Selection
 
 class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer after the pooler, of the `kind` "dense": activation(x W^T + b), "norm": a LayerNorm,
-    or "normalize": to length 1. The weights of the first two are in a folder of their own, or in
-    the model's one file under `name`.
+    or "normalize": to length 1. The first two have a folder, or a `name` in the model's one file.
 
     Format: the Dense, LayerNorm and Normalize modules of sentence-transformers.
     """
