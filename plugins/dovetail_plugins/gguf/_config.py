@@ -17,6 +17,7 @@ from dovetail_plugins.gguf._architectures import UNREAD
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
 from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, sizes
+from dovetail_plugins.gguf.families.pooled import pooled
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
@@ -46,6 +47,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
     config = shared | ends(settings) | family.config(settings) | stored
     config |= usual_numbers(settings, config)
+    config |= pooled(settings, config["architectures"][0])
     _check(settings, family, config)
     return config
 
@@ -83,7 +85,8 @@ def _warn_once(text: str) -> None:
 
 def _check_blocks(settings: Settings) -> None:
     """Raises: ConfigError if the number of blocks is not the stated one, before any are made."""
-    blocks = {one.name.split(".")[1] for one in settings.model.extents if one.name[:4] == "blk."}
+    names = (one.name.removeprefix("enc.") for one in settings.model.extents)
+    blocks = {name.split(".")[1] for name in names if name.startswith("blk.")}
     stated = settings.number(".block_count") - _num_empty(settings)
     _compare(settings, {"blocks": stated}, {"blocks": len(blocks)})
 

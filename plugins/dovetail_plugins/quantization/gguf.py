@@ -36,6 +36,7 @@ PARTS = FUSED | {
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
     "in_proj_fgb": ("f_a_proj", "g_a_proj", "b_proj"),
+    "kv_proj": ("cross_k", "cross_v"),
 }
 """A fused layer's last name -> the matrix of the file that each part is of."""
 

@@ -59,8 +59,8 @@ _READER_FLAGS = {
 LOADER_OPTIONS = "--model-loader-extra-config"
 OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
 """Values of --model-impl; any other is the name of a model plugin."""
-TRANSFORMERS_MEDIA = "transformers_media"
-"""The model plugin that runs transformers' code of models with media."""
+TRANSFORMERS_MEDIA, ENCODER = "transformers_media", "transformers_encoder"
+"""The model plugins that run transformers' code of models with media, and of encoders."""
 BITSANDBYTES = "bitsandbytes"
 """A quantization method with a load format of the same name."""
 AUTO = "auto"
@@ -158,10 +158,11 @@ def select_model(
         writes = architecture in known.causal or has_part
         if pools or writes:
             return select("model", TRANSFORMERS, where="--model-impl", options=options)
+        if architecture in known.every and model.head != LOGITS:
+            return select("model", ENCODER, where="--model-impl", options=options)
         if architecture in known.every:
             raise ConfigError(
-                f"{architecture} is neither a decoder that takes text alone nor an encoder that "
-                "dovetail has.",
+                f"{architecture} is not a decoder that takes text alone.",
                 where="the checkpoint's architectures",
                 fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
             )

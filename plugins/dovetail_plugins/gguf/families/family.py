@@ -14,12 +14,27 @@ if TYPE_CHECKING:
 
 Undo = Callable[[GgufModel, "torch.Tensor"], "torch.Tensor"]
 """Undoes what the converter did to a tensor."""
+LABELS = "classifier.output_labels"
+
+
+def _yes_less_no(model: GgufModel, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the row whose product is the log of the odds of "yes", of a reranker's two rows."""
+    labels = model.settings.get(f"{model.settings['general.architecture']}.{LABELS}")
+    return tensor[:1].float() - tensor[1:].float() if labels == ["yes", "no"] else tensor
+
+
 STATES: Mapping[str, Undo] = {
+    "cls.output": _yes_less_no,
     "ssm_a": lambda model, tensor: tensor.float().neg().log(),  # -exp(A_log)
     "ssm_norm": lambda model, tensor: tensor.flatten(),  # a row for each group
 }
-"""What converters do to the tensors of Mamba's states."""
-TRUNK = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""What converters do to the tensors of Mamba's states, and to the head of a reranker."""
+TRUNK = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "cls.output": "score",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +47,11 @@ class FamilyNames:
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
     checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
     are several matrices, numbered in the checkpoint. `whole`: those that are dequantized when they
-    are read, because the model changes their numbers. `undo`: GGUF's name of a tensor, without
-    "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_layers`: the blocks before
-    those that draft further tokens, if the latter have no names here or others: `drafts` has whole
-    names of what joins them to the model, `draft_blocks` how the rest begins."""
+    are read, because the model changes their numbers. `sides`: the names of an encoder's and of a
+    decoder's tensors, by the word that GGUF's name begins with. `undo`: GGUF's name of a tensor,
+    without "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_layers`: the blocks
+    before those that draft further tokens, if the latter have no names here or others: `drafts` has
+    whole names of what joins them to the model, `draft_blocks` how the rest begins."""
 
     block: Mapping[str, str]
     own: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +64,7 @@ class FamilyNames:
     has_letters: bool = False
     stacked: tuple[str, ...] = ()
     whole: frozenset[str] = frozenset()
+    sides: Mapping[str, FamilyNames] = field(default_factory=dict)
     undo: Mapping[str, Undo] = field(default_factory=lambda: STATES)
     drafts: Mapping[str, str] = field(default_factory=dict)
     draft_blocks: str = ""

@@ -19,7 +19,7 @@ from dovetail_plugins.gguf.reading.stacks import divided, expert_of
 
 HEAD = "lm_head"
 TABLE = "embed_tokens"
-"""`stored_types`' name of a token table that is not shared with a head."""
+"""`stored_types`' name of a token table."""
 ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that hold settings of the rotary embedding: the config has them."""
 NAMES_SHOWN = 5
@@ -32,6 +32,10 @@ _NO_MATRICES = frozenset(
     | {f"{part}_conv1d" for part in "qkv"}
 )
 """Modules, in addition to norms, whose weight is no matrix of a linear layer."""
+_FLOATS = frozenset(
+    {"position_embd", "token_types", "cls", "cls.output", "dense_2", "dense_3", "attn_rel_b"}
+)
+"""GGUF's names of small matrices that are in full precision here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,8 @@ class TensorTarget:
         """Return whether a linear layer or the token table holds it: it may stay quantized."""
         last = self.module.rpartition(".")[2]
         is_other = "norm" in last or last.startswith("ln_") or last in _NO_MATRICES
-        is_changed = self.is_joined or self.is_whole
-        return self.leaf == "weight" and not is_other and not is_changed
+        is_other = is_other or self.stem in _FLOATS or self.is_joined or self.is_whole
+        return self.leaf == "weight" and not is_other
 
     @property
     def owner(self) -> str:
@@ -111,6 +115,9 @@ def _is_unread(layout: FamilyNames, name: str) -> bool:
 
 def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
     """Return the destination of a tensor, or None for an unknown name."""
+    side, _, rest = name.partition(".")
+    if side in layout.sides:
+        return place_of(layout.sides[side], rest)
     words = name.split(".", 2)
     if layout.is_left_out(name):
         return None
@@ -164,11 +171,11 @@ def _place_in_block(layout: FamilyNames, block: str, name: str) -> TensorTarget 
 def stored_types(model: GgufModel) -> dict[str, str]:
     """Return module -> type of all matrices of a file, nothing if none is quantized.
 
-    A token table uses the head's name if there is no separate head.
+    A token table has the head's name, too, if there is no separate head.
     """
     layout = layout_of(model)
     assert layout is not None, "settings of this architecture are read"
-    table = TABLE if has_head(model.extents) else HEAD
+    tables = {TABLE} if has_head(model.extents) else {TABLE, HEAD}
     types: dict[str, str] = {}
     for extent in divided(model.extents):
         place = place_of(layout, extent.name)
@@ -176,9 +183,9 @@ def stored_types(model: GgufModel) -> dict[str, str]:
             is_table = place.module == layout.trunk["token_embd"]
             numbered = place.is_stacked and "experts" not in place.module
             numbers = range(extent.shape[0] if numbered else 0)
-            name = table if is_table else place.module
-            if types.setdefault(name, extent.type.name) != extent.type.name:
-                raise _several_types(extent, types[name])
+            for name in tables if is_table else {place.module}:
+                if types.setdefault(name, extent.type.name) != extent.type.name:
+                    raise _several_types(extent, types[name])
             types |= dict.fromkeys(map(place.expert, numbers), extent.type.name)
     quantized = any(one.type.name in QUANTIZED for one in model.extents)
     return types if quantized else {}
