@@ -20,7 +20,13 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
-from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processor, rate_of
+from dovetail.multimodal.processors import (
+    ARGUMENTS,
+    TEXT_FIELDS,
+    load_processor,
+    processor_folder,
+    rate_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +42,9 @@ class MediaReader:
     def __init__(self, model: ModelSpec, spec: MediaSpec) -> None:
         self._spec = spec
         self._kept = kept_media(spec)
-        self._processor = _processor(model)
+        self._folder = processor_folder(model)
+        self._processor = _processor(model, self._folder)
         vision = model.whole_config.get("vision_config") or {}
-        self._folder = model.path
         self._time_scale = float(vision.get("tokens_per_second") or _usual_scale(model))
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
@@ -332,10 +338,10 @@ def kept_media(spec: MediaSpec) -> KeptMedia:
         ) from error
 
 
-def _processor(model: ModelSpec) -> Any:
+def _processor(model: ModelSpec, folder: str) -> Any:
     """Return a checkpoint's transformers processor. Raises: ConfigError"""
     try:
-        return load_processor(model.path, str(model.whole_config.get("model_type")))
+        return load_processor(folder, str(model.whole_config.get("model_type")))
     except Exception as error:
         raise ConfigError(
             f"the checkpoint's media processor cannot be made: {error}",

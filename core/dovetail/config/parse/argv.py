@@ -66,6 +66,8 @@ def _take(
         raise ConfigError(
             "takes one value, no keys.", where=spelling, fix=f"write `{spelling} VALUE`."
         )
+    if flag is not None and flag.value_type == "str" and spelling.startswith("--no-"):
+        return [f"{flag.spelling}="]
     if flag is not None and flag.value_type == "bool":
         return [_switch(flag, spelling, value if equals else None, rest)]
     if path:

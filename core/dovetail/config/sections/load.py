@@ -28,6 +28,13 @@ class LoadConfig:
     ignore_patterns: tuple[str, ...] = flag(
         ("original/**/*",), help="glob patterns of weight files to leave out", metavar="GLOB"
     )
+    mmproj: str | None = flag(
+        None,
+        aliases=("--no-mmproj",),
+        metavar="FILE",
+        help='projector file (mmproj*.gguf) of a GGUF model that takes images or sound; "" for none',
+        default_note="a fitting one next to the model",
+    )
     model_loader_extra_config: Mapping[str, Any] = flag(
         {}, help="options of the chosen load format"
     )

@@ -41,7 +41,7 @@ def grouped(names: Iterable[str]) -> list[GgufFiles]:
     parts: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePath(name)
-        if path.suffix.lower() != ENDING or path.name.lower().startswith("mmproj"):
+        if path.suffix.lower() != ENDING or "mmproj" in path.name.lower():
             continue
         whole = name[: -len(ENDING)]
         found = _PART.fullmatch(whole)

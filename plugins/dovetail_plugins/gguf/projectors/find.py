@@ -1,0 +1,177 @@
+"""Which projector file belongs to a model: the named one, or the one next to it that fits.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.config.checkpoint.stores.gguf_names import grouped, label_of
+from dovetail.config.checkpoint.stores.hub_cache import commit_of
+from dovetail.errors import ConfigError
+from dovetail_plugins.gguf.projectors.kinds import projectors
+from dovetail_plugins.gguf.projectors.projector import Pair, Projector
+from dovetail_plugins.gguf.reading.file import (
+    PROJECTORS as PATTERN,
+    SUFFIX,
+    GgufModel,
+    files_of,
+    read_model,
+)
+
+log = logging.getLogger(__name__)
+
+FLAG = "--mmproj"
+ARCHITECTURE = "clip"
+_BEST = ("F16", "BF16", "F32", "Q8_0")
+"""Quantizations of projector files, the preferred one first."""
+_KEYS = {"vision": "clip.vision.projector_type", "audio": "clip.audio.projector_type"}
+Found = tuple[Pair, Projector]
+
+
+def projector_of(model: GgufModel, config: Mapping[str, Any], asked: str | None) -> Found | None:
+    """Return the projector of a text model, None if it is to have none or none is found.
+
+    `config` is the text model's config.json. `asked` is the value of --mmproj: a file, "" for none,
+    None for one next to the model. Raises: ConfigError for a named file that does not fit, for one
+    that does not fit although it is alone with the model, or if several fit equally
+    """
+    if asked is not None:
+        return fitting(model, config, _named(asked)) if asked else None
+    files = _beside(model.path)
+    fits, errors = [], []
+    for file in files:
+        try:
+            fits.append((file, fitting(model, config, file)))
+        except ConfigError as error:
+            errors.append(error)
+    if not fits and errors and _is_alone(model.path):
+        errors[0].fix = f"leave it out with --no-mmproj, or name another file with {FLAG}."
+        raise errors[0]
+    for error in errors if not fits else ():
+        log.info("%s is not used: %s", error.where, error.what)
+    return _chosen(model.path, fits) if fits else None
+
+
+def _named(asked: str) -> Path:
+    path = Path(asked).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {asked}.", where=FLAG, fix="check the path.")
+    return path.absolute()
+
+
+def _beside(model: Path) -> list[Path]:
+    """Return the projector files in a model's folder; in a snapshot of the hub also above it."""
+    above = model.parent.parent
+    folders = [model.parent, *([above] if commit_of(above) else [])]
+    found = ([*sorted(folder.glob(f"{PATTERN}{SUFFIX}"))] for folder in folders)
+    files = next((names for names in found if names), [])
+    return [file for file in files if file.is_file() and file != model and _is_first(file)]
+
+
+def _is_first(file: Path) -> bool:
+    """Return whether a file is whole, or the first part of one that is divided."""
+    return files_of(file)[0] == file
+
+
+def _is_alone(model: Path) -> bool:
+    """Return whether no other model is in the folder."""
+    return len(grouped(file.name for file in model.parent.glob(f"*{SUFFIX}"))) <= 1
+
+
+def _chosen(model: Path, fits: list[tuple[Path, Found]]) -> Found:
+    """Return the preferred one of the files that fit. Raises: ConfigError if none is."""
+    ranked = sorted(fits, key=lambda one: (_rank(one[0]), -_shared(model, one[0])))
+    (first, found), others = ranked[0], ranked[1:]
+    order = (_rank(first), _shared(model, first))
+    equal = [file.name for file, _ in others if (_rank(file), _shared(model, file)) == order]
+    if equal:
+        names = ", ".join(sorted([first.name, *equal])[:5])
+        raise ConfigError(
+            f"the folder has several projector files for this model: {names}.",
+            where=str(model.parent),
+            fix=f"name one of them with {FLAG}.",
+        )
+    if others:
+        log.info("%s of %d projector files is used.", first.name, len(fits))
+    return found
+
+
+def _rank(file: Path) -> int:
+    label = label_of(file.name.removesuffix(SUFFIX)).replace("FP", "F")
+    return _BEST.index(label) if label in _BEST else len(_BEST)
+
+
+def _shared(model: Path, file: Path) -> int:
+    """Return how many words of a model's name a projector's name has."""
+    words = [set(path.stem.casefold().replace("_", "-").split("-")) for path in (model, file)]
+    return len(words[0] & words[1])
+
+
+def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
+    """Return a projector file with how it is read. Raises: ConfigError if it is no such file, of an
+    unknown type, or of another model"""
+    clip = read_model(file)
+    if clip.settings.get("general.architecture") != ARCHITECTURE:
+        raise ConfigError(
+            f'its general.architecture is "{clip.settings.get("general.architecture")}": it is no '
+            "projector file.",
+            where=str(file),
+            fix=f"give {FLAG} a file mmproj*{SUFFIX} of the model.",
+        )
+    pair = Pair(model, config, clip)
+    kind = _kind_of(clip)
+    if kind not in projectors():
+        raise pair.fault(
+            f'clip.projector_type "{kind}" is not supported; {", ".join(sorted(projectors()))} are.',
+            fix="serve the text model alone with --no-mmproj, or the checkpoint the files were made "
+            "of.",
+        )
+    projector = projectors()[kind]
+    _check(pair, projector, kind)
+    return pair, projector
+
+
+def _kind_of(clip: GgufModel) -> str:
+    """Return the type of a projector. Raises: ConfigError for a file of several"""
+    stated = clip.settings.get("clip.projector_type")
+    kinds = {part: clip.settings.get(key) for part, key in _KEYS.items()}
+    found = {part: kind for part, kind in kinds.items() if kind}
+    if len(found) > 1:
+        raise ConfigError(
+            f"it has projectors of images and of sound ({', '.join(map(str, found.values()))}), which "
+            "are not supported together.",
+            where=str(clip.path),
+            fix="serve the text model alone with --no-mmproj.",
+        )
+    return str(stated or next(iter(found.values()), "mlp"))
+
+
+def _check(pair: Pair, projector: Projector, kind: str) -> None:
+    """Raises: ConfigError if the projector is not the text model's, or not whole"""
+    architecture, (name, axis) = pair.text.architecture, projector.width
+    other = "give the projector file that was made with the text model."
+    if architecture not in projector.texts:
+        raise pair.fault(
+            f'a projector of the type "{kind}" belongs to text models of the architectures '
+            f'{", ".join(projector.texts)}; {pair.text.model.path.name} is "{architecture}".',
+            fix=other,
+        )
+    width = pair.matrix(name)[axis]
+    if width != pair.hidden_size:
+        raise pair.fault(
+            f"its vectors have {width} numbers, and {pair.text.model.path.name} takes "
+            f"{pair.hidden_size}: it is of another model.",
+            fix=other,
+        )
+    letter = projector.part[0]
+    stated = pair.number("block_count", letter)
+    start = f"{letter}.blk."
+    blocks = {one.name.split(".")[2] for one in pair.clip.model.extents
+              if one.name.startswith(start)}  # fmt: skip
+    if len(blocks) != stated:
+        raise pair.fault(f"it has {len(blocks)} blocks, its settings say {stated}.")
