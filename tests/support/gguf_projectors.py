@@ -220,7 +220,9 @@ def _gemma3(config: dict[str, Any], name: str, values: Array) -> Tensors:
 def _gemma3_keys(writer: Any, config: dict[str, Any], processor: dict[str, Any]) -> None:
     writer.add_vision_use_gelu(True)
     vision = config["vision_config"]
-    scale = vision["image_size"] // vision["patch_size"] // int(config["mm_tokens_per_image"] ** 0.5)
+    scale = (
+        vision["image_size"] // vision["patch_size"] // int(config["mm_tokens_per_image"] ** 0.5)
+    )
     if scale != 4:
         writer.add_vision_projector_scale_factor(scale)
 

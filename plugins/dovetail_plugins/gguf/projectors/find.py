@@ -17,6 +17,8 @@ from dovetail_plugins.gguf.projectors.kinds import projectors
 from dovetail_plugins.gguf.projectors.projector import Pair, Projector
 from dovetail_plugins.gguf.reading.file import (
     PROJECTORS as PATTERN,
+)
+from dovetail_plugins.gguf.reading.file import (
     SUFFIX,
     GgufModel,
     files_of,
@@ -29,8 +31,13 @@ FLAG = "--mmproj"
 ARCHITECTURE = "clip"
 _BEST = ("F16", "BF16", "F32", "Q8_0")
 """Quantizations of projector files, the preferred one first."""
+_ALONE = "serve the text model alone with --no-mmproj"
 _KEYS = {"vision": "clip.vision.projector_type", "audio": "clip.audio.projector_type"}
 Found = tuple[Pair, Projector]
+
+
+class UnsupportedProjector(ConfigError):
+    """A projector of a type that is not read: its text model can be served alone."""
 
 
 def projector_of(model: GgufModel, config: Mapping[str, Any], asked: str | None) -> Found | None:
@@ -38,23 +45,25 @@ def projector_of(model: GgufModel, config: Mapping[str, Any], asked: str | None)
 
     `config` is the text model's config.json. `asked` is the value of --mmproj: a file, "" for none,
     None for one next to the model. Raises: ConfigError for a named file that does not fit, for one
-    that does not fit although it is alone with the model, or if several fit equally
+    that does not fit although no other model is there, or if several fit equally
     """
     if asked is not None:
         return fitting(model, config, _named(asked)) if asked else None
-    files = _beside(model.path)
-    fits, errors = [], []
-    for file in files:
+    fits: list[tuple[Path, Found]] = []
+    errors: list[ConfigError] = []
+    for file in _beside(model.path):
         try:
             fits.append((file, fitting(model, config, file)))
+        except UnsupportedProjector as error:
+            log.warning("%s is left out: %s", file.name, error.what)
         except ConfigError as error:
             errors.append(error)
-    if not fits and errors and _is_alone(model.path):
+    if fits:
+        return _chosen(model.path, fits)
+    if errors and _is_alone(model.path):
         errors[0].fix = f"leave it out with --no-mmproj, or name another file with {FLAG}."
         raise errors[0]
-    for error in errors if not fits else ():
-        log.info("%s is not used: %s", error.where, error.what)
-    return _chosen(model.path, fits) if fits else None
+    return None
 
 
 def _named(asked: str) -> Path:
@@ -126,10 +135,11 @@ def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
     pair = Pair(model, config, clip)
     kind = _kind_of(clip)
     if kind not in projectors():
-        raise pair.fault(
-            f'clip.projector_type "{kind}" is not supported; {", ".join(sorted(projectors()))} are.',
-            fix="serve the text model alone with --no-mmproj, or the checkpoint the files were made "
-            "of.",
+        known = ", ".join(sorted(projectors()))
+        raise UnsupportedProjector(
+            f'clip.projector_type "{kind}" is not supported; {known} are.',
+            where=str(file),
+            fix=f"{_ALONE}, or the checkpoint that the files were made of.",
         )
     projector = projectors()[kind]
     _check(pair, projector, kind)
@@ -142,11 +152,11 @@ def _kind_of(clip: GgufModel) -> str:
     kinds = {part: clip.settings.get(key) for part, key in _KEYS.items()}
     found = {part: kind for part, kind in kinds.items() if kind}
     if len(found) > 1:
-        raise ConfigError(
+        raise UnsupportedProjector(
             f"it has projectors of images and of sound ({', '.join(map(str, found.values()))}), which "
             "are not supported together.",
             where=str(clip.path),
-            fix="serve the text model alone with --no-mmproj.",
+            fix=f"{_ALONE}.",
         )
     return str(stated or next(iter(found.values()), "mlp"))
 

@@ -27,7 +27,9 @@ def folder_of(path: str, config: Mapping[str, Any]) -> str:
 
 @cache
 def _written(path: str, config_text: str) -> tempfile.TemporaryDirectory[str]:
-    folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="dovetail-mmproj-")
+    folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(
+        prefix="dovetail-mmproj-"
+    )
     file = find_file(path)
     assert file is not None, "the config of this model was read from a file"
     tokenizer, named = read_tokenizer(file)

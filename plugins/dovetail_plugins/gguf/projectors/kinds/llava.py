@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail_plugins.gguf.projectors.kinds.siglip import clip_names
 from dovetail_plugins.gguf.projectors.projector import (
     Json,
     Pair,
@@ -21,7 +22,6 @@ from dovetail_plugins.gguf.projectors.projector import (
     turned_back,
     vision,
 )
-from dovetail_plugins.gguf.projectors.kinds.siglip import clip_names
 
 DECODERS = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "phi2", "phi3", "stablelm",
             "mistral3", "granite", "internlm2")  # fmt: skip
@@ -206,9 +206,7 @@ def _intern_names(pair: Pair) -> ProjectorNames:
 
 def _intern(pair: Pair) -> Json:
     encoder: dict[str, Any] = {
-        name: [size, size]
-        for name in ("image_size", "patch_size")
-        for size in [pair.number(name)]
+        name: [size, size] for name in ("image_size", "patch_size") for size in [pair.number(name)]
     }
     encoder |= {
         "attention_bias": pair.has("v.blk.0.attn_q.bias") or pair.has("v.blk.0.attn_qkv.bias"),
