@@ -43,34 +43,40 @@ def write_pair(
     *,
     text_type: TypeOf = lambda name: "F32",
     type_of: TypeOf = lambda name: "F32",
-    settings: Mapping[str, Any] | None = None,
+    words: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a checkpoint as the files of its text model and of its projector. `settings` are further
-    settings of the text model."""
+    """Write a checkpoint as the files of its text model and of its projector. `words` are other
+    texts of tokens."""
     config = json.loads((source / "config.json").read_text())
-    kind = KINDS[config["architectures"][0]]
-    if config.get("vision_config", {}).get("model_type") == "pixtral":
-        kind = PIXTRAL
     weights = _weights(source)
-    _write_text(source, text_file, config, kind, weights, text_type, settings or {})
-    write_projector(source, projector_file, config, kind, weights, type_of)
+    _write_text(source, text_file, config, weights, text_type, words or {})
+    write_projector(source, projector_file, type_of)
+
+
+def _kind_of(config: dict[str, Any]) -> Kind:
+    is_pixtral = config.get("vision_config", {}).get("model_type") == "pixtral"
+    return PIXTRAL if is_pixtral else KINDS[config["architectures"][0]]
 
 
 def _write_text(
     source: Path,
     target: Path,
     config: dict[str, Any],
-    kind: Kind,
     weights: dict[str, Array],
     type_of: TypeOf,
-    more: Mapping[str, Any],
+    words: Mapping[str, str],
 ) -> None:
     from safetensors.numpy import save_file
+
+    kind, more = _kind_of(config), dict[str, Any]()
 
     folder = target.parent / f"{target.stem}-text"
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_text((source / name).read_text())
+        content = (source / name).read_text()
+        for old, new in words.items():
+            content = content.replace(old, new)
+        (folder / name).write_text(content)
     template = source / "chat_template.jinja"
     if template.is_file():
         named = json.loads((folder / "tokenizer_config.json").read_text())
@@ -80,10 +86,10 @@ def _write_text(
     rope = part.get("rope_parameters") or {}
     if "mrope_section" in rope:
         key = f"{ARCHITECTURES[kind.text_class]}.rope.dimension_sections"
-        more = {key: [*rope["mrope_section"], 0], **more}
+        more |= {key: [*rope["mrope_section"], 0]}
     if kind.type == "gemma3":
         slides = [one == "sliding_attention" for one in part["layer_types"]]
-        more = {"gemma3.attention.sliding_window_pattern": slides, **more}
+        more |= {"gemma3.attention.sliding_window_pattern": slides}
     (folder / "config.json").write_text(json.dumps(part))
     text = {}
     for name, values in weights.items():
@@ -121,16 +127,13 @@ def _weights(source: Path) -> dict[str, Array]:
 
 
 def write_projector(
-    source: Path,
-    target: Path,
-    config: dict[str, Any],
-    kind: Kind,
-    weights: dict[str, Array],
-    type_of: TypeOf,
+    source: Path, target: Path, type_of: TypeOf = lambda name: "F32", *, rounds: bool = False
 ) -> None:
-    """Write the projector's file."""
+    """Write the projector's file; with `rounds` in float32, after rounding to the types."""
     import gguf
 
+    config = json.loads((source / "config.json").read_text())
+    kind, weights = _kind_of(config), _weights(source)
     writer = gguf.GGUFWriter(target, "clip")
     processor = _processor(source)
     writer.add_clip_projector_type(kind.type)
@@ -149,12 +152,17 @@ def write_projector(
             ours = names.get_name(theirs, try_suffixes=(".weight", ".bias")) or theirs
             assert ours.startswith(("v.", "mm.", "a.", "model.image_newline")), ours
             type_name = type_of(ours) if changed.ndim == 2 else "F32"
+            if type_name[0] == "Q" and changed.shape[-1] % 32:
+                type_name = "F16"  # rows are whole blocks
             if type_name == "F32":
                 writer.add_tensor(ours, np.ascontiguousarray(changed, dtype=np.float32))
             else:
-                packed, _ = quantized(np.ascontiguousarray(changed), type_name)
+                packed, rounded = quantized(np.ascontiguousarray(changed), type_name)
                 raw = gguf.GGMLQuantizationType[type_name]
-                writer.add_tensor(ours, packed, raw_dtype=raw)
+                if rounds:
+                    writer.add_tensor(ours, rounded)
+                else:
+                    writer.add_tensor(ours, packed, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -45,7 +45,8 @@ class MediaReader:
         self._folder = processor_folder(model)
         self._processor = _processor(model, self._folder)
         vision = model.whole_config.get("vision_config") or {}
-        self._time_scale = float(vision.get("tokens_per_second") or _usual_scale(model))
+        scale = vision.get("tokens_per_second") or facts_of(model.whole_config).positions_per_second
+        self._time_scale = float(scale)
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
@@ -289,7 +290,8 @@ class MediaReader:
         """Return a blank medium as read, for the text around its placeholders."""
         if kind not in self._blanks:
             if kind == AUDIO:
-                content: Any = Sound(samples=_zeros(self._rate_hz), rate_hz=self._rate_hz)
+                zeros = package("numpy").zeros(self._rate_hz, dtype="float32")
+                content: Any = Sound(samples=zeros, rate_hz=self._rate_hz)
             else:
                 content = package("PIL.Image").new("RGB", (64, 64))
             self._blanks[kind] = self._read(kind, content, self._spec.options)
@@ -349,15 +351,3 @@ def _processor(model: ModelSpec, folder: str) -> Any:
             fix=f"install what it needs (`{INSTALL}`), or serve the text part alone with "
             """`--limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}'`.""",
         ) from error
-
-
-def _usual_scale(model: ModelSpec) -> float:
-    """Return the default positions per second of video if config.json has none; 0: a step is one
-    position, whatever its length."""
-    return facts_of(model.whole_config).positions_per_second
-
-
-def _zeros(count: int) -> Any:
-    import numpy
-
-    return numpy.zeros(count, dtype=numpy.float32)

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.interfaces.load_format import Checkpoint
 from dovetail.multimodal.processors import load_processor
-from support.gguf_projectors import write_pair
+from dovetail_plugins.load_formats.gguf import Gguf
+from support.gguf_projectors import write_pair, write_projector
+from support.inside import runner_of
 from support.tiny_media import SOUND_FAMILIES, write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -102,3 +105,64 @@ def test_a_projector_gives_the_logits_of_the_checkpoint(family: str, tmp_path: P
         got, rows = answered(llm, text, kind, 6)
     assert got == tokens
     assert (rows - right).abs().max() < WORST
+
+
+@pytest.mark.parametrize(
+    ("family", "old", "place"),
+    [
+        ("Gemma3ForConditionalGeneration", "<image_soft_token>", "<start_of_image>"),
+        ("LlavaForConditionalGeneration", "<image>", "<unused7>"),
+    ],
+)
+def test_an_unused_token_marks_places_if_the_vocabulary_lacks_theirs(
+    family: str, old: str, place: str, tmp_path: Path
+) -> None:
+    """Converters leave out tokens of Gemma 3 beyond the vocabulary; Vicuna's never had one."""
+    folder = write_media_checkpoint(tmp_path / "checkpoint", family)
+    files = (tmp_path / "model-F32.gguf", tmp_path / "mmproj-F32.gguf")
+    write_pair(folder, *files, words={old: "<unused7>"})
+    there = load_processor(folder, "").image_token
+    tokens, right = expected(folder, f"look {there} what is it?", "image", 3)
+    with LLM(str(files[0]), **FLAGS) as llm:
+        got, rows = answered(llm, f"look {place} what is it?", "image", 3)
+    assert got == tokens
+    assert (rows - right).abs().max() < WORST
+
+
+@pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize(
+    "family", ["Qwen2_5_VLForConditionalGeneration", "Gemma3ForConditionalGeneration"]
+)
+def test_rounded_projectors_are_read_as_they_are(
+    family: str, type_name: str, tmp_path: Path
+) -> None:
+    """Every tensor is what the gguf package makes of its blocks."""
+    folder = write_media_checkpoint(tmp_path / "checkpoint", family)
+    files = (tmp_path / "model.gguf", tmp_path / "mmproj-F32.gguf")
+    write_pair(folder, *files)
+    found = []
+    for rounds in (False, True):
+        write_projector(folder, files[1], lambda name: type_name, rounds=rounds)
+        tensors = Gguf(Gguf.Options()).tensors(Checkpoint(path=str(files[0])))
+        found.append({n: t.float().clone() for n, t in tensors if "vis" in n or "multi" in n})
+    packed, rounded = found
+    assert packed.keys() == rounded.keys()
+    assert all(torch.equal(packed[name], rounded[name]) for name in packed)
+
+
+def test_a_quantized_model_and_half_a_projector(tmp_path: Path) -> None:
+    """The text model's types do not touch the encoder, whose matrices stay float16."""
+    folder = write_media_checkpoint(tmp_path / "checkpoint", "Qwen2_5_VLForConditionalGeneration")
+    files = (tmp_path / "model-Q8_0.gguf", tmp_path / "mmproj-F16.gguf")
+    half = {"text_type": lambda name: "Q8_0", "type_of": lambda name: "F16"}
+    write_pair(folder, *files, **half)
+    place = load_processor(folder, "").image_token
+    rows, sizes = [], []
+    for rounds in (False, True):
+        write_projector(folder, files[1], lambda name: "F16", rounds=rounds)
+        with LLM(str(files[0]), **FLAGS) as llm:
+            rows.append(answered(llm, f"look {place} now", "image", 3)[1])
+            encoder = runner_of(llm).model.encoder
+            sizes.append(sum(t.nbytes for t in (*encoder.parameters(), *encoder.buffers())))
+    assert sizes[0] < 0.7 * sizes[1]
+    assert (rows[0] - rows[1]).abs().max() < WORST

@@ -81,7 +81,8 @@ def load_model_facts(
     """Return the facts of the checkpoint at `path`; `dtype` is passed through.
 
     `config_path` is the folder of config.json if it is another one, `config_format` the layout of
-    the settings (see `config.formats`), `mmproj` a projector file of its media. Raises: ConfigError naming the file and the field at fault.
+    the settings (see `config.formats`), `mmproj` the value of --mmproj. Raises: ConfigError naming
+    the file and the field at fault.
     """
     model_path, path = path, config_path or path
     raw = read_settings(path, config_format, mmproj)

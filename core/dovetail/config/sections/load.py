@@ -32,7 +32,7 @@ class LoadConfig:
         None,
         aliases=("--no-mmproj",),
         metavar="FILE",
-        help='projector file (mmproj*.gguf) of a GGUF model that takes images or sound; "" for none',
+        help='projector of a GGUF model that takes images or sound; "" for none',
         default_note="a fitting one next to the model",
     )
     model_loader_extra_config: Mapping[str, Any] = flag(

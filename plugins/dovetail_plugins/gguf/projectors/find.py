@@ -6,11 +6,12 @@ Imports no torch.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.config.checkpoint.stores.gguf_names import grouped, label_of
+from dovetail.config.checkpoint.stores.gguf_names import grouped, label_of, projector_rank
 from dovetail.config.checkpoint.stores.hub_cache import commit_of
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.projectors.kinds import projectors
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 
 FLAG = "--mmproj"
 ARCHITECTURE = "clip"
-_BEST = ("F16", "BF16", "F32", "Q8_0")
-"""Quantizations of projector files, the preferred one first."""
 _ALONE = "serve the text model alone with --no-mmproj"
 _KEYS = {"vision": "clip.vision.projector_type", "audio": "clip.audio.projector_type"}
 Found = tuple[Pair, Projector]
@@ -93,31 +92,32 @@ def _is_alone(model: Path) -> bool:
 
 
 def _chosen(model: Path, fits: list[tuple[Path, Found]]) -> Found:
-    """Return the preferred one of the files that fit. Raises: ConfigError if none is."""
-    ranked = sorted(fits, key=lambda one: (_rank(one[0]), -_shared(model, one[0])))
-    (first, found), others = ranked[0], ranked[1:]
-    order = (_rank(first), _shared(model, first))
-    equal = [file.name for file, _ in others if (_rank(file), _shared(model, file)) == order]
-    if equal:
-        names = ", ".join(sorted([first.name, *equal])[:5])
+    """Return the file that fits and has the model's name, the preferred one of several. Raises:
+    ConfigError if none is."""
+
+    def order(file: Path) -> tuple[int, int]:
+        return -_shared_words(model, file), projector_rank(file.name)
+
+    first, found = min(fits, key=lambda one: order(one[0]))
+    equal = [file.name for file, _ in fits if order(file) == order(first)]
+    if len(equal) > 1:
         raise ConfigError(
-            f"the folder has several projector files for this model: {names}.",
+            f"the folder has several projector files for this model: {', '.join(equal[:5])}.",
             where=str(model.parent),
             fix=f"name one of them with {FLAG}.",
         )
-    if others:
+    if len(fits) > 1:
         log.info("%s of %d projector files is used.", first.name, len(fits))
     return found
 
 
-def _rank(file: Path) -> int:
-    label = label_of(file.name.removesuffix(SUFFIX)).replace("FP", "F")
-    return _BEST.index(label) if label in _BEST else len(_BEST)
-
-
-def _shared(model: Path, file: Path) -> int:
-    """Return how many words of a model's name a projector's name has."""
-    words = [set(path.stem.casefold().replace("_", "-").split("-")) for path in (model, file)]
+def _shared_words(model: Path, file: Path) -> int:
+    """Return how many words of a model's name, apart from its quantization, a projector's has."""
+    words = []
+    for path in (model, file):
+        stem = path.name.removesuffix(SUFFIX)
+        bare = stem[: len(stem) - len(label_of(stem))].casefold()
+        words.append({word for word in re.split(r"[-_.]", bare) if word})
     return len(words[0] & words[1])
 
 
@@ -153,8 +153,8 @@ def _kind_of(clip: GgufModel) -> str:
     found = {part: kind for part, kind in kinds.items() if kind}
     if len(found) > 1:
         raise UnsupportedProjector(
-            f"it has projectors of images and of sound ({', '.join(map(str, found.values()))}), which "
-            "are not supported together.",
+            f"it has projectors of images and of sound ({', '.join(map(str, found.values()))}), "
+            "which are not supported together.",
             where=str(clip.path),
             fix=f"{_ALONE}.",
         )

@@ -1,4 +1,4 @@
-"""The processor's files of a GGUF model with a projector, written where transformers can read them."""
+"""Writes the processor's files of a GGUF model with a projector for transformers to read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _OLDER = "preprocessor_config.json"
 
 
 def folder_of(path: str, config: Mapping[str, Any]) -> str:
-    """Return a folder with the processor's settings and the tokenizer of a GGUF model. Settings in the
-    model's own folder win. It is deleted when the process ends. Raises: ConfigError"""
+    """Return a folder with the processor's settings and the tokenizer of a GGUF model.
+
+    A preprocessor_config.json next to the model wins over the projector's settings. The folder is
+    deleted when the process ends. Raises: ConfigError
+    """
     return _written(path, json.dumps(config)).name
 
 

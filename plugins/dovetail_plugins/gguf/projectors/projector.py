@@ -1,8 +1,9 @@
 """Projector: how projector files of one type are read, each with the file of its text model.
 
-Such a file has an encoder of images or sound, and the projection of its vectors to the text model's
-hidden size. Source: tools/mtmd/clip-impl.h of https://github.com/ggml-org/llama.cpp, its converters,
-and ClipVision and ClipAudio in the gguf package's constants.py. Imports no torch.
+Such a file has an encoder of images or sound, and the projection of its vectors to the text
+model's hidden size. Source: tools/mtmd/clip-impl.h and the converters of
+https://github.com/ggml-org/llama.cpp; ClipVision and ClipAudio in the gguf package's constants.py.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ConfigError
-from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
+from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.reading.metadata import Settings
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ _UNKNOWN = "tokenizer.ggml.unknown_token_id"
 class ProjectorNames:
     """The checkpoint's names of a projector's tensors.
 
-    `block`: GGUF's names in a block, without "v.blk.N." -> the checkpoint's after `blocks`.N; `whole`:
-    the other names. A name has its leaf (.weight) in both or in neither. `qkv`: the matrix that holds
-    queries, keys and values together, "" if they are apart. `frames`: the kernel of patches is stored
-    as one for each frame. `changes`: GGUF's name -> what turns it into the checkpoint's. `unused`:
-    layer norms that the file may lack, since no output depends on them.
+    `block`: GGUF's names in a block, without "v.blk.N." -> the checkpoint's after `blocks`.N;
+    `whole`: the other names. A name has its leaf (.weight) in both or in neither. `qkv`: the matrix
+    of queries, keys and values together, "" if they are apart. `frames`: the kernel of patches is
+    stored as one for each frame. `changes`: GGUF's name -> what turns the tensor into the
+    checkpoint's. `unused`: layer norms that the file may lack, since no output depends on them.
     """
 
     block: Mapping[str, str]
@@ -58,9 +59,10 @@ class ProjectorNames:
 class Projector:
     """How projector files of one type are read.
 
-    `texts`: general.architecture of the text models that it belongs to. `config`: config.json of both
-    files, without the text model's part; `text`: that part. `width`: the tensor whose size along the
-    axis is the text model's hidden size. `processor`: processor_config.json.
+    `texts`: general.architecture of the text models that it belongs to. `config`: config.json of
+    both files, without the text model's part; `text`: that part. `width`: the tensor whose size
+    along the axis is the text model's hidden size. `processor`: processor_config.json, with the
+    tokenizer's names of tokens under "tokens". `part`: vision or audio.
     """
 
     texts: tuple[str, ...]
@@ -130,8 +132,8 @@ class Pair:
         return patches // scale
 
     def token(self, *texts: str) -> tuple[int, str]:
-        """Return the id and text of the placeholder: the first of the texts that is in the vocabulary,
-        or an unused token. Raises: ConfigError"""
+        """Return the id and text of a placeholder: the first of the texts in the vocabulary, or
+        a spare token. Raises: ConfigError"""
         tokens = self.text.find("tokenizer.ggml.tokens", list) or []
         kinds = self.text.find("tokenizer.ggml.token_type", list) or []
         own = {text: i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
@@ -205,7 +207,7 @@ def square(pair: Pair) -> dict[str, int]:
 
 
 def turned_back(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
-    """Return rows of queries or keys whose pairs (2 i, 2 i + 1) of every head become (i, i + half)."""
+    """Return rows whose pairs (2 i, 2 i + 1) of every head become (i, i + half)."""
     heads = pair.number("attention.head_count")
     return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
@@ -218,8 +220,3 @@ def batched(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
 def flat(tensor: torch.Tensor, pair: Pair) -> torch.Tensor:
     """Return a vector that is stored with more axes."""
     return tensor.flatten()
-
-
-def extents_by_name(model: GgufModel) -> dict[str, TensorExtent]:
-    """Return the tensors of a file by name."""
-    return {one.name: one for one in model.extents}
