@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.cli.parser import Parser
 from dovetail.config.checkpoint.formats import read_settings
 from dovetail.config.checkpoint.hf import load_model_facts
+from dovetail.config.parse.flags import add_flags, config_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
+from dovetail.multimodal.processors import load_processor, processor_folder
 from dovetail_plugins.load_formats.auto import Auto
 from support.gguf_projectors import write_pair
 from support.tiny_media import write_media_checkpoint
@@ -211,3 +214,42 @@ def test_unknown_tensors_are_named(stored: Any, folder: Path) -> None:
     without(folder / "mmproj.gguf", stored[GEMMA][1], "-", renamed)
     with pytest.raises(ConfigError, match=r"not known: v\.novelty\.weight"):
         used(folder)
+
+
+def test_a_snapshot_of_the_hub_has_it_above_a_folder_of_parts(stored: Any, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--gemma" / "snapshots" / ("0" * 40)
+    (snapshot / "Q4_0").mkdir(parents=True)
+    shutil.copy(stored[GEMMA][0], snapshot / "Q4_0" / "gemma-Q4_0.gguf")
+    put(stored, snapshot / "mmproj-F16.gguf")
+    assert used(snapshot / "Q4_0") == "mmproj-F16.gguf"
+
+
+def test_settings_of_the_processor_are_the_file_s(stored: Any, folder: Path) -> None:
+    put(stored, folder / "mmproj.gguf")
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
+    model = load_model_facts(folder / "gemma-Q4_0.gguf")
+    where = processor_folder(model)
+    pictures = load_processor(where, "gemma3").image_processor
+    assert dict(pictures.size) == {"height": 32, "width": 32}
+    assert list(pictures.image_std) == [0.5, 0.5, 0.5]
+    assert list(pictures.image_mean) == [0.1, 0.2, 0.3]  # the folder's own settings win
+    assert processor_folder(model) == where  # written once
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (["--mmproj", "x.gguf"], "x.gguf"),
+        (["--mmproj="], ""),
+        (["--no-mmproj"], ""),
+        (["--no-mmproj", "--seed", "1"], ""),
+        ([], None),
+    ],
+)
+def test_the_flag(argv: list[str], value: str | None) -> None:
+    parser = Parser(prog="dovetail serve", description="")
+    parser.add_argument("model_tag", nargs="?")
+    add_flags(parser)
+    args = parser.parse([*argv, "model.gguf"])
+    config = config_of(args, model=args.model_tag)
+    assert (config.load.mmproj, config.model.model) == (value, "model.gguf")

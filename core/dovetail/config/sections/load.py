@@ -30,9 +30,9 @@ class LoadConfig:
     )
     mmproj: str | None = flag(
         None,
-        aliases=("--no-mmproj",),
         metavar="FILE",
-        help='projector of a GGUF model that takes images or sound; "" for none',
+        words={"none": ""},
+        help="projector of a GGUF model that takes images or sound; --no-mmproj for none",
         default_note="a fitting one next to the model",
     )
     model_loader_extra_config: Mapping[str, Any] = flag(
