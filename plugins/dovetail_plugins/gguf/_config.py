@@ -14,6 +14,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
 from dovetail_plugins.gguf.families.parts import common, ends, sizes
+from dovetail_plugins.gguf.projectors.find import CLIP
 from dovetail_plugins.gguf.projectors.join import with_projector
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
@@ -50,6 +51,12 @@ def config_of(model: GgufModel) -> dict[str, Any]:
 def _family_of(settings: Settings) -> Family:
     """Return how a file's architecture is read. Raises: ConfigError for one that is not."""
     known = families()
+    if settings.architecture == CLIP:
+        raise ConfigError(
+            "it is a projector, which turns images or sound into vectors of a text model.",
+            where=str(settings.model.path),
+            fix="serve the text model, with this file as --mmproj.",
+        )
     if settings.architecture not in known:
         raise ConfigError(
             f'general.architecture "{settings.architecture}" is not supported in GGUF files.',

@@ -19,6 +19,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.multimodal.processors import load_processor, processor_folder
 from dovetail_plugins.load_formats.auto import Auto
+from support.gguf_models import loaded
 from support.gguf_projectors import write_pair
 from support.tiny_media import write_media_checkpoint
 
@@ -131,6 +132,11 @@ def write_clip(target: Path, settings: dict[str, Any], tensors: dict[str, Any]) 
 
 WIDE = {"mm.input_projection.weight": np.zeros((32, 64), np.float32)}
 FITTING = {"mm.input_projection.weight": np.zeros((32, 32), np.float32)}
+SIZES = {
+    "clip.vision.embedding_length": 32,
+    "clip.vision.attention.head_count": 4,
+    "clip.vision.block_count": 2,
+}
 GEMMA_TYPE = {"clip.projector_type": "gemma3"}
 
 
@@ -139,8 +145,9 @@ GEMMA_TYPE = {"clip.projector_type": "gemma3"}
     [
         (GEMMA_TYPE, WIDE, "64 numbers.* takes 32"),
         (GEMMA_TYPE, {"mm.0.weight": WIDE["mm.input_projection.weight"]}, "is missing"),
-        (GEMMA_TYPE, FITTING, "clip.vision.block_count is missing"),
-        ({**GEMMA_TYPE, "clip.vision.block_count": 2}, FITTING, "0 blocks, its settings say 2"),
+        (GEMMA_TYPE, FITTING, "clip.vision.embedding_length is missing"),
+        (GEMMA_TYPE | SIZES, FITTING, "0 blocks, its settings say 2"),
+        (GEMMA_TYPE | SIZES | {"clip.vision.attention.head_count": 3}, FITTING, "into 3 heads"),
         ({"clip.projector_type": "resampler"}, WIDE, '"resampler" is not supported; gemma3'),
         ({"general.architecture": "llama"}, WIDE, "no projector file"),
         (
@@ -187,17 +194,24 @@ def test_other_checkpoints_take_none(tmp_path: Path) -> None:
     assert read_settings(tmp_path, mmproj="")["model_type"] == "llama"
 
 
-def without(
-    target: Path, source: Path, dropped: str, renamed: dict[str, str] | None = None
+def changed(
+    target: Path,
+    source: Path,
+    *,
+    dropped: str = "-",
+    renamed: dict[str, str] | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a copy of a file without the tensors whose names contain a text, others renamed."""
+    """Write a copy of a projector without the tensors whose names contain a text, with others
+    renamed and other settings."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "clip")
     for field in reader.fields.values():
         if field.name.startswith("clip."):
             kind = field.types[0]
             inner = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+            value = (settings or {}).get(field.name, field.contents())
+            writer.add_key_value(field.name, value, kind, sub_type=inner)
     for tensor in reader.tensors:
         if dropped not in tensor.name:
             name = (renamed or {}).get(tensor.name, tensor.name)
@@ -209,11 +223,40 @@ def without(
     return target
 
 
-def test_unknown_tensors_are_named(stored: Any, folder: Path) -> None:
-    renamed = {"v.post_ln.weight": "v.novelty.weight"}
-    without(folder / "mmproj.gguf", stored[GEMMA][1], "-", renamed)
-    with pytest.raises(ConfigError, match=r"not known: v\.novelty\.weight"):
-        used(folder)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"renamed": {"v.post_ln.weight": "v.new.weight"}}, r"not known: v\.new\.weight"),
+        ({"dropped": "blk.1.ln1"}, "missing"),
+        ({"settings": {"clip.vision.image_std": [0.5, 0.0, 0.5]}}, "image_std is"),
+        ({"settings": {"clip.vision.image_mean": [0.5, float("nan"), 0.5]}}, "image_mean is"),
+        ({"settings": {"clip.vision.image_mean": [0.5]}}, "image_mean is"),
+        ({"settings": {"clip.vision.attention.layer_norm_epsilon": float("nan")}}, "epsilon is"),
+        ({"settings": {"clip.vision.image_size": 4}}, "0 patches do not divide"),
+        ({"settings": {"clip.vision.projector.scale_factor": 3}}, "do not divide into groups of 3"),
+        ({"settings": {"clip.vision.image_size": 16}}, r"position_embedding"),
+    ],
+)
+def test_a_damaged_projector_is_refused(
+    changes: dict[str, Any], reason: str, stored: Any, folder: Path
+) -> None:
+    changed(folder / "mmproj.gguf", stored[GEMMA][1], **changes)
+    with pytest.raises(ConfigError, match=reason):
+        loaded(folder / "gemma-Q4_0.gguf")
+
+
+def test_parts_of_a_matrix_must_all_be_there(stored: Any, folder: Path) -> None:
+    source = write_media_checkpoint(folder / "checkpoint", "Qwen2VLForConditionalGeneration")
+    whole = folder / "whole.gguf"
+    write_pair(source, folder / "qwen.gguf", whole)
+    file = changed(folder / "part.gguf", whole, dropped="blk.1.attn_k.w")
+    with pytest.raises(ConfigError, match=r"of 3 parts of .*blocks\.1\.attn\.qkv\.weight"):
+        read_settings(folder / "qwen.gguf", mmproj=str(file))
+
+
+def test_a_projector_alone_is_no_model(stored: Any) -> None:
+    with pytest.raises(ConfigError, match="with this file as --mmproj"):
+        read_settings(stored[GEMMA][1])
 
 
 def test_a_snapshot_of_the_hub_has_it_above_a_folder_of_parts(stored: Any, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dovetail_plugins.gguf.reading.file import (
 log = logging.getLogger(__name__)
 
 FLAG = "--mmproj"
-ARCHITECTURE = "clip"
+CLIP = "clip"
 _ALONE = "serve the text model alone with --no-mmproj"
 _KEYS = {"vision": "clip.vision.projector_type", "audio": "clip.audio.projector_type"}
 Found = tuple[Pair, Projector]
@@ -125,7 +125,7 @@ def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
     """Return a projector file with how it is read. Raises: ConfigError if it is no such file, of an
     unknown type, or of another model"""
     clip = read_model(file)
-    if clip.settings.get("general.architecture") != ARCHITECTURE:
+    if clip.settings.get("general.architecture") != CLIP:
         raise ConfigError(
             f'its general.architecture is "{clip.settings.get("general.architecture")}": it is no '
             "projector file.",
@@ -179,6 +179,9 @@ def _check(pair: Pair, projector: Projector, kind: str) -> None:
             fix=other,
         )
     letter = projector.part[0]
+    size, heads = (pair.number(one, letter) for one in ("embedding_length", "attention.head_count"))
+    if size % heads:
+        raise pair.fault(f"its vectors of {size} numbers do not divide into {heads} heads.")
     stated = pair.number("block_count", letter)
     start = f"{letter}.blk."
     blocks = {one.name.split(".")[2] for one in pair.clip.model.extents

@@ -26,10 +26,9 @@ def with_projector(model: GgufModel, text: Json, mmproj: str | None) -> Json:
     pair, projector = found
     part = projector.text(pair)
     whole = {name: part.pop(name) for name in _OF_THE_WHOLE if name in part}
-    stored = whole.get("quantization_config")
+    types, stored = float_types(found), whole.get("quantization_config")
     if stored:
-        types = stored["types"] | float_types(found)
-        whole["quantization_config"] = {**stored, "types": types}
+        whole["quantization_config"] = {**stored, "types": stored["types"] | types}
     part.pop("architectures", None)
     return {
         **whole,

@@ -127,7 +127,7 @@ class Pair:
     def side(self, scale: int) -> int:
         """Return the vectors along an image's side, of `scale` patches each. Raises: ConfigError"""
         patches = self.number("image_size") // self.number("patch_size")
-        if scale < 1 or patches % scale:
+        if scale < 1 or patches < scale or patches % scale:
             raise self.fault(f"{patches} patches do not divide into groups of {scale}.")
         return patches // scale
 
@@ -153,10 +153,34 @@ class Pair:
             log.info("The vocabulary has no %s; %s marks the places of media.", texts[0], chosen)
         return own[chosen], chosen
 
+    def required(self, text: str) -> int:
+        """Return the id of a token. Raises: ConfigError if the vocabulary lacks it"""
+        found = self.token_id(text)
+        if found is None:
+            raise self.fault(
+                f"{self.text.model.path.name} has no token {text}, which this projector needs.",
+                fix="take another file of the text model, or leave this out with --no-mmproj.",
+            )
+        return found
+
     def token_id(self, text: str) -> int | None:
         """Return the id of a token, None if the vocabulary lacks it."""
         tokens = self.text.find("tokenizer.ggml.tokens", list) or []
         return tokens.index(text) if text in tokens else None
+
+    def small(self, name: str, usual: float) -> float:
+        """Return a setting of the image encoder between 0 and 1. Raises: ConfigError"""
+        value: float = self.find(name, float) or usual
+        if not 0 < value < 1:
+            raise self.fault(f"clip.vision.{name} is {value}.")
+        return value
+
+    def channels(self, name: str, usual: tuple[float, ...], least: float) -> list[float]:
+        """Return a number for each color, at least `least`. Raises: ConfigError"""
+        values: list[float] = self.find(name, list) or list(usual)
+        if len(values) != 3 or not all(least <= value <= 255 for value in values):
+            raise self.fault(f"clip.vision.{name} is {values!r}"[:200] + ".")
+        return values
 
     def fault(self, what: str, fix: str = "download the file again.") -> ConfigError:
         """Return an error about the projector's file."""
@@ -165,7 +189,6 @@ class Pair:
 
 def vision(pair: Pair, model_type: str, **more: Any) -> Json:
     """Return the usual settings of an image encoder."""
-    eps = pair.find("attention.layer_norm_epsilon", float)
     return {
         "model_type": model_type,
         "hidden_size": pair.number("embedding_length"),
@@ -174,7 +197,7 @@ def vision(pair: Pair, model_type: str, **more: Any) -> Json:
         "num_attention_heads": pair.number("attention.head_count"),
         "image_size": pair.number("image_size"),
         "patch_size": pair.number("patch_size"),
-        "layer_norm_eps": eps or 1e-6,
+        "layer_norm_eps": pair.small("attention.layer_norm_epsilon", 1e-6),
         **more,
     }
 
@@ -195,8 +218,8 @@ def pictures(pair: Pair, kind: str, **more: Any) -> Json:
         "do_rescale": True,
         "do_normalize": True,
         "rescale_factor": 1 / 255,
-        "image_mean": pair.find("image_mean", list) or list(IMAGE_MEAN),
-        "image_std": pair.find("image_std", list) or list(IMAGE_STD),
+        "image_mean": pair.channels("image_mean", IMAGE_MEAN, 0.0),
+        "image_std": pair.channels("image_std", IMAGE_STD, 1e-6),
         **more,
     }
 

@@ -61,8 +61,8 @@ def _llava(pair: Pair) -> Json:
         "model_type": "llava_next" if grid else "llava",
         "architectures": [f"Llava{'Next' if grid else ''}ForConditionalGeneration"],
         "vision_config": vision(pair, kind, hidden_act=act, **more),
-        # The file ends with the last block that is used.
-        "vision_feature_layer": layers if len(layers) > 1 else -1,
+        # Without such a setting, the file ends with the last block that is used.
+        "vision_feature_layer": layers if len(layers) > 1 else next(iter(layers), -1),
         "vision_feature_select_strategy": _strategy(pair),
         "image_token_index": pair.token(_IMAGE)[0],
         "projector_hidden_act": "gelu",

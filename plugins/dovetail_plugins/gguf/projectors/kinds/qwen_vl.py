@@ -80,8 +80,8 @@ def _config(pair: Pair, model_type: str, name: str, **encoder: Any) -> Json:
         },
         "image_token_id": pair.token("<|image_pad|>")[0],
         "video_token_id": pair.token_id("<|video_pad|>"),
-        "vision_start_token_id": pair.token("<|vision_start|>")[0],
-        "vision_end_token_id": pair.token("<|vision_end|>")[0],
+        "vision_start_token_id": pair.required("<|vision_start|>"),
+        "vision_end_token_id": pair.required("<|vision_end|>"),
     }
 
 

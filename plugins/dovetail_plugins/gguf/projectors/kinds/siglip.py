@@ -64,7 +64,7 @@ def _gemma3_names(pair: Pair) -> ProjectorNames:
 
 
 def _gemma3(pair: Pair) -> Json:
-    first, soft, last = (pair.token(text)[0] for text in _GEMMA_TOKENS)
+    first, soft, last = _GEMMA_TOKENS
     return {
         "model_type": "gemma3",
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -72,21 +72,19 @@ def _gemma3(pair: Pair) -> Json:
             pair, "siglip_vision_model", hidden_act=_TANH, vision_use_head=False
         ),
         "mm_tokens_per_image": pair.side(_scale(pair, USUAL_SCALE)) ** 2,
-        "image_token_index": soft,
-        "boi_token_index": first,
-        "eoi_token_index": last,
+        "image_token_index": pair.token(soft)[0],
+        "boi_token_index": pair.required(first),
+        "eoi_token_index": pair.required(last),
     }
 
 
 def _gemma3_processor(pair: Pair) -> Json:
-    names = ("boi_token", "image_token", "eoi_token")
+    first, soft, last = _GEMMA_TOKENS
     return {
         "processor_class": "Gemma3Processor",
         "image_processor": pictures(pair, "Gemma3ImageProcessor", size=square(pair), resample=2),
         "image_seq_length": pair.side(_scale(pair, USUAL_SCALE)) ** 2,
-        "tokens": {
-            name: pair.token(text)[1] for name, text in zip(names, _GEMMA_TOKENS, strict=True)
-        },
+        "tokens": {"boi_token": first, "image_token": pair.token(soft)[1], "eoi_token": last},
     }
 
 
