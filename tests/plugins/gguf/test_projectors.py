@@ -154,15 +154,14 @@ def test_a_quantized_model_and_half_a_projector(tmp_path: Path) -> None:
     """The text model's types do not touch the encoder, whose matrices stay float16."""
     folder = write_media_checkpoint(tmp_path / "checkpoint", "Qwen2_5_VLForConditionalGeneration")
     files = (tmp_path / "model-Q8_0.gguf", tmp_path / "mmproj-F16.gguf")
-    half = {"text_type": lambda name: "Q8_0", "type_of": lambda name: "F16"}
-    write_pair(folder, *files, **half)
+    write_pair(folder, *files, text_type=lambda name: "Q8_0", type_of=lambda name: "F16")
     place = load_processor(folder, "").image_token
     rows, sizes = [], []
     for rounds in (False, True):
         write_projector(folder, files[1], lambda name: "F16", rounds=rounds)
         with LLM(str(files[0]), **FLAGS) as llm:
             rows.append(answered(llm, f"look {place} now", "image", 3)[1])
-            encoder = runner_of(llm).model.encoder
+            encoder: Any = runner_of(llm).model.encoder  # type: ignore[attr-defined]
             sizes.append(sum(t.nbytes for t in (*encoder.parameters(), *encoder.buffers())))
     assert sizes[0] < 0.7 * sizes[1]
     assert (rows[0] - rows[1]).abs().max() < WORST

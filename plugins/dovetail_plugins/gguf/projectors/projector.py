@@ -55,6 +55,11 @@ class ProjectorNames:
     unused: tuple[str, ...] = ()
 
 
+def _as_alone(pair: Pair) -> Json:
+    """Return the text model's part as it is without a projector."""
+    return dict(pair.config)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projector:
     """How projector files of one type are read.
@@ -70,7 +75,7 @@ class Projector:
     names: Callable[[Pair], ProjectorNames]
     processor: Callable[[Pair], Json]
     width: tuple[str, int]
-    text: Callable[[Pair], Json] = lambda pair: dict(pair.config)
+    text: Callable[[Pair], Json] = _as_alone
     part: str = "vision"
 
 
