@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.config import Config
+from dovetail.errors import DovetailError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail.multimodal.processors import load_processor
+from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.load_formats.gguf import Gguf
 from support.gguf_projectors import write_pair, write_projector
 from support.inside import runner_of
@@ -165,3 +169,22 @@ def test_a_quantized_model_and_half_a_projector(tmp_path: Path) -> None:
             sizes.append(sum(t.nbytes for t in (*encoder.parameters(), *encoder.buffers())))
     assert sizes[0] < 0.7 * sizes[1]
     assert (rows[0] - rows[1]).abs().max() < WORST
+
+
+def test_a_named_projector_is_used_and_shown(tmp_path: Path) -> None:
+    """It may be in another folder; "" leaves out the one that is next to the model."""
+    family = "Qwen2_5_VLForConditionalGeneration"
+    folder = write_media_checkpoint(tmp_path / "checkpoint", family)
+    text, elsewhere = tmp_path / "model.gguf", tmp_path / "other" / "vectors.gguf"
+    elsewhere.parent.mkdir()
+    write_pair(folder, text, elsewhere)
+    prompt = f"look {load_processor(folder, '').image_token} now"
+    tokens, _ = expected(folder, prompt, "image", 3)
+    with LLM(str(text), mmproj=str(elsewhere), **FLAGS) as llm:
+        assert answered(llm, prompt, "image", 3)[0] == tokens
+    shown = inspect(Config().with_fields({"model": str(text), "mmproj": str(elsewhere)}, origin=""))
+    assert str(elsewhere) in {file.name for file in shown.files}
+    assert shown.would_start
+    shutil.copy(elsewhere, tmp_path / "mmproj.gguf")
+    with LLM(str(text), mmproj="", **FLAGS) as llm, pytest.raises(DovetailError):
+        answered(llm, prompt, "image", 3)
