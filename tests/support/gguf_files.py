@@ -15,7 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_families, gguf_gpt_oss, gguf_settings
+from support import (
+    gguf_families,
+    gguf_gpt_oss,
+    gguf_recent,
+    gguf_settings,
+)
+from support import gguf_recent_changes as changes
 
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
@@ -80,6 +86,7 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "Dots1ForCausalLM": "dots1",
     "CohereForCausalLM": "command-r",
+    **gguf_recent.ARCHITECTURES,
 }
 WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
 """Parts of names of tensors that are not quantized."""
@@ -110,32 +117,46 @@ def write_gguf(
     *,
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
+    num_blocks: int = 0,
+    architecture: str = "",
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
-    `settings` are further settings, `extra` further tensors.
+    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these;
+    `architecture` is GGUF's name if the class of the checkpoint has several.
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
+    architecture = architecture or ARCHITECTURES[config["architectures"][0]]
+    config["gguf"] = architecture
     writer = gguf.GGUFWriter(target, architecture)
     _add_settings(writer, config)
     _add_vocabulary(writer, source)
+    if num_blocks:
+        writer.add_block_count(num_blocks)
     for key, value in (settings or {}).items():
         if isinstance(value, list):
             writer.add_array(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
         else:
             writer.add_string(key, value)
-    meant = _add_tensors(writer, architecture, config, _weights(source), type_of)
-    for name, values in (extra or {}).items():
+    weights = _weights(source)
+    as_settings = changes.as_settings(weights)
+    for key, numbers in changes.lists_of(as_settings).items():
+        writer.add_array(key, numbers)
+    own = {name: one for name, one in weights.items() if name not in as_settings}
+    joined = changes.with_joined(config, own)
+    meant = as_settings | _add_tensors(writer, architecture, config, joined, type_of)
+    for name, values in (changes.extra_of(config) | dict(extra or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return meant
+    return changes.without_joined(config, meant, weights)
 
 
 def quantized(values: Array, type_name: str) -> tuple[Array, Array]:
@@ -291,7 +312,8 @@ def _add_tensors(
     import gguf
 
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = _num_layers(config)
+    counts = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    layers = _num_layers(config) + sum(config.get(name) or 0 for name in counts)
     names = gguf.get_tensor_name_map(kind, layers)
     meant: dict[str, Array] = {}
     is_oss = architecture == "gpt-oss"
@@ -300,9 +322,15 @@ def _add_tensors(
         theirs = name.replace("_correction_bias", "_correction.bias")
         theirs += ".weight" if name.endswith("correct_output_scale") else ""
         theirs = theirs.replace("feed_forward.experts.", "mlp.experts.").replace(".norms.", ".")
-        known = (theirs, theirs.removeprefix("transformer."))
+        known = (
+            theirs,
+            theirs.removeprefix("transformer."),
+            *changes.other_names(config, name),
+        )
+        known = (*changes.with_tail(name), *known)
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
         ours = name if name.startswith("blk.") else next((one for one in found if one), None)
+        ours = ours or changes.drafting_name(config, name)
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from support import gguf_recent_settings
+
 Config = Mapping[str, Any]
 MODELS = 1 << 20
 """The context length of models that have none."""
@@ -16,7 +18,7 @@ MODELS = 1 << 20
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the further settings of a model's type."""
     kind = config["model_type"]
-    made = {
+    makers = {
         "deepseek_v2": _latent,
         "deepseek_v3": _latent,
         "mamba": _mamba,
@@ -30,7 +32,9 @@ def settings_of(config: Config) -> dict[str, Any]:
         "qwen3_next": _qwen3_next,
         "nemotron_h": _nemotron_h,
         "ernie4_5_moe": _ernie,
-    }.get(kind)
+        **gguf_recent_settings.SETTINGS,
+    }
+    made = makers.get(config["gguf"]) or makers.get(kind)
     scales = {
         "attention_scale": config.get("attention_multiplier"),
         "embedding_scale": config.get("embedding_multiplier"),

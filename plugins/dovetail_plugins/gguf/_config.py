@@ -6,20 +6,24 @@ llama.cpp's converters.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ConfigError
+from dovetail_plugins.gguf._architectures import UNREAD
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
-from dovetail_plugins.gguf.families.parts import common, ends, sizes
-from dovetail_plugins.gguf.projectors.find import CLIP
+from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, sizes
 from dovetail_plugins.gguf.projectors.join import with_projector
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
 from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
+
+log = logging.getLogger(__name__)
 
 
 def read_config(path: Path, mmproj: str | None = None) -> dict[str, Any] | None:
@@ -40,6 +44,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     settings = Settings(model)
     family = _family_of(settings)
     _check_blocks(settings)
+    _say_left_out(settings, family)
     shared = common(settings) if family.has_heads else sizes(settings)
     types = stored_types(model)
     stored = {"quantization_config": {"quant_method": "gguf", "types": types}} if types else {}
@@ -49,21 +54,34 @@ def config_of(model: GgufModel) -> dict[str, Any]:
 
 
 def _family_of(settings: Settings) -> Family:
-    """Return how a file's architecture is read. Raises: ConfigError for one that is not."""
-    known = families()
-    if settings.architecture == CLIP:
+    """Return how a file's architecture is read. Raises: ConfigError for one that is not: why not"""
+    known, name = families(), settings.architecture
+    if name not in known:
+        unread = UNREAD.get(name)
         raise ConfigError(
-            "it is a projector, which turns images or sound into vectors of a text model.",
+            f'general.architecture "{name}" is not supported in GGUF files: '
+            f"{unread.why if unread else 'its name is not known'}.",
             where=str(settings.model.path),
-            fix="serve the text model, with this file as --mmproj.",
+            fix=unread.fix
+            if unread
+            else f"use one of {', '.join(sorted(known))}, or another checkpoint.",
         )
-    if settings.architecture not in known:
-        raise ConfigError(
-            f'general.architecture "{settings.architecture}" is not supported in GGUF files.',
-            where=str(settings.model.path),
-            fix=f"use one of {', '.join(sorted(known))}, or another checkpoint.",
+    return known[name]
+
+
+def _say_left_out(settings: Settings, family: Family) -> None:
+    """Log once how many blocks draft further tokens in a way that is not known here."""
+    drafting = num_drafting(settings)
+    if drafting and not family.names.has_drafts:
+        _warn_once(
+            f"{settings.model.path}: leaving out {drafting} block(s) at its end, which draft "
+            "further tokens."
         )
-    return known[settings.architecture]
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 def _check_blocks(settings: Settings) -> None:

@@ -255,7 +255,7 @@ def test_parts_of_a_matrix_must_all_be_there(stored: Any, folder: Path) -> None:
 
 
 def test_a_projector_alone_is_no_model(stored: Any) -> None:
-    with pytest.raises(ConfigError, match="with this file as --mmproj"):
+    with pytest.raises(ConfigError, match="with --mmproj and this one"):
         read_settings(stored[GEMMA][1])
 
 

@@ -32,7 +32,9 @@ class FamilyNames:
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
     checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
     are several matrices, numbered in the checkpoint. `undo`: GGUF's name of a tensor, without
-    "blk.N." and ".weight" -> what turns it into the checkpoint's."""
+    "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_layers`: the
+    blocks before those that draft further tokens, if the latter have no names here or others:
+    `drafts` has whole names of what joins them to the model, `draft_blocks` how the rest begins."""
 
     block: Mapping[str, str]
     own: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +47,27 @@ class FamilyNames:
     has_letters: bool = False
     stacked: tuple[str, ...] = ()
     undo: Mapping[str, Undo] = field(default_factory=lambda: STATES)
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    draft_blocks: str = ""
+    num_layers: int | None = None
+
+    @property
+    def has_drafts(self) -> bool:
+        """Return whether the blocks that draft further tokens have names here."""
+        return bool(self.drafts) or any(name.startswith("nextn.") for name in self.block)
+
+    def drafting(self, name: str) -> int | None:
+        """Return the number of a tensor's block among those that draft, None if it is not in one
+        or they are named as all others are."""
+        words = name.split(".", 2)
+        if self.num_layers is None or words[0] != "blk" or not words[1].isdecimal():
+            return None
+        number = int(words[1]) - self.num_layers
+        return number if number >= 0 else None
+
+    def is_left_out(self, name: str) -> bool:
+        """Return whether a tensor is not read: it is in a block that drafts, and has no name."""
+        return not self.has_drafts and self.drafting(name) is not None
 
 
 def usual_rows(config: Mapping[str, Any]) -> dict[str, int | None]:

@@ -55,9 +55,25 @@ class Settings:
             )
         return values
 
+    def per_layer(self, name: str) -> list[float]:
+        """Return a real number of every block. Raises: ConfigError when it is not one for each."""
+        value, count = self.find(name, (float, list)), self.number(".block_count")
+        values = [value] * count if isinstance(value, float) else value or []
+        if len(values) != count or not all(isinstance(one, float) for one in values):
+            raise ConfigError(
+                f"{name} is not a number for each of {count} blocks.", where=str(self.model.path)
+            )
+        return values
+
     def largest(self, name: str) -> int:
         """Return the largest of the blocks' counts, some of which may be 0. Raises: ConfigError"""
-        return max(self.per_block(name))
+        found = max(self.per_block(name))
+        if found <= 0:
+            raise ConfigError(
+                f"{self.architecture}{name} is {found}, and some block must have more.",
+                where=str(self.model.path),
+            )
+        return found
 
     def has(self, name: str) -> bool:
         """Return whether any block has a tensor, by its name without "blk.N."."""

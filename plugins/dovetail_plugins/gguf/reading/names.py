@@ -6,7 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.headers import TensorHeader
@@ -14,6 +14,7 @@ from dovetail_plugins.gguf.blocks.types import PLAIN_DTYPES, QUANTIZED
 from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import FamilyNames
 from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
+from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.stacks import divided, expert_of
 
 HEAD = "lm_head"
@@ -26,6 +27,7 @@ _EXPERT_WORDS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """Mixtral's own names of an expert's matrices."""
 _NO_MATRICES = frozenset(
     {"wpe", "head_sinks", "conv", "conv1d", "correction_coefs", "prediction_coefs"}
+    | {f"{part}_conv1d" for part in "qkv"}
 )
 """Modules, in addition to norms, whose weight is no matrix of a linear layer."""
 
@@ -67,8 +69,15 @@ class TensorTarget:
 
 def layout_of(model: GgufModel) -> FamilyNames | None:
     """Return the names of a model's tensors, None for an architecture that is not known."""
-    family = families().get(str(model.settings.get("general.architecture")))
-    return None if family is None else family.other_names(model) or family.names
+    settings = Settings(model)
+    family = families().get(settings.architecture)
+    if family is None:
+        return None
+    layout = family.other_names(model) or family.names
+    drafting = settings.find(".nextn_predict_layers", int)
+    if not drafting or (layout.has_drafts and not layout.drafts):
+        return layout
+    return replace(layout, num_layers=settings.number(".block_count") - drafting)
 
 
 def check_names(model: GgufModel, layout: FamilyNames) -> None:
@@ -77,7 +86,7 @@ def check_names(model: GgufModel, layout: FamilyNames) -> None:
     unknown = [
         one.name
         for one in divided(model.extents)
-        if place_of(layout, one.name) is None and one.name.removesuffix(".weight") not in ROPE
+        if place_of(layout, one.name) is None and not _is_unread(layout, one.name)
     ]
     if unknown:
         more = f" and {len(unknown) - NAMES_SHOWN} more" if len(unknown) > NAMES_SHOWN else ""
@@ -91,11 +100,18 @@ def check_names(model: GgufModel, layout: FamilyNames) -> None:
         )
 
 
+def _is_unread(layout: FamilyNames, name: str) -> bool:
+    """Return whether a tensor is no weight of the model, but a setting or part of a drafter."""
+    return name.removesuffix(".weight") in ROPE or layout.is_left_out(name)
+
+
 def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
     """Return the destination of a tensor, or None for an unknown name."""
     words = name.split(".", 2)
+    if layout.is_left_out(name):
+        return None
     if len(words) == 3 and words[0] == "blk":
-        return _place_in_block(layout, f"{layout.blocks}.{words[1]}", words[2])
+        return _place_in_block(layout, *_block_of(layout, name))
     stem, _, leaf = name.rpartition(".")
     if stem in layout.trunk:
         is_stacked = stem in layout.stacked
@@ -103,11 +119,22 @@ def place_of(layout: FamilyNames, name: str) -> TensorTarget | None:
     return None
 
 
+def _block_of(layout: FamilyNames, name: str) -> tuple[str, str]:
+    """Return the checkpoint's name of a tensor's block, and the tensor's name in it."""
+    _, block, own = name.split(".", 2)
+    number = layout.drafting(name)
+    if number is None:
+        return f"{layout.blocks}.{block}", own
+    return f"{layout.draft_blocks}.{number}", own
+
+
 def _place_in_block(layout: FamilyNames, block: str, name: str) -> TensorTarget | None:
     if name in layout.own:
-        module, _, leaf = layout.own[name].rpartition(".")
-        return TensorTarget(module=f"{block}.{module}", leaf=leaf, stem=name)
+        module, _, leaf = f"{block}.{layout.own[name]}".rpartition(".")
+        return TensorTarget(module=module, leaf=leaf, stem=name)
     stem, _, leaf = name.rpartition(".")
+    if stem in layout.drafts:
+        return TensorTarget(module=layout.drafts[stem], leaf=leaf, stem=stem)
     if stem in layout.joined:
         return TensorTarget(
             module=f"{block}.{layout.joined[stem]}", leaf=leaf, stem=stem, is_joined=True
@@ -168,7 +195,7 @@ def headers_of(model: GgufModel) -> Iterator[TensorHeader]:
     joined: dict[str, TensorExtent] = {}
     for extent in divided(model.extents):
         place = None if layout is None else place_of(layout, extent.name)
-        if layout is not None and place is None and extent.name.removesuffix(".weight") in ROPE:
+        if layout is not None and place is None and _is_unread(layout, extent.name):
             continue
         if place is None:
             yield _header(extent, extent.name, extent.shape, extent.num_bytes)
