@@ -18,6 +18,7 @@ from dovetail_plugins.gguf.families import families
 from dovetail_plugins.gguf.families.family import Family
 from dovetail_plugins.gguf.families.parts import common, ends, num_drafting, sizes
 from dovetail_plugins.gguf.families.pooled import pooled
+from dovetail_plugins.gguf.projectors.join import with_projector
 from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_model
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.reading.names import stored_types
@@ -27,13 +28,17 @@ from dovetail_plugins.gguf.reading.stacks import GATES_AND_UPS, num_alone
 log = logging.getLogger(__name__)
 
 
-def read_config(path: Path) -> dict[str, Any] | None:
+def read_config(path: Path, mmproj: str | None = None) -> dict[str, Any] | None:
     """Return the config.json equivalent of a GGUF file, None if the path has no such file.
 
-    Raises: ConfigError for a file that is malformed or whose architecture is not read.
+    `mmproj` is its projector's file, "" for none, None for a fitting one next to it. Raises:
+    ConfigError for a file that is malformed or whose architecture is not read.
     """
     file = find_file(path)
-    return None if file is None else config_of(read_model(file))
+    if file is None:
+        return None
+    model = read_model(file)
+    return with_projector(model, config_of(model), mmproj)
 
 
 def config_of(model: GgufModel) -> dict[str, Any]:

@@ -93,6 +93,7 @@ TYPES = Value(
         older_kinds=OLDER_KINDS,
         processors={
             "PixtralProcessor": "dovetail_plugins.media_processors.pixtral:PixtralProcessor",
+            "gguf_processor": "dovetail_plugins.gguf.projectors.processor:folder_of",
             "VoxtralProcessor": "dovetail_plugins.media_processors.voxtral:VoxtralProcessor",
         },
     ),

@@ -54,6 +54,7 @@ STRATEGY = "--safetensors-load-strategy"
 _READER_FLAGS = {
     "safetensors_load_strategy": ("reading", "safetensors"),
     "pt_load_map_location": ("map_location", "torch.save"),
+    "mmproj": ("mmproj", "GGUF"),
 }
 """Flags that set an option of some load formats -> the option, and the files it concerns."""
 LOADER_OPTIONS = "--model-loader-extra-config"
@@ -289,6 +290,7 @@ def select_load_format(
     strategy = str(registry.admin.value_of("safetensors_load_strategy", name, where=STRATEGY))
     _lay_flag(options, load, origins, "safetensors_load_strategy", strategy)
     _lay_flag(options, load, origins, "pt_load_map_location", _places(load))
+    _lay_flag(options, load, origins, "mmproj", load.mmproj)
     try:
         with _blaming("load_format", given, LOADER_OPTIONS):
             name = _load_format(load, path)

@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.blocks.types import NOT_READ, TYPES, Type
 
 SUFFIX = ".gguf"
-PROJECTORS = "mmproj*"
+PROJECTORS = "*mmproj*"
 """Companion files of a model that turn images into its vectors."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
