@@ -30,6 +30,9 @@ ARCHITECTURES = {
 }
 """Architectures of checkpoints -> GGUF's name."""
 
+REFUSED: dict[str, str] = {}
+"""Architectures that are not written, and why."""
+
 _PLAIN = {
     "block_count": ("num_hidden_layers", "n_layer"),
     "context_length": ("max_position_embeddings", "n_positions"),
