@@ -16,9 +16,13 @@ from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 gguf = pytest.importorskip("gguf")
 
+from support.gguf_cases import CASES  # noqa: E402
 from support.gguf_files import write_gguf  # noqa: E402
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
+FOUR_EXPERTS: dict[str, Any] = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+                                "moe_intermediate_size": 32}  # fmt: skip
+"""Of eight experts, llama.cpp stores keys and values in 8 bits."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"head_dim": 16},
@@ -35,6 +39,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {},
     "Gemma3ForCausalLM": {},
     "GPT2LMHeadModel": {"n_embd": 64},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": {},
+    "OlmoForCausalLM": {},
+    "OlmoeForCausalLM": {},
+    "GraniteForCausalLM": {},
+    "Glm4ForCausalLM": {},
+    "Glm4MoeForCausalLM": FOUR_EXPERTS,
+    "SmolLM3ForCausalLM": CASES["smollm3"][1],
+    "Ernie4_5ForCausalLM": {},
+    "Ernie4_5_MoeForCausalLM": {"moe_intermediate_size": 32},
+    "HunYuanDenseV1ForCausalLM": {},
+    "HunYuanMoEV1ForCausalLM": {},
+    "SeedOssForCausalLM": {},
+    "Exaone4ForCausalLM": {},
+    "ArceeForCausalLM": {},
+    "CohereForCausalLM": {},
+    "Cohere2ForCausalLM": {},
+    "NemotronForCausalLM": {},
+    "Dots1ForCausalLM": {"sliding_window": None, **FOUR_EXPERTS},
 }
 OURS_ALONE = ("general.", "tokenizer.ggml.pre", "GGUF.", ".vocab_size", ".rope.dimension_count")
 """Settings that the package's file has not or has otherwise."""

@@ -13,6 +13,15 @@ _LEFT_OUT = "transformer."
 """A name prefix that some checkpoints of GPT-2 omit."""
 
 
+_SPELLED = {
+    "self_attn.query_layernorm": "self_attn.q_norm",
+    "self_attn.key_layernorm": "self_attn.k_norm",
+    "mlp.gate.wg": "mlp.gate",
+    "mlp.moe_statics": "mlp",
+}
+"""Modules under a checkpoint's own names -> the names that families share."""
+
+
 class WrittenNames:
     """The names of a family's modules in a model of some layers."""
 
@@ -28,14 +37,21 @@ class WrittenNames:
 
     def own(self, tensor: str) -> str | None:
         """Return GGUF's whole name of a tensor that is not called after its module there."""
-        return self._own.get(tensor)
+        module, _, leaf = tensor.rpartition(".")
+        return self._own.get(f"{_respelled(module)}.{leaf}")
 
     def place(self, module: str) -> tuple[str, str, int | None] | None:
         """Return the module's name in the family's words, its name in GGUF and, of an expert, its
         number; None if GGUF has no name for it."""
-        found, number = _expert(module)
+        found, number = _expert(_respelled(module))
         found = found if found in self._modules else f"{_LEFT_OUT}{found}"
         return (found, self._modules[found], number) if found in self._modules else None
+
+
+def _respelled(module: str) -> str:
+    """Return a module's name as families share it."""
+    found = next((own for own in _SPELLED if module.endswith(f".{own}")), None)
+    return module if found is None else module.removesuffix(found) + _SPELLED[found]
 
 
 def _expert(module: str) -> tuple[str, int | None]:

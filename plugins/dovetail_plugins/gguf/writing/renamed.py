@@ -32,7 +32,7 @@ def renamed(
             continue
         own = names.own(full)
         if own is not None:
-            yield Stored(name=own, tensor=finite(full, tensor.float()))
+            yield Stored(name=own, tensor=finite(full, tensor.float()).flatten())
             continue
         place = names.place(module)
         if place is None:
@@ -49,7 +49,9 @@ def renamed(
         if layout.is_input_first and leaf == "weight" and ".c_" in module:
             tensor = tensor.t().contiguous()
         if number is None:
-            yield Stored(name=name, tensor=_as_stored(model, layout, module, tensor), type=kind)
+            yield Stored(
+                name=name, tensor=_as_stored(model, layout, module, leaf, tensor), type=kind
+            )
             continue
         experts = waiting.setdefault(name, {})
         experts[number] = tensor
@@ -83,13 +85,13 @@ def finite(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_stored(
-    model: ModelSpec, layout: FamilyNames, module: str, tensor: torch.Tensor
+    model: ModelSpec, layout: FamilyNames, module: str, leaf: str, tensor: torch.Tensor
 ) -> torch.Tensor:
     """Return a tensor as converters change it: rows of heads turned, norms plus one."""
     last = module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):
         heads = model.num_heads if last == "q_proj" else model.num_kv_heads
         return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-    if layout.adds_one and module.endswith("norm"):
+    if layout.adds_one and module.endswith("norm") and leaf == "weight":
         return tensor + 1
     return tensor.squeeze(0) if last == "shared_expert_gate" else tensor
