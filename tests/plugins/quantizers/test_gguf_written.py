@@ -76,6 +76,14 @@ def settings(reader: Any) -> dict[str, Any]:
     }
 
 
+def shape(one: Any) -> list[int]:
+    """Return a tensor's axes as ggml counts them: without ones at the end."""
+    axes = one.shape.tolist()
+    while len(axes) > 1 and axes[-1] == 1:
+        axes.pop()
+    return axes
+
+
 @pytest.mark.parametrize("kind", QUANTIZERS)
 def test_blocks_are_the_packages(kind: str) -> None:
     """Bit for bit, halves and rows of zeros among them."""
@@ -102,8 +110,8 @@ def test_a_file_is_the_packages(architecture: str, tmp_path: Path) -> None:
     assert found.keys() == {one.name for one in theirs.tensors}
     for wanted in theirs.tensors:
         one = found[wanted.name]
-        assert (one.tensor_type, one.shape.tolist()) == (wanted.tensor_type, wanted.shape.tolist())
-        assert np.array_equal(one.data, wanted.data), wanted.name
+        assert (one.tensor_type, shape(one)) == (wanted.tensor_type, shape(wanted))
+        assert one.data.tobytes() == wanted.data.tobytes(), wanted.name
     told = settings(ours)
     for name, value in settings(theirs).items():
         if name == "qwen2moe.attention.sliding_window":
