@@ -156,7 +156,7 @@ _NAMES = {
             "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         },
         joined=LATENT_HALVES,
-        undo=STATES | dict.fromkeys(_CONVS, _channels),
+        undo={**STATES, **dict.fromkeys(_CONVS, _channels)},
     ),
 }
 _MORE: Mapping[str, dict[str, Any]] = {"kimi-linear": {"rows": _kimi_rows}}
