@@ -45,8 +45,7 @@ from dovetail_plugins.inspect.weights import groups_of
 from dovetail_plugins.layers.stored.rounding import asked_of
 
 BACKED = ("transformers", "transformers_encoder")
-"""Model plugins that run layers of transformers."""
-"""The model plugin that runs transformers' own modules."""
+"""The model plugins that run transformers' own modules."""
 REFUSED = "serve would refuse it"
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
