@@ -84,7 +84,7 @@ def build_encoder(context: BuildContext) -> BuiltEncoder:
         raise refusal(spec, 'its config has no "model_type"')
     if spec.is_causal:
         raise refusal(spec, "its type is not known as one whose tokens see all others")
-    model = _made(context)
+    model = _empty_model(context)
     if model.config.is_encoder_decoder:
         raise refusal(spec, "it is an encoder-decoder")
     call = TextCall(model, spec.head)
@@ -105,7 +105,7 @@ def build_encoder(context: BuildContext) -> BuiltEncoder:
     )
 
 
-def _made(context: BuildContext) -> Any:
+def _empty_model(context: BuildContext) -> Any:
     """Return transformers' model of what is wanted. Raises: ConfigError"""
     spec = context.model
     with refusing(spec, "transformers cannot make it from this config.json"):

@@ -53,8 +53,12 @@ TOKEN_HEAD: Renames = (("classifier.", "head."),)
 OWN_HEAD: Renames = (("classifier.out_proj.", "head.out."), ("classifier.dense.", "head.dense."))
 """Names of a head of prompts that has both of its matrices to itself."""
 POOLER = "pooler."
-UNUSED = ("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq")
-"""Extra tensors of masked language models, and tables that are computed."""
+UNUSED = (
+    *("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq"),
+    *("dense_2.", "dense_3."),
+)
+"""Extra tensors of masked language models, tables that are computed, and the layers behind a pooler
+that a GGUF file holds."""
 
 
 class BertModel(EncoderModel):

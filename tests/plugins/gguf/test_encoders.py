@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from dovetail import LLM
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
+from dovetail.errors import ConfigError
 from dovetail.interfaces.data.pooling_params import PoolingParams
 from support.gguf_encoders import VOCAB_SIZE, Arrays, Case, made, write
 
@@ -323,3 +324,38 @@ def test_jina_bert_v2(is_joined: bool, tmp_path: Path) -> None:
     tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
     for ours, tokens in zip(answers(file, "embed"), prompts(), strict=True):
         assert_same(ours, _jina_states(tensors, tokens).mean(0))
+
+
+@pytest.mark.parametrize("name", ["bert", "modern-bert"])
+def test_a_layer_without_a_pooler_makes_a_vector_of_each_token(name: str, tmp_path: Path) -> None:
+    """Late interaction: the file states no pooling, and has a projection of each token's state."""
+    case, file = replace(CASES[name], pooling=""), tmp_path / "model.gguf"
+    model = made(case)
+    matrix = np.random.default_rng(1).normal(size=(24, 64)).astype(np.float32)
+    write(case, model, file, extra={"dense_2.weight": matrix})
+    assert resolved(file).pooling.tasks[0] == "token_embed"
+    wanted = [one @ torch.from_numpy(matrix).T for one in states_of(model)]
+    for ours, theirs in zip(answers(file, "token_embed"), wanted, strict=True):
+        assert_same(ours, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"pooling_type": 9}, r"bert\.pooling_type is 9"),
+        ({"pooling_type": 4}, r"cls\.output\.weight"),
+        ({"feed_forward_length": 80}, r"ffn_up\.weight"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, int], reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write(CASES["bert"], made(CASES["bert"]), file, more=settings)
+    with pytest.raises(ConfigError, match=reason):
+        resolved(file)
+
+
+def test_labels_are_as_many_as_classes(tmp_path: Path) -> None:
+    case, file = CLASSIFIERS["roberta"], tmp_path / "model.gguf"
+    write(case, made(case), file, more={"classifier.output_labels": ["one"]})
+    with pytest.raises(ConfigError, match=r"names 1 classes, and cls\.output\.weight has 3"):
+        resolved(file)

@@ -163,7 +163,7 @@ def select_model(
             return select("model", ENCODER, where="--model-impl", options=options)
         if architecture in known.every:
             raise ConfigError(
-                f"{architecture} is not a decoder that takes text alone.",
+                f"{architecture} is neither a decoder that takes text alone nor an encoder.",
                 where="the checkpoint's architectures",
                 fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
             )

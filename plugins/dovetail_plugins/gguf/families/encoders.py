@@ -28,6 +28,7 @@ _TRUNK = {
     "token_types": "embeddings.types",
     "token_embd_norm": "embeddings.norm",
     "output_norm": "final_norm",
+    **{one: one for one in DENSE},
 }
 _TWO_LAYERS = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
 _DISTILLED = {"cls": "pre_classifier", "cls.output": "classifier"}

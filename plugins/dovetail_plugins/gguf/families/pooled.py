@@ -39,11 +39,12 @@ def pooled(settings: Settings, architecture: str) -> dict[str, Any]:
     if tells_classes(settings):
         name = architecture.replace("ForCausalLM", "ForSequenceClassification")
         return {**found, "architectures": [name], **_classes(settings)}
-    if kind is None:
+    layers = _projections(settings)
+    if kind is None and not layers:
         return found
-    sentences = {
-        "pooler": _POOLERS[kind],
-        "projections": _projections(settings),
+    sentences = {  # layers without a pooler make a vector of each token
+        "pooler": _POOLERS[kind or 0],
+        "projections": layers,
         "is_normalized": True,
         "has_modules": True,
     }
