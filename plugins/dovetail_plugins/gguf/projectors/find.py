@@ -42,7 +42,7 @@ class UnsupportedProjector(ConfigError):
 def projector_of(model: GgufModel, config: Mapping[str, Any], mmproj: str | None) -> Found | None:
     """Return the projector of a text model, None if it is to have none or none is found.
 
-    `config` is the text model's config.json. `mmproj` is the value of --mmproj: a file, "" for none,
+    `config` is the text model's config.json, `mmproj` the value of --mmproj: a file, "" for none,
     None for one next to the model. Raises: ConfigError for a named file that does not fit, for one
     that does not fit although no other model is there, or if several fit equally
     """
