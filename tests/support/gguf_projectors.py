@@ -420,6 +420,13 @@ KINDS = {
         keys=_qwen3_keys,
         changes=_qwen3,
     ),
+    "Qwen3_5ForConditionalGeneration": Kind(
+        text="",
+        text_class="Qwen3_5ForCausalLM",
+        type="qwen3vl_merger",
+        keys=_qwen3_keys,
+        changes=_qwen3,
+    ),
     "LlavaForConditionalGeneration": Kind(
         text="",
         text_class="LlamaForCausalLM",

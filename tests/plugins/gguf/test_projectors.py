@@ -19,7 +19,7 @@ from dovetail_plugins.inspect.collect import inspect
 from dovetail_plugins.load_formats.gguf import Gguf
 from support.gguf_projectors import write_pair, write_projector
 from support.inside import runner_of
-from support.tiny_media import SOUND_FAMILIES, write_media_checkpoint
+from support.tiny_media import SOUND_FAMILIES, STATE_FAMILIES, write_media_checkpoint
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -36,6 +36,7 @@ FAMILIES = [
     "InternVLForConditionalGeneration",
     "PixtralForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    *STATE_FAMILIES,
     *SOUND_FAMILIES,
 ]
 WORST = 1e-4

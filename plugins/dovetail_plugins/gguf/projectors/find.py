@@ -39,15 +39,15 @@ class UnsupportedProjector(ConfigError):
     """A projector of a type that is not read: its text model can be served alone."""
 
 
-def projector_of(model: GgufModel, config: Mapping[str, Any], asked: str | None) -> Found | None:
+def projector_of(model: GgufModel, config: Mapping[str, Any], mmproj: str | None) -> Found | None:
     """Return the projector of a text model, None if it is to have none or none is found.
 
-    `config` is the text model's config.json. `asked` is the value of --mmproj: a file, "" for none,
+    `config` is the text model's config.json, `mmproj` the value of --mmproj: a file, "" for none,
     None for one next to the model. Raises: ConfigError for a named file that does not fit, for one
     that does not fit although no other model is there, or if several fit equally
     """
-    if asked is not None:
-        return fitting(model, config, _named(asked)) if asked else None
+    if mmproj is not None:
+        return fitting(model, config, _named(mmproj)) if mmproj else None
     fits: list[tuple[Path, Found]] = []
     errors: list[ConfigError] = []
     for file in _beside(model.path):
@@ -65,10 +65,10 @@ def projector_of(model: GgufModel, config: Mapping[str, Any], asked: str | None)
     return None
 
 
-def _named(asked: str) -> Path:
-    path = Path(asked).expanduser()
+def _named(mmproj: str) -> Path:
+    path = Path(mmproj).expanduser()
     if not path.is_file():
-        raise ConfigError(f"there is no file {asked}.", where=FLAG, fix="check the path.")
+        raise ConfigError(f"there is no file {mmproj}.", where=FLAG, fix="check the path.")
     return path.absolute()
 
 

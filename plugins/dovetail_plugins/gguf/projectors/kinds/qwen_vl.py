@@ -160,8 +160,8 @@ def _text3(pair: Pair) -> Json:
 
 
 def _processor(pair: Pair, name: str, bounds: tuple[int, int]) -> Json:
-    least, most = (pair.find(f"image_{word}_pixels", int) for word in ("min", "max"))
-    size = {"shortest_edge": least or bounds[0], "longest_edge": most or bounds[1]}
+    lower, upper = (pair.find(f"image_{word}_pixels", int) for word in ("min", "max"))
+    size = {"shortest_edge": lower or bounds[0], "longest_edge": upper or bounds[1]}
     settings = {
         "patch_size": pair.number("patch_size"),
         "merge_size": _merged(pair),
