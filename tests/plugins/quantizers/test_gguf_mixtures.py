@@ -247,3 +247,14 @@ def test_rows_that_do_not_fit_get_another_type(
     assert "mlp.down_proj and 3 more: Q5_1 instead of Q5_K" in caplog.text
     config = json.loads((source / "config.json").read_text())
     assert config["intermediate_size"] == 96
+
+
+def test_layers_that_draft_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A layer behind those that config.json counts, as GLM-4.5's checkpoints have."""
+    source = write_tiny_checkpoint(tmp_path / "hf", "Qwen3ForCausalLM", **WIDE)
+    weights = load_file(source / "model.safetensors")
+    more = {"model.layers.2.eh_proj.weight": torch.ones(256, 512)}
+    save_file(weights | more, source / "model.safetensors", metadata={"format": "pt"})
+    stored = tensors(quantize(source, tmp_path / "out", "gguf-q4_k_m"))
+    assert not [name for name in stored if name.startswith("blk.2.")]
+    assert "model.layers.2.eh_proj" in caplog.text

@@ -15,7 +15,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent, read_model
-from dovetail_plugins.gguf.writing.write import write_file
+from dovetail_plugins.gguf.writing.write import Setting, write_file
 from dovetail_plugins.quantize.text import WINDOW_TOKENS
 
 KIND = "imatrix"
@@ -132,7 +132,7 @@ class Collected:
                 sums[number], counts[number] = means * num_tokens, float(num_tokens)
                 most = max(most, num_tokens)
             tensors |= {f"{stem}{WEIGHT}{SUMS}": sums, f"{stem}{WEIGHT}{COUNTS}": counts}
-        settings = {
+        settings: dict[str, Setting] = {
             "general.type": KIND,
             "imatrix.datasets": ["dovetail quantize --calibration"],
             "imatrix.chunk_count": -(-most // WINDOW_TOKENS),

@@ -26,6 +26,7 @@ class WrittenNames:
     """The names of a family's modules in a model of some layers."""
 
     def __init__(self, layout: FamilyNames, num_layers: int) -> None:
+        self._block, self._num_layers = f"{layout.blocks}.", num_layers
         self._modules = {theirs: ours for ours, theirs in layout.trunk.items()}
         self._own: dict[str, str] = {}
         for number in range(num_layers):
@@ -39,6 +40,11 @@ class WrittenNames:
         """Return GGUF's whole name of a tensor that is not called after its module there."""
         module, _, leaf = tensor.rpartition(".")
         return self._own.get(f"{_respelled(module)}.{leaf}")
+
+    def is_draft(self, tensor: str) -> bool:
+        """Return whether a tensor is of a layer behind the model's own, which drafts tokens."""
+        number = tensor.removeprefix(self._block).partition(".")[0]
+        return tensor.startswith(self._block) and int(number) >= self._num_layers
 
     def place(self, module: str) -> tuple[str, str, int | None] | None:
         """Return the module's name in the family's words, its name in GGUF and, of an expert, its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,6 +15,7 @@ from dovetail_plugins.gguf.families.family import FamilyNames
 from dovetail_plugins.gguf.writing.names import WrittenNames
 from dovetail_plugins.gguf.writing.write import Stored
 
+log = logging.getLogger(__name__)
 _NOT_STORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
@@ -25,10 +27,14 @@ def renamed(
     layout = families()[architecture].names
     names = WrittenNames(layout, model.num_layers)
     waiting: dict[str, dict[int, torch.Tensor]] = {}
+    drafts: list[str] = []
     is_tied = bool(model.hf_config.get("tie_word_embeddings"))
     for full, tensor in tensors:
         module, _, leaf = full.rpartition(".")
         if full.endswith(_NOT_STORED) or (module == "lm_head" and is_tied):
+            continue
+        if names.is_draft(full):
+            drafts.append(full)
             continue
         own = names.own(full)
         if own is not None:
@@ -57,6 +63,8 @@ def renamed(
         experts[number] = tensor
         if len(experts) == num_experts(model):
             yield Stored(name=name, tensor=stacked(waiting.pop(name)), type=kind)
+    if drafts:
+        log.warning("left out: %s and %d more, of layers that draft.", drafts[0], len(drafts) - 1)
     if waiting:
         raise ConfigError(f"experts of {next(iter(waiting))} are missing.", where=model.path)
 
