@@ -53,7 +53,7 @@ def _head_size(settings: Settings) -> int | None:
         return None
     count = groups
     if isinstance(groups, list):
-        count = groups[settings.blocks_with("attn_k.weight")[0]]
+        count = dict(enumerate(groups)).get(settings.blocks_with("attn_k.weight")[0])
     if not isinstance(count, int) or count <= 0 or keys.shape[0] % count:
         return None
     size: int = keys.shape[0] // count
