@@ -69,6 +69,8 @@ def _kv(name: str, bar: Bar | None = None) -> Row:
     return Row(name=f"KV {name}", checkpoint="f32", flags=("--kv-cache-dtype", name), bar=bar or {})
 
 
+QUANTIZED = ("gptq", "awq", "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
+             "gguf-q4_0", "int8", "int4", "fp8")  # fmt: skip
 DRAFTS = ("--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 4}))
 ROWS = (
     Row(name="file", bar=FILE_BAR, meets_peer=True),
@@ -92,10 +94,7 @@ ROWS = (
         beside="int4, float activations",
     ),
     Row(name="fp8", checkpoint="bf16", flags=("--quantization", "fp8")),
-    *(
-        Row(name=f"quantize {method}", checkpoint=method)
-        for method in ("gptq", "awq", "gguf-q8_0", "gguf-q4_0", "int8", "int4", "fp8")
-    ),
+    *(Row(name=f"quantize {method}", checkpoint=method) for method in QUANTIZED),
     Row(name=f"{LLAMACPP}, gguf-q8_0", checkpoint="gguf-q8_0", engine=LLAMACPP),
     Row(name=f"{LLAMACPP}, gguf-q4_0", checkpoint="gguf-q4_0", engine=LLAMACPP),
     _kv("int8", {"ppl_more": 0.005}),

@@ -40,7 +40,8 @@ NomicBERT, GTE (`NewModel`, `GteModel`), MPNet, DeBERTa v2 and v3, the encoders 
 UMT5, and Jina BERT v2 have plugins of their own, which tell vectors, classes of texts and of
 tokens. Tests compare them with transformers (Jina BERT with its formulas). A class that generates
 is not theirs: for example `BertLMHeadModel` runs over transformers. InternLM2 (and its reward
-models), MiMo, EXAONE 3, MiniCPM and Baichuan, which transformers does not have, are served too.
+models), MiMo, EXAONE 3, MiniCPM, Baichuan, DeepSeekMoE and
+DeciLM (Nemotron Super and Ultra), which transformers does not have, are served too.
 
 {counts}. `make sweep` tries them all again, `python -m benchmarks.architectures NAME` one alone.
 

@@ -453,6 +453,7 @@ def pages() -> dict[str, str]:
     from architectures_page import architectures_page
     from conformance_page import conformance_page
     from flag_pages import flags_page, variables_page
+    from gguf_page import gguf_page
     from migration_pages import vllm_page
     from ollama_page import ollama_page
     from quantization_page import quantization_page
@@ -465,6 +466,7 @@ def pages() -> dict[str, str]:
         "batch.md": batch_page(),
         "plugins.md": plugins_page(),
         "architectures.md": architectures_page(NOTE),
+        "gguf.md": gguf_page(NOTE),
         "quantization.md": quantization_page(NOTE),
         "structured_output.md": structured_output_page(),
         "conformance.md": conformance_page(NOTE),

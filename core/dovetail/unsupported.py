@@ -27,7 +27,10 @@ _STORES = (
 
 FEATURES: dict[str, Unsupported] = {
     # Models and requests to them.
-    "media": Unsupported("images, sound and video are not supported with this model"),
+    "media": Unsupported(
+        "images, sound and video are not supported with this model",
+        "serve one that takes them, or a GGUF file with its projector (--mmproj FILE)",
+    ),
     "media_answers": Unsupported("answers are text; sound and images are not made"),
     "media_cache_reset": Unsupported("the cache of media cannot be emptied while the server runs"),
     "terratorch": Unsupported("models of pixels are not supported; terratorch is not used"),

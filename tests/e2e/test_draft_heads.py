@@ -195,7 +195,14 @@ def test_layers_that_come_with_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("never_pauses")
 @pytest.mark.parametrize(
-    "family", ["Glm4MoeForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"]
+    "family",
+    [
+        "Glm4MoeForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+    ],
 )
 def test_a_layer_of_the_model_family(family: str, tmp_path: Path) -> None:
     """Experts in it, DeepSeek's latents, and beside Qwen3-Next's states."""

@@ -25,6 +25,8 @@ TYPES_OF_REMOTE_CODE = {
     "InternLM2ForCausalLM": "internlm2",
     "BaichuanForCausalLM": "baichuan",
     "BaiChuanForCausalLM": "baichuan",
+    "DeciLMForCausalLM": "nemotron-nas",
+    "DeepseekForCausalLM": "deepseek",
     "MPTForCausalLM": "mpt",
     "MiMoForCausalLM": "mimo",
     "ExaoneForCausalLM": "exaone",

@@ -338,11 +338,11 @@ def mtp(folder: Path, source: Path) -> Head:
 
 def own_layer(folder: Path, family: str) -> Head:
     """Return a model of two layers whose checkpoint has GLM-4.5's layer for further tokens,
-    DeepSeek-V3's by the same names, or Qwen3-Next's: the third layer of a model of three, and what
-    joins it."""
+    DeepSeek-V3's by the same names, or Qwen3-Next's and Qwen3.5's: the third layer of a model of
+    three, and what joins it."""
     import transformers
 
-    is_glm = family != "Qwen3NextForCausalLM"
+    is_glm = not family.startswith("Qwen3")
     kinds = ["full_attention" if is_glm else "linear_attention", *["full_attention"] * 2]
     fields: dict[str, Any] = {} if is_glm else {"layer_types": kinds}
     whole = write_tiny_checkpoint(folder / "whole", family, num_hidden_layers=3, **fields)
@@ -359,7 +359,8 @@ def own_layer(folder: Path, family: str) -> Head:
     joined = f"{ours}eh_proj.weight" if is_glm else f"{ours}fc.weight"
     w[joined] = drawn(g, SIZE, 2 * SIZE)
     config = json.loads((whole / "config.json").read_text()) | {"num_hidden_layers": 2}
-    config |= {"num_nextn_predict_layers": 1} if is_glm else {"layer_types": kinds[:2]}
+    count = "mtp_num_hidden_layers" if "Qwen3_5" in family else "num_nextn_predict_layers"
+    config |= {count: 1} | ({} if is_glm else {"layer_types": kinds[:2]})
     path = write(folder / "model", config, w)
     for file in whole.glob("tokenizer*"):
         (path / file.name).write_bytes(file.read_bytes())

@@ -386,6 +386,7 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
         f"{WHOLE}::test_prefix_caching_hash_algo",
         "core/engine/kv/test_prefix_hash.py::test_equal_prefixes_meet_and_others_do_not",
     ),
+    "mmproj": ("plugins/gguf/test_projector_files.py::test_the_flag",),
     "pt_load_map_location": (
         f"{CHECKPOINT}::test_where_torch_files_go_reaches_the_load_format",
         "plugins/load_formats/test_load_formats.py::test_pt_reads_onto_the_device_asked_for",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support import gguf_recent
+
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -115,4 +117,5 @@ CASES: dict[str, Case] = {
         {**WIDE, **EXPERTS, **EVERY, "head_dim": 64},
     ),
     "command-r": ("CohereForCausalLM", {}, {**WIDE, "use_qk_norm": False}),
+    **gguf_recent.CASES,
 }

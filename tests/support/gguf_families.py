@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from support import gguf_recent_changes
+
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 Config = Mapping[str, Any]
 
 MIXED_TWICE = ("mamba2", "falcon_h1", "granitemoehybrid", "nemotron_h")
 """Types with mixers of Mamba 2."""
-ONE_MORE = ("nemotron", "qwen3_next")
+ONE_MORE = ("nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types whose norms are stored plus one."""
-TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee")
+TURNED = ("llama", "granite", "granitemoe", "granitehybrid", "olmo", "smollm3", "arcee",
+          "mistral3", "baichuan", "xverse", "deepseek", "deci", "bailingmoe")  # fmt: skip
 """Architectures whose rows of q and k are turned."""
 
 
@@ -68,6 +71,7 @@ def _unmade(config: Config, name: str, values: Array) -> Array:
 
 def _more(config: Config, name: str) -> int:
     is_norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+    is_norm = is_norm or ".pre_fc_norm_" in name
     return int(is_norm and config["model_type"] in ONE_MORE)
 
 
@@ -114,20 +118,6 @@ def _joined(config: Config, name: str, parts: Arrays) -> Array:
     return values
 
 
-def _latent_cut(config: Config, name: str, values: Array) -> Arrays:
-    heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
-    keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
-    return {
-        name.replace("kv_b_proj", "k_b_proj"): keys.swapaxes(1, 2),
-        name.replace("kv_b_proj", "v_b_proj"): rest,
-    }
-
-
-def _latent_join(config: Config, keys: Array, rest: Array) -> Array:
-    whole: Array = np.concatenate([keys.swapaxes(1, 2), rest], axis=1)
-    return whole.reshape(-1, whole.shape[-1])
-
-
 def _block(name: str, stem: str) -> str:
     return f"blk.{name.split('.layers.')[1].split('.')[0]}.{stem}.weight"
 
@@ -154,6 +144,21 @@ def _down(suffix: str, *, is_turned: bool = False) -> tuple[Any, Any]:
 
     def join(config: Config, values: Array) -> Array:
         return values.swapaxes(-1, -2) if is_turned else values
+
+    return cut, join
+
+
+def _flat(stem: str, *, is_turned: bool = False) -> tuple[Any, Any]:
+    """Return how the rows of all DBRX's experts are cut into matrices, and joined again."""
+
+    def cut(config: Config, name: str, values: Array) -> Arrays:
+        rows = values.reshape(config["ffn_config"]["moe_num_experts"], -1, values.shape[-1])
+        block = name.split(".blocks.")[1].split(".")[0]
+        return {f"blk.{block}.{stem}.weight": rows.swapaxes(1, 2) if is_turned else rows}
+
+    def join(config: Config, values: Array) -> Array:
+        rows = values.swapaxes(1, 2) if is_turned else values
+        return rows.reshape(-1, rows.shape[-1])
 
     return cut, join
 
@@ -212,13 +217,17 @@ _GRANITE = (
     ("shared_mlp.input_linear", *_halves("_shexp")),
     ("shared_mlp.output_linear", *_down("_shexp")),
 )
-_LATENT = (("kv_b_proj", _latent_cut, _latent_join),)
 _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], ...]] = {
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
+    "deepseek_v2": gguf_recent_changes.LATENT_CUT,
+    "deepseek_v3": gguf_recent_changes.LATENT_CUT,
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "granitemoehybrid": _GRANITE,
+    "dbrx": (
+        ("experts.mlp.w1", *_flat("ffn_gate_exps")),
+        ("experts.mlp.v1", *_flat("ffn_up_exps")),
+        ("experts.mlp.w2", *_flat("ffn_down_exps", is_turned=True)),
+    ),
     "llama4_text": (
         ("experts.gate_up_proj", *_halves("_exps", is_turned=True)),
         ("experts.down_proj", *_down("_exps", is_turned=True)),
@@ -227,5 +236,6 @@ _CUTS: dict[str, tuple[tuple[str, Callable[..., Arrays], Callable[..., Array]], 
     "bloom": _GROUPS,
     "falcon": _GROUPS,
     "gpt_neox": _GROUPS,
+    **gguf_recent_changes.CUTS,
 }
 """Model type -> part of a name, how such a tensor is cut, how it is joined again."""

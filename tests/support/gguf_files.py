@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from support import gguf_families, gguf_gpt_oss, gguf_settings
+from support import (
+    gguf_early,
+    gguf_families,
+    gguf_gpt_oss,
+    gguf_recent,
+    gguf_settings,
+)
+from support import gguf_recent_changes as changes
 
 Array = np.ndarray[Any, Any]
 TypeOf = Callable[[str], str]
@@ -29,6 +36,9 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen2VLForConditionalGeneration": "qwen2vl",
+    "Qwen3VLForConditionalGeneration": "qwen3vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
     "Phi3ForCausalLM": "phi3",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
@@ -77,6 +87,16 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "Dots1ForCausalLM": "dots1",
     "CohereForCausalLM": "command-r",
+    "PhimoeForCausalLM": "phimoe",
+    "GPTJForCausalLM": "gptj",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "BitNetForCausalLM": "bitnet",
+    "GlmForCausalLM": "chatglm",
+    "Jais2ForCausalLM": "jais2",
+    "DbrxForCausalLM": "dbrx",
+    "DeepseekForCausalLM": "deepseek",
+    "DeciLMForCausalLM": "deci",
+    **gguf_recent.ARCHITECTURES,
 }
 WHOLE = ("inp.", "inp_", "position", "conv", "ssm_a", "ssm_d", "ssm_x")
 """Parts of names of tensors that are not quantized."""
@@ -107,32 +127,50 @@ def write_gguf(
     *,
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
+    num_blocks: int = 0,
+    architecture: str | None = None,
+    adders: Mapping[str, Any] | None = None,
+    pre: str | None = "gpt-2",
 ) -> dict[str, Array]:
     """Write a Hugging Face checkpoint as one GGUF file; return the weights it then means, under the
     checkpoint's own names.
 
-    `settings` are further settings, `extra` further tensors.
+    `settings` are further settings, `extra` further tensors, `num_blocks` the blocks with these.
+    `architecture`: GGUF's name, if it is not that of the checkpoint's class. `adders`: names of the
+    package's `add_` methods -> values that differ from the usual ones; None: none. `pre`: what cuts
+    text, None: the file does not say.
     """
     import gguf
 
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
+    architecture = architecture or ARCHITECTURES[config["architectures"][0]]
+    config["gguf"] = architecture
     writer = gguf.GGUFWriter(target, architecture)
-    _add_settings(writer, config)
-    _add_vocabulary(writer, source)
+    _add_settings(writer, config, adders or {})
+    _add_vocabulary(writer, source, pre)
+    if num_blocks:
+        writer.add_block_count(num_blocks)
     for key, value in (settings or {}).items():
         if isinstance(value, list):
             writer.add_array(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
         else:
             writer.add_string(key, value)
-    meant = _add_tensors(writer, architecture, config, _weights(source), type_of)
-    for name, values in (extra or {}).items():
+    weights = _weights(source)
+    as_settings = changes.as_settings(weights)
+    for key, numbers in changes.lists_of(as_settings).items():
+        writer.add_array(key, numbers)
+    own = {name: one for name, one in weights.items() if name not in as_settings}
+    joined = changes.with_joined(config, own)
+    meant = as_settings | _add_tensors(writer, architecture, config, joined, type_of)
+    for name, values in (changes.extra_of(config) | dict(extra or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return meant
+    return changes.without_joined(config, meant, weights)
 
 
 def quantized(values: Array, type_name: str) -> tuple[Array, Array]:
@@ -183,7 +221,7 @@ def _weights(source: Path) -> dict[str, Array]:
     return {n: v.float().numpy() for file in files for n, v in load_file(file).items()}
 
 
-def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
+def _add_settings(writer: Any, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Add what a model's shape is."""
     import gguf
 
@@ -223,7 +261,7 @@ def _add_settings(writer: Any, config: Mapping[str, Any]) -> None:
         "final_logit_softcapping": of("final_logit_softcapping"),
         "vocab_size": config["vocab_size"],
     }
-    adders |= gguf_settings.settings_of(config)
+    adders |= gguf_settings.settings_of(config) | dict(changed)
     for name, value in adders.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
@@ -254,7 +292,7 @@ def _add_gemma3n(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
 
 
-def _add_vocabulary(writer: Any, source: Path) -> None:
+def _add_vocabulary(writer: Any, source: Path, pre: str | None) -> None:
     """Add a byte-level tokenizer.json."""
     from tokenizers import Tokenizer
 
@@ -266,7 +304,8 @@ def _add_vocabulary(writer: Any, source: Path) -> None:
     special = {token["content"] for token in content["added_tokens"] if token["special"]}
     merges = content["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
@@ -288,18 +327,26 @@ def _add_tensors(
     import gguf
 
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = _num_layers(config)
+    counts = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    layers = _num_layers(config) + sum(config.get(name) or 0 for name in counts)
     names = gguf.get_tensor_name_map(kind, layers)
     meant: dict[str, Array] = {}
     is_oss = architecture == "gpt-oss"
     arranged = gguf_gpt_oss.apart(weights) if is_oss else gguf_families.apart(config, weights)
+    arranged = gguf_early.fused(architecture, arranged)
     for name, own in _stacked(arranged).items():
         theirs = name.replace("_correction_bias", "_correction.bias")
         theirs += ".weight" if name.endswith("correct_output_scale") else ""
         theirs = theirs.replace("feed_forward.experts.", "mlp.experts.").replace(".norms.", ".")
-        known = (theirs, theirs.removeprefix("transformer."))
+        known = (
+            theirs,
+            theirs.removeprefix("transformer."),
+            *changes.other_names(config, name),
+        )
+        known = (*changes.with_tail(name), *known)
         found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
         ours = name if name.startswith("blk.") else next((one for one in found if one), None)
+        ours = ours or changes.drafting_name(config, name)
         assert ours is not None, name
         values, undo = _changed(architecture, config, name, next(iter(own.values()))
                                 if len(own) == 1 else np.stack(list(own.values())))  # fmt: skip
@@ -313,6 +360,7 @@ def _add_tensors(
             writer.add_tensor(ours, stored, raw_dtype=gguf.GGMLQuantizationType[type_name])
         whole = undo(values)
         meant |= dict(zip(own, whole if len(own) > 1 else [whole], strict=True))
+    meant = gguf_early.split(architecture, meant, weights)
     if is_oss:
         return gguf_gpt_oss.together(meant)
     return gguf_families.together(config, meant, weights)
@@ -358,8 +406,8 @@ def _changed(
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return a tensor as GGUF has it, and how to turn such a one back."""
     if architecture in gguf_families.TURNED and (".q_proj." in name or ".k_proj." in name):
-        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-        rest = values.shape[1:]
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        heads, rest = len(values) // size, values.shape[1:]
         turned = values.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(values.shape)
         return turned, lambda x: x.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(x.shape)
     if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):

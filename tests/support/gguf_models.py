@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,9 @@ from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.weights import load_weights
 from dovetail_testing.harness import PagedModel
-from dovetail_testing.tiny.families import VOCAB_SIZE
+from dovetail_testing.tiny.families import COMMON, FAMILIES, VOCAB_SIZE
+from dovetail_testing.tiny.models import randomize, write_tiny_checkpoint, write_tiny_tokenizer
+from support import gguf_recent
 
 
 def loaded(path: Path, *, activations: str = "float") -> PagedModel:
@@ -38,13 +41,31 @@ def loaded(path: Path, *, activations: str = "float") -> PagedModel:
     return PagedModel(module.eval())
 
 
+def checkpoint(folder: Path, name: str, **changes: Any) -> Path:
+    """Write a tiny random checkpoint, also of a class that is served over transformers."""
+    import transformers
+
+    if name in FAMILIES:
+        return write_tiny_checkpoint(folder, name, **changes)
+    kind, fields = gguf_recent.TINY[name]
+    config = transformers.AutoConfig.for_model(kind, **{**COMMON, **fields, **changes})
+    torch.manual_seed(len(name))
+    model = getattr(transformers, name)(config)
+    randomize(model, seed=len(name))
+    model.save_pretrained(folder)
+    return write_tiny_tokenizer(folder)
+
+
 @cache
 def transformers_model(folder: Path) -> Any:
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    config = json.loads((folder / "config.json").read_text())
+    return (
+        getattr(transformers, config["architectures"][0])
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -59,9 +80,14 @@ def prompt(length: int) -> list[int]:
 
 def reference(folder: Path, meant: dict[str, Any], tokens: list[int], tmp: Path) -> torch.Tensor:
     """Return transformers' logits with the weights that the gguf package dequantized."""
+    write_meant(folder, meant, tmp)
+    return logits_of(transformers_model(tmp), tokens)
+
+
+def write_meant(folder: Path, meant: dict[str, Any], tmp: Path) -> None:
+    """Write a checkpoint with the weights that a file means."""
     from safetensors.torch import save_file
 
     shutil.copytree(folder, tmp, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in meant.items()}
+    tensors = {name: torch.from_numpy(np.array(v, order="C")) for name, v in meant.items()}
     save_file(tensors, tmp / "model.safetensors", metadata={"format": "pt"})
-    return logits_of(transformers_model(tmp), tokens)

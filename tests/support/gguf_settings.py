@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from support import gguf_recent_settings
+
 Config = Mapping[str, Any]
 MODELS = 1 << 20
 """The context length of models that have none."""
@@ -16,7 +18,7 @@ MODELS = 1 << 20
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the further settings of a model's type."""
     kind = config["model_type"]
-    made = {
+    makers = {
         "deepseek_v2": _latent,
         "deepseek_v3": _latent,
         "mamba": _mamba,
@@ -30,7 +32,9 @@ def settings_of(config: Config) -> dict[str, Any]:
         "qwen3_next": _qwen3_next,
         "nemotron_h": _nemotron_h,
         "ernie4_5_moe": _ernie,
-    }.get(kind)
+        **gguf_recent_settings.SETTINGS,
+    }
+    made = makers.get(config["gguf"]) or makers.get(kind)
     scales = {
         "attention_scale": config.get("attention_multiplier"),
         "embedding_scale": config.get("embedding_multiplier"),
@@ -61,6 +65,12 @@ def settings_of(config: Config) -> dict[str, Any]:
         few |= {"head_count_kv": heads, "context_length": 2048}
     if kind == "gpt_bigcode":
         few |= {"head_count_kv": 1}
+    if kind == "dbrx":
+        attention, experts = config["attn_config"], config["ffn_config"]
+        few |= {"head_count_kv": attention["kv_n_heads"], "clamp_kqv": attention["clip_qkv"],
+                "layer_norm_eps": 1e-5, "feed_forward_length": experts["ffn_hidden_size"],
+                "expert_count": experts["moe_num_experts"],
+                "expert_used_count": experts["moe_top_k"]}  # fmt: skip
     if kind == "hunyuan_v1_moe":
         few |= {"expert_feed_forward_length": config["intermediate_size"],
                 "expert_used_count": config["moe_topk"]}  # fmt: skip

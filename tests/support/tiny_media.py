@@ -35,7 +35,7 @@ def write_media_checkpoint(folder: str | Path, architecture: str, **overrides: A
     import transformers
 
     folder = Path(folder)
-    tokens, build = {**MEDIA_FAMILIES, **SOUND_FAMILIES}[architecture]
+    tokens, build = {**MEDIA_FAMILIES, **STATE_FAMILIES, **SOUND_FAMILIES}[architecture]
     tokenizer = media_tokenizer(folder, tokens, NAMES.get(architecture, ()))
     config, processor = build({name: tokenizer.convert_tokens_to_ids(name) for name in tokens})
     for name, value in overrides.items():
@@ -368,6 +368,24 @@ def _qwen3_vl_moe(ids: dict[str, int]) -> Made:
     return config, _qwen_processor("qwen3_vl", "Qwen3VLProcessor")
 
 
+def _qwen3_5(ids: dict[str, int]) -> Made:
+    import transformers as hf
+
+    text = {
+        **TEXT,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "rope_parameters": {**QWEN_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+    }
+    vision = {**QWEN3_VISION, "deepstack_visual_indexes": []}
+    config = hf.Qwen3_5Config(vision_config=vision, text_config=text, **_qwen_ids(ids))
+    return config, _qwen_processor("qwen3_vl", "Qwen3VLProcessor")
+
+
 QWEN3_TEXT = {
     **TEXT,
     "head_dim": 8,
@@ -396,6 +414,10 @@ MEDIA_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made
     "PixtralForConditionalGeneration": (PIXTRAL, _pixtral),
     "SmolVLMForConditionalGeneration": (IDEFICS3, _smolvlm),
 }
+STATE_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
+    "Qwen3_5ForConditionalGeneration": (QWEN, _qwen3_5),
+}
+"""Families whose text models keep states."""
 SOUND_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[dict[str, int]], Made]]] = {
     "Qwen2AudioForConditionalGeneration": (AUDIO, _qwen2_audio),
     "VoxtralForConditionalGeneration": (VOXTRAL, _voxtral),

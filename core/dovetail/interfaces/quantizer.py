@@ -32,7 +32,7 @@ class Inputs:
     """A layer's inputs x on the calibration text: the mean of x x^T and of |x| over the tokens that
     reached it. An expert's tokens are those that its router sends to it.
 
-    Shapes: gram [I, I], magnitude [I], both float32
+    Shapes: gram [I, I], or [I], its diagonal, for quantizers of "squares"; magnitude [I]; float32
     """
 
     gram: torch.Tensor
@@ -84,6 +84,7 @@ class Quantizer(Plugin):
     known_capabilities: ClassVar[Mapping[str, str]] = {
         "calibrated": "needs a calibration text to measure the inputs of layers",
         "grouped": "groups of inputs share a scale; --group sets their size",
+        "squares": "uses only the mean squares of inputs, not of products of two",
         "tables": "quantizes the embedding and the head as well",
         "writes": "has `write`: writes other files than safetensors, including the configuration",
     }

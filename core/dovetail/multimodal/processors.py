@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
+from dovetail.config.checkpoint.media_tokens import PROCESSOR
 from dovetail.config.checkpoint.model_facts import processors
+from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.registry.files import import_target
 
 FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -29,6 +31,13 @@ USUAL_RATE_HZ = 16000
 VIDEO_PART = "video_processor"
 WITHOUT_VIDEO = {"SmolVLMProcessor": "Idefics3Processor"}
 """Processors that equal another one except for videos, which take one more package."""
+
+
+def processor_folder(model: ModelSpec) -> str:
+    """Return the folder of a checkpoint's processor: its own, or one written from its settings."""
+    if PROCESSOR not in model.whole_config:
+        return model.path
+    return str(import_target(processors()[PROCESSOR])(model.path, model.whole_config))
 
 
 def load_processor(folder: str | Path, model_type: str) -> Any:

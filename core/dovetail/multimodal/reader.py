@@ -20,7 +20,13 @@ from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.multimodal.content import EMBEDS, Embeddings, Sound
 from dovetail.multimodal.extra import INSTALL, package
 from dovetail.multimodal.kept import KeptMedia, OwnMedia, SharedMedia
-from dovetail.multimodal.processors import ARGUMENTS, TEXT_FIELDS, load_processor, rate_of
+from dovetail.multimodal.processors import (
+    ARGUMENTS,
+    TEXT_FIELDS,
+    load_processor,
+    processor_folder,
+    rate_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +42,11 @@ class MediaReader:
     def __init__(self, model: ModelSpec, spec: MediaSpec) -> None:
         self._spec = spec
         self._kept = kept_media(spec)
-        self._processor = _processor(model)
+        self._folder = processor_folder(model)
+        self._processor = _processor(model, self._folder)
         vision = model.whole_config.get("vision_config") or {}
-        self._folder = model.path
-        self._time_scale = float(vision.get("tokens_per_second") or _usual_scale(model))
+        scale = vision.get("tokens_per_second") or facts_of(model.whole_config).positions_per_second
+        self._time_scale = float(scale)
         deep = vision.get("deepstack_visual_indexes") or ()
         self._vector_size = model.hidden_size * (1 + len(deep))
         self._blanks: dict[str, ReadMedium] = {}
@@ -283,7 +290,8 @@ class MediaReader:
         """Return a blank medium as read, for the text around its placeholders."""
         if kind not in self._blanks:
             if kind == AUDIO:
-                content: Any = Sound(samples=_zeros(self._rate_hz), rate_hz=self._rate_hz)
+                zeros = package("numpy").zeros(self._rate_hz, dtype="float32")
+                content: Any = Sound(samples=zeros, rate_hz=self._rate_hz)
             else:
                 content = package("PIL.Image").new("RGB", (64, 64))
             self._blanks[kind] = self._read(kind, content, self._spec.options)
@@ -332,10 +340,10 @@ def kept_media(spec: MediaSpec) -> KeptMedia:
         ) from error
 
 
-def _processor(model: ModelSpec) -> Any:
+def _processor(model: ModelSpec, folder: str) -> Any:
     """Return a checkpoint's transformers processor. Raises: ConfigError"""
     try:
-        return load_processor(model.path, str(model.whole_config.get("model_type")))
+        return load_processor(folder, str(model.whole_config.get("model_type")))
     except Exception as error:
         raise ConfigError(
             f"the checkpoint's media processor cannot be made: {error}",
@@ -343,15 +351,3 @@ def _processor(model: ModelSpec) -> Any:
             fix=f"install what it needs (`{INSTALL}`), or serve the text part alone with "
             """`--limit-mm-per-prompt '{"image": 0, "video": 0, "audio": 0}'`.""",
         ) from error
-
-
-def _usual_scale(model: ModelSpec) -> float:
-    """Return the default positions per second of video if config.json has none; 0: a step is one
-    position, whatever its length."""
-    return facts_of(model.whole_config).positions_per_second
-
-
-def _zeros(count: int) -> Any:
-    import numpy
-
-    return numpy.zeros(count, dtype=numpy.float32)

@@ -11,24 +11,6 @@ from dovetail.multimodal.prompt import PlacedPrompt, VectorPrompt, content_key
 FIELD = "prompt_embeds"
 NO_TOKEN = 0
 """Token id of vector positions; it is not looked up."""
-MAX_HEADER_BYTES = 1 << 16
-"""Room for a file's header besides the vectors."""
-
-
-def decode_vectors(text: str, model: ModelSpec, max_tokens: int) -> VectorPrompt:
-    """Return the prompt in a base64 tensor, saved by safetensors or torch.save. Blocks.
-
-    Raises: RequestError
-    """
-    from dovetail.multimodal.embeds import decode_embeddings  # imports torch
-
-    max_bytes = max_tokens * model.hidden_size * 4 + MAX_HEADER_BYTES
-    try:
-        (vectors,) = decode_embeddings({FIELD: text}, max_bytes).values()
-    except RequestError as error:
-        error.where = FIELD
-        raise
-    return VectorPrompt(vectors=vectors)
 
 
 def placed_vectors(prompt: VectorPrompt, model: ModelSpec, *, is_taken: bool) -> PlacedPrompt:

@@ -38,6 +38,8 @@ class QuantizeCommand(Command):
         import sys
         from pathlib import Path
 
+        from msgspec import structs
+
         from dovetail import registry
         from dovetail.config.parse.flags import group_of
         from dovetail.config.parse.parse_config import parse_config
@@ -56,6 +58,9 @@ class QuantizeCommand(Command):
             "quantizer", flags.method, query=spec.run.model, options=options, where="--method"
         )
         check_text(flags, registry.admin.load_selection(method).capabilities)
+        files = {"imatrix": flags.imatrix, "save_imatrix": flags.save_imatrix}
+        added = {name: file for name, file in files.items() if file}
+        method = structs.replace(method, options={**method.options, **added})
 
         from dovetail_plugins.quantize.job import QuantizeJob  # torch: after the checks
         from dovetail_plugins.quantize.text import windows_of

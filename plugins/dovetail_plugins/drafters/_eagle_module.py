@@ -40,7 +40,7 @@ class JoinedLinear(nn.Module):
         super().__init__()
         self.first = ReplicatedLinear(context, f"{name}.first", sizes[0], out)
         self.second = ReplicatedLinear(context, f"{name}.second", sizes[1], out, bias=bias)
-        self._cut = sizes[0]
+        self._share = sizes[0] / sum(sizes)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Shapes: x [T, I], y [T, J] -> [T, O]"""
@@ -50,15 +50,18 @@ class JoinedLinear(nn.Module):
     def cut(
         self, found: Iterable[tuple[str, torch.Tensor]], name: str
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors, with those of `name` renamed and cut for this layer."""
+        """Yield the tensors, with those of `name` renamed and cut for this layer: its numbers, or
+        blocks of them."""
         for path, tensor in found:
-            if path.removeprefix("model.") == f"{name}.weight":
-                yield f"{name}.first.weight", tensor[:, : self._cut].contiguous()
-                yield f"{name}.second.weight", tensor[:, self._cut :].contiguous()
-            elif path.removeprefix("model.") == f"{name}.bias":
+            owner, _, leaf = path.removeprefix("model.").rpartition(".")
+            if owner != name:
+                yield path, tensor
+            elif leaf == "bias":
                 yield f"{name}.second.bias", tensor
             else:
-                yield path, tensor
+                cut = int(tensor.shape[1] * self._share)
+                yield f"{name}.first.{leaf}", tensor[:, :cut].contiguous()
+                yield f"{name}.second.{leaf}", tensor[:, cut:].contiguous()
 
 
 def family_of(context: DraftContext) -> tuple[type[DecoderForCausalLM], DecoderConfig]:

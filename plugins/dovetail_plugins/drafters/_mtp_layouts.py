@@ -87,6 +87,12 @@ QWEN = MtpLayout(
     usual_count=1,
     fused={**FUSED, "q_proj": ("qkv_proj", "q_and_gate")},
 )
+QWEN3_5 = replace(
+    QWEN,
+    count="mtp_num_hidden_layers",
+    usual_count=0,
+    unused=("embed_tokens.", "shared_head."),
+)
 DEEPSEEK = replace(
     NEXTN,
     settings={**NEXTN.settings, "mlp_layer_types": None},
@@ -97,6 +103,7 @@ LAYOUTS = {
     "mimo": MIMO,
     "glm4_moe": NEXTN,
     "qwen3_next": QWEN,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), QWEN3_5),
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.drafter import DraftContext, WorkerDrafter
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.drafters._mtp_layouts import layout_of
+from dovetail_plugins.drafters._mtp_layouts import OWN, MtpLayout, layout_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,9 @@ class Mtp(WorkerDrafter):
     @classmethod
     def settings(cls, raw: Mapping[str, Any], target: ModelSpec) -> dict[str, Any]:
         """Return the model's settings, with one layer. Raises: ConfigError if it has none"""
-        return {**raw, **layout_of(raw).settings, "num_hidden_layers": 1}
+        layout = layout_of(raw)
+        stored = _stored(raw.get("quantization_config"), layout, target.num_layers)
+        return {**raw, **layout.settings, **stored, "num_hidden_layers": 1}
 
     def __init__(self, options: Any, context: DraftContext) -> None:
         from dovetail_plugins.drafters._mtp_module import MtpModule
@@ -71,3 +73,15 @@ class Mtp(WorkerDrafter):
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return the model's logits. Shapes: [S, E] -> [S, V]"""
         return self._target.logits(self._module.normed(states))
+
+
+def _stored(stored: Any, layout: MtpLayout, num_layers: int) -> dict[str, Any]:
+    """Return how a GGUF file's matrices of the layer are stored, by the names in the drafter."""
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("types"), Mapping):
+        return {}
+    types: dict[str, str] = {}
+    for name, kind in stored["types"].items():
+        own = (layout.local(f"{name}.", num_layers) or "").removesuffix(".")
+        halves = (f"{own}.first", f"{own}.second") if own == OWN[-1] else ()
+        types |= dict.fromkeys((own, *halves) if own else (), kind)
+    return {"quantization_config": {**stored, "types": types}}

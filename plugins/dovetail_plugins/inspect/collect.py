@@ -44,8 +44,8 @@ from dovetail_plugins.inspect.trial import refusal
 from dovetail_plugins.inspect.weights import groups_of
 from dovetail_plugins.layers.stored.rounding import asked_of
 
-TRANSFORMERS = "transformers"
-"""The model plugin that runs transformers' own modules."""
+BACKED = ("transformers", "transformers_encoder")
+"""The model plugins that run transformers' own modules."""
 REFUSED = "serve would refuse it"
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "*.tensors")
 
@@ -268,7 +268,7 @@ def _how(parts: EngineParts, method: QuantMethod | None) -> How:
         method=method,
         panel_outputs=0 if native is None else native.panel_outputs(),
         is_tied=bool(parts.model.hf_config.get("tie_word_embeddings", False)),
-        is_own=parts.model_plugin is None or parts.model_plugin.name != TRANSFORMERS,
+        is_own=parts.model_plugin is None or parts.model_plugin.name not in BACKED,
         is_cpu=parts.device == "cpu",
         isa="" if native is None else native.isa,
         asked=asked_of(options),

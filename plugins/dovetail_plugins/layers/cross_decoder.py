@@ -115,7 +115,7 @@ class CrossDecoderLayer(nn.Module):
         )
         mlp = GatedMLP if config.is_gated else PlainMLP
         inner, act = config.inner_size, config.hidden_act
-        self.mlp = mlp(context, name, inner=inner, act=act, bias=config.has_bias)
+        self.mlp = mlp(context, f"{name}.mlp", inner=inner, act=act, bias=config.has_bias)
         self.self_norm, self.cross_norm = config.norm(context), config.norm(context)
         self.mlp_norm = config.norm(context)
         self.has_norms_before = config.has_norms_before

@@ -287,8 +287,9 @@ class EncoderModel(nn.Module, Model):
         super().__init__()
         config = self.encoder_config(context.model)
         self.embeddings = self.build_embeddings(context, config)
+        start = "" if context.model.encoder is None else "encoder."
         self.layers = nn.ModuleList(
-            self.layer_class(context, f"layers.{i}", config, i)
+            self.layer_class(context, f"{start}layers.{i}", config, i)
             for i in range(context.model.num_layers)
         )
         self.layer_types = config.layer_types or (ONE_KIND,) * context.model.num_layers

@@ -43,6 +43,9 @@ class AutoOptions:
         default_factory=lambda: dict(ONTO_CPU),
         metadata={"help": "where torch.save files are read to, as in pt"},
     )
+    mmproj: str | None = field(
+        default=None, metadata={"help": "the projector's file of a GGUF model, as in gguf"}
+    )
 
 
 class Auto(LoadFormat):
@@ -89,7 +92,7 @@ class Auto(LoadFormat):
             return Pt(PtOptions(map_location=self.options.map_location))
         if not Gguf.why_not(checkpoint):
             self._check_no_places(checkpoint)
-            return Gguf(Gguf.Options())
+            return Gguf(Gguf.Options(mmproj=self.options.mmproj))
         raise ConfigError(
             "; ".join(dict.fromkeys(self.why_not(checkpoint))),
             where=checkpoint.path,

@@ -7,6 +7,8 @@ no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,18 @@ from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 if TYPE_CHECKING:
     import torch
 
+    from dovetail_plugins.gguf.projectors.projector import Pair, Projector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufOptions:
+    """Which projector is read with the model."""
+
+    mmproj: str | None = field(
+        default=None,
+        metadata={"help": 'the projector\'s file; "" for none, null for a fitting one next to it'},
+    )
+
 
 class Gguf(LoadFormat):
     """All tensors of a GGUF model, under the names of its Hugging Face checkpoint."""
@@ -27,6 +41,7 @@ class Gguf(LoadFormat):
         summary="GGUF files, single or divided",
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
+    Options = GgufOptions
     capabilities = frozenset({"lazy"})
 
     @classmethod
@@ -38,19 +53,35 @@ class Gguf(LoadFormat):
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor once. All heads are checked before the first."""
+        from dovetail_plugins.gguf.projectors import tensors
         from dovetail_plugins.gguf.reading.tensors import tensors_of
 
         model = _model_of(checkpoint)
-        count = ByteCount(checkpoint.progress, sum(one.num_bytes for one in model.extents))
-        for name, tensor in tensors_of(model):
+        found = self._projector(model)
+        extents = (*model.extents, *(found[0].clip.model.extents if found else ()))
+        count = ByteCount(checkpoint.progress, sum(one.num_bytes for one in extents))
+        for name, tensor in chain(tensors_of(model), tensors.tensors_of(*found) if found else ()):
             yield name, tensor
             count.add(tensor.nbytes)
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
         """Return the headers of the tensors in the model's files."""
+        from dovetail_plugins.gguf.projectors import targets
         from dovetail_plugins.gguf.reading.names import headers_of
 
-        return headers_of(_model_of(checkpoint))
+        model = _model_of(checkpoint)
+        found = self._projector(model)
+        return chain(headers_of(model), targets.headers_of(*found) if found else ())
+
+    def _projector(self, model: GgufModel) -> tuple[Pair, Projector] | None:
+        """Return the projector of a model. Raises: ConfigError"""
+        from dovetail_plugins.gguf._config import config_of
+        from dovetail_plugins.gguf.families import families
+        from dovetail_plugins.gguf.projectors.find import projector_of
+
+        if model.settings.get("general.architecture") not in families():
+            return None
+        return projector_of(model, config_of(model), self.options.mmproj)
 
     @classmethod
     def write_sample(cls, folder: str, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -148,6 +148,26 @@ LONGCAT_FLASH_FACTS = ModelFacts(
     },
 )
 
+V1_FACTS = ModelFacts(
+    defaults={
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "moe_intermediate_size": 1407,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "first_k_dense_replace": 0,
+        "moe_layer_freq": 1,
+        "norm_topk_prob": False,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-06,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    },
+)
+
+DEEPSEEK_V1 = Value(summary="DeepSeekMoE", value=V1_FACTS)
 DEEPSEEK_V2 = Value(summary="DeepSeek V2", value=V2_FACTS)
 DEEPSEEK_V3 = Value(summary="DeepSeek V3", value=V3_FACTS)
 DEEPSEEK_V32 = Value(summary="DeepSeek V3.2", value=V32_FACTS)

@@ -54,6 +54,7 @@ def delta_sizes(config: Config) -> DeltaSizes:
         conv=int(config["linear_conv_kernel_dim"]),
         act=config["hidden_act"],
         eps=float(config["rms_norm_eps"]),
+        is_tiled=bool(config.get("linear_heads_are_tiled")),
     )
 
 

@@ -6,6 +6,7 @@ Integration (xIELU), 2024.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,14 +32,16 @@ RENAMES = (
 
 class XIELU(nn.Module):
     """b x + a x^2 above 0, b x + c (e^min(x, eps) - 1 - x) below. The learned numbers are a and c -
-    b before softplus."""
+    b before softplus; `known` has those that the config says, as that of a GGUF file says all."""
 
-    def __init__(self, context: BuildContext) -> None:
+    def __init__(self, context: BuildContext, known: Mapping[str, float]) -> None:
         super().__init__()
-        self.alpha_p, self.alpha_n = _number(context, [0.0]), _number(context, [0.0])
-        self.beta, self.eps = _number(context, 0.5), _number(context, -1e-6)
-        for known in (self.beta, self.eps):
-            mark_axes(known, output=None, input=None, is_optional=True)
+        self.alpha_p = _number(context, [known.get("alpha_p", 0.0)])
+        self.alpha_n = _number(context, [known.get("alpha_n", 0.0)])
+        self.beta = _number(context, known.get("beta", 0.5))
+        self.eps = _number(context, known.get("eps", -1e-6))
+        for name in ("beta", "eps", *known):
+            mark_axes(self.get_parameter(name), output=None, input=None, is_optional=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shapes: any -> the same"""
@@ -58,11 +61,13 @@ def _number(context: BuildContext, value: Any) -> nn.Parameter:
 class ApertusMLP(nn.Module):
     """down(xielu(up(x)))"""
 
-    def __init__(self, context: BuildContext, name: str, inner: int) -> None:
+    def __init__(
+        self, context: BuildContext, name: str, inner: int, known: Mapping[str, float]
+    ) -> None:
         super().__init__()
         size = context.model.hidden_size
         self.up_proj = ColumnParallelLinear(context, f"{name}.up_proj", size, inner)
-        self.act_fn = XIELU(context)
+        self.act_fn = XIELU(context, known)
         self.down_proj = RowParallelLinear(context, f"{name}.down_proj", inner, size)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -79,7 +84,9 @@ class ApertusLayer(DecoderLayer):
         """Return the layer's MLP."""
         if config.hidden_act != LEARNED:
             return super().build_mlp(context, name, config, layer)
-        return ApertusMLP(context, name, int(context.model.hf_config["intermediate_size"]))
+        settings = context.model.hf_config
+        known = {name: values[layer] for name, values in (settings.get(LEARNED) or {}).items()}
+        return ApertusMLP(context, name, int(settings["intermediate_size"]), known)
 
 
 class ApertusForCausalLM(DecoderForCausalLM):

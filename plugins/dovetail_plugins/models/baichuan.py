@@ -69,11 +69,9 @@ class BaichuanForCausalLM(DecoderForCausalLM):
         return usual_config(model, alibi_slopes=slopes, is_tied=False)
 
     def weight_map(self) -> WeightMap:
-        """Return the names."""
+        """Return the names: queries, keys and values are one matrix, or three in GGUF files."""
         usual = super().weight_map()
-        renames = ((".self_attn.W_pack.", ".self_attn.qkv_proj."),)
-        fused = {name: to for name, to in usual.fused.items() if to[0] != "qkv_proj"}
-        return replace(usual, renames=renames, fused=fused)
+        return replace(usual, renames=((".self_attn.W_pack.", ".self_attn.qkv_proj."),))
 
 
 def is_second(model: ModelSpec) -> bool:

@@ -5,6 +5,7 @@ Source: Devlin et al. 2018.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -16,6 +17,8 @@ from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import EncoderConfig, EncoderModel, usual_encoder
+
+log = logging.getLogger(__name__)
 
 Renames = tuple[tuple[str, str], ...]
 
@@ -37,14 +40,25 @@ RENAMES = (
     ("s.norm.beta", "s.norm.bias"),
 )
 """Names of checkpoints -> names of `layers.encoder`, the very old ones of norms too."""
-FUSED = {"query": ("qkv_proj", "q"), "key": ("qkv_proj", "k"), "value": ("qkv_proj", "v")}
+OWN_FUSED = {f"{part}_proj": ("qkv_proj", part) for part in "qkv"}
+"""The names here of a layer's three matrices, which GGUF files are read by."""
+FUSED = {
+    **OWN_FUSED,
+    "query": ("qkv_proj", "q"),
+    "key": ("qkv_proj", "k"),
+    "value": ("qkv_proj", "v"),
+}
 
 TOKEN_HEAD: Renames = (("classifier.", "head."),)
 OWN_HEAD: Renames = (("classifier.out_proj.", "head.out."), ("classifier.dense.", "head.dense."))
 """Names of a head of prompts that has both of its matrices to itself."""
 POOLER = "pooler."
-UNUSED = ("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq")
-"""Extra tensors of masked language models, and tables that are computed."""
+UNUSED = (
+    *("cls.", "lm_head.", "_predictions.", "embeddings.position_ids", "inv_freq"),
+    *("dense_2.", "dense_3."),
+)
+"""Extra tensors of masked language models, tables that are computed, and the layers behind a pooler
+that a GGUF file holds."""
 
 
 class BertModel(EncoderModel):
@@ -73,8 +87,15 @@ class BertModel(EncoderModel):
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return the classifier: of a prompt through the pooler's matrix, of tokens without."""
-        is_of_prompt = context.model.head == CLASSES
-        return DenseClasses(context) if is_of_prompt else super().build_head(context)
+        if context.model.head != CLASSES:
+            return super().build_head(context)
+        if not context.model.hf_config.get("has_no_pooler"):
+            return DenseClasses(context)
+        log.warning(
+            "the file lacks the layer before BERT's classifier, which llama.cpp's converters leave "
+            "out: scores are llama.cpp's, not those of the model that the file was made of"
+        )
+        return super().build_head(context)
 
     def weight_map(self) -> WeightMap:
         """Return the names; in whole models they begin with one of the family's prefixes."""

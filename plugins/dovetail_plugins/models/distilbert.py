@@ -12,7 +12,7 @@ from dovetail.interfaces.model import BuildContext
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.layers.class_head import DenseClasses
 from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
-from dovetail_plugins.models.bert import BertModel
+from dovetail_plugins.models.bert import OWN_FUSED, BertModel
 
 RENAMES = (
     ("embeddings.word_embeddings.", "embeddings.words."),
@@ -25,7 +25,12 @@ RENAMES = (
     (".ffn.lin2.", ".down_proj."),
     (".output_layer_norm.", ".output_norm."),
 )
-FUSED = {"q_lin": ("qkv_proj", "q"), "k_lin": ("qkv_proj", "k"), "v_lin": ("qkv_proj", "v")}
+FUSED = {
+    **OWN_FUSED,
+    "q_lin": ("qkv_proj", "q"),
+    "k_lin": ("qkv_proj", "k"),
+    "v_lin": ("qkv_proj", "v"),
+}
 
 
 class DistilBertModel(BertModel):
@@ -44,5 +49,7 @@ class DistilBertModel(BertModel):
 
     def build_head(self, context: BuildContext) -> nn.Module:
         """Return the classifier: of a prompt by two matrices, of tokens by one."""
-        is_of_prompt = context.model.head == CLASSES
-        return DenseClasses(context, act="relu") if is_of_prompt else super().build_head(context)
+        is_whole = not context.model.hf_config.get("has_no_pooler")
+        if context.model.head == CLASSES and is_whole:
+            return DenseClasses(context, act="relu")
+        return super().build_head(context)

@@ -6,6 +6,7 @@ Source: Gemma Team 2025.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from dovetail.config.checkpoint.rope import rope_of
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.model import BuildContext
+from dovetail.interfaces.model import BuildContext, WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.rotary import RopeSettings, Rotary, rope_settings, unscaled
 from dovetail.layers.decoder import (
@@ -103,6 +104,11 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
             attn_logit_softcap=config.get("attn_logit_softcapping"),
             final_logit_softcap=config.get("final_logit_softcapping"),
         )
+
+    def weight_map(self) -> WeightMap:
+        """Return the names; a file may have the layers behind EmbeddingGemma's pooler."""
+        names = super().weight_map()
+        return replace(names, ignored=(*names.ignored, "dense_2.", "dense_3."))
 
 
 class Gemma3ForConditionalGeneration(MediaModel):

@@ -5,10 +5,12 @@ Source: Guenther et al. 2023.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
+from dovetail.interfaces.model import WeightMap
 from dovetail.interfaces.plugin import Info
 from dovetail.layers.attention.alibi import alibi_slopes
 from dovetail_plugins.layers.encoder import EncoderConfig, usual_encoder
@@ -45,3 +47,10 @@ class JinaBertModel(BertModel):
         if act is None:
             return usual_encoder(model, **positions)
         return usual_encoder(model, hidden_act=act, is_gated=True, has_up_bias=False, **positions)
+
+    def weight_map(self) -> WeightMap:
+        """Return the names; a gated layer's halves may be two matrices."""
+        names = super().weight_map()
+        is_gated = any(layer.is_gated for layer in self.layers)
+        halves = {f"{half}_proj": ("gate_up_proj", half) for half in ("gate", "up")}
+        return replace(names, fused={**names.fused, **halves}) if is_gated else names

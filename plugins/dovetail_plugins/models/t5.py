@@ -35,11 +35,14 @@ from dovetail_plugins.layers.encoder import (
     usual_encoder,
 )
 from dovetail_plugins.model_types.t5 import num_decoder_layers
+from dovetail_plugins.models.bert import OWN_FUSED
 
 SHARED_BIAS = (
     ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.", "position_bias."),
 )
 """The layer that stores the biases of all layers: the first."""
+OWN_BIAS = (("layers.0.attention.relative_attention_bias.", "position_bias."),)
+"""The same by the names here, which GGUF files are read by."""
 RENAMES = (
     ("shared.", "embeddings.words."),
     ("encoder.block.", "layers."),
@@ -54,12 +57,15 @@ RENAMES = (
     ("classifier.", "head."),
 )
 FUSED = {
+    **OWN_FUSED,
     "q": ("qkv_proj", "q"),
     "k": ("qkv_proj", "k"),
     "v": ("qkv_proj", "v"),
     "wi_0": ("gate_up_proj", "gate"),
     "wi_1": ("gate_up_proj", "up"),
 }
+HALVES = {f"{half}_proj": ("gate_up_proj", half) for half in ("gate", "up")}
+"""The names here of the halves of a gated inner layer."""
 
 
 class TokenVectors(nn.Module):
@@ -96,7 +102,7 @@ class T5EncoderModel(EncoderModel):
     """T5's encoder, for vectors of prompts or classes of their tokens."""
 
     info = Info(summary="T5's and mT5's encoders", source="https://arxiv.org/abs/1910.10683")
-    renames: ClassVar[tuple[tuple[str, str], ...]] = (*SHARED_BIAS, *RENAMES)
+    renames: ClassVar[tuple[tuple[str, str], ...]] = (*SHARED_BIAS, *OWN_BIAS, *RENAMES)
 
     @classmethod
     def encoder_config(cls, model: ModelSpec) -> EncoderConfig:
@@ -143,7 +149,7 @@ class T5EncoderModel(EncoderModel):
         return WeightMap(
             prefixes=(("transformer.", ""),),
             renames=self.renames,
-            fused=FUSED,
+            fused={**FUSED, **(HALVES if self.layers[0].is_gated else {})},
             ignored=unused if self.head is not None else (*unused, "classifier."),
         )
 
@@ -207,6 +213,8 @@ DECODER_LAYER = {
     "layer.2.DenseReluDense.wo": "mlp.down_proj",
     "layer.2.layer_norm": "mlp_norm",
 }
+OWN_ATTENTION = ("encoder.layers.0.attention.", "decoder.layers.0.self_attn.")
+"""The modules here in whose names a GGUF file has the biases that layers share."""
 FUSED_CROSS = {"cross_k": ("kv_proj", "k"), "cross_v": ("kv_proj", "v")}
 
 
@@ -275,9 +283,8 @@ class T5ForConditionalGeneration(EncoderDecoder):
         """Return the names."""
         num_encoder_layers = len(list(self.encoder.get_submodule("layers").children()))
         stem, leaf = "block.0.layer.0.SelfAttention.", "relative_attention_bias."
-        shared = tuple(
-            (f"{part}.{stem}{leaf}", f"{part}.position_bias.") for part in ("encoder", "decoder")
-        )
+        olds = (f"encoder.{stem}", f"decoder.{stem}", *OWN_ATTENTION)
+        shared = tuple((f"{old}{leaf}", f"{old[:7]}.position_bias.") for old in olds)
         has_own = self.decoder.position_bias is None
         return WeightMap(
             renames=(
@@ -289,7 +296,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
                            DECODER_LAYER),
                 (".final_layer_norm.", ".final_norm."),
             ),
-            fused={**FUSED, **FUSED_CROSS},
+            fused={**FUSED, **FUSED_CROSS, **(HALVES if self.config.is_gated else {})},
             tied=self.tied_names(),
         )  # fmt: skip
 

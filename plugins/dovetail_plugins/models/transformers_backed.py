@@ -19,6 +19,7 @@ from dovetail.layers.linear.placement import WeightHolder
 from dovetail.layers.stages import AbsentStage, Stage
 from dovetail_plugins.models._hf_build import Built, build
 from dovetail_plugins.models._hf_head import is_text_part
+from dovetail_plugins.models._hf_stored import PlainTables
 from dovetail_plugins.models._hf_swap import store_buffers
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class TransformersBacked(nn.Module, Model):
             ignored=(*IGNORED, *(OTHER_PARTS if self.is_text_part else ())),
             tied={renamed(a, places): renamed(b, places) for a, b in self.tied.items()},
             transposed=self.inputs_first,
-            conversion=self.conversion,
+            conversion=PlainTables(self, lambda name: renamed(name, places), self.conversion),
         )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,12 @@ PLAIN = "weight"
 """The tensor of parts that are not quantized."""
 
 
-PARTS = FUSED | {"in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z")}
+PARTS = FUSED | {
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    "in_proj_fgb": ("f_a_proj", "g_a_proj", "b_proj"),
+    "kv_proj": ("cross_k", "cross_v"),
+}
 """A fused layer's last name -> the matrix of the file that each part is of."""
 
 

@@ -32,8 +32,15 @@ class Calibration:
     `measure` and `advance` are called alternately, block by block.
     """
 
-    def __init__(self, model: ModelSpec, source: CheckpointSource, windows: torch.Tensor) -> None:
-        self._source = source
+    def __init__(
+        self,
+        model: ModelSpec,
+        source: CheckpointSource,
+        windows: torch.Tensor,
+        *,
+        only_squares: bool = False,
+    ) -> None:
+        self._source, self._only_squares = source, only_squares
         causal = _built(model)
         trunk = getattr(causal, causal.base_model_prefix)
         self._name_of = Names(source.shapes, causal.base_model_prefix)
@@ -61,7 +68,7 @@ class Calibration:
         name, block = self.names[number], self._blocks[number]
         tensors = self._weights(number)
         _assign(block, tensors)
-        recorder = Recorder()
+        recorder = Recorder(only_squares=self._only_squares)
         with recorder.watching(block):
             self._run(number)
         return Block(name=name, tensors=tensors, inputs=recorder.inputs())
@@ -120,9 +127,13 @@ class Calibration:
 
 
 class Recorder:
-    """Sums over the inputs of linear layers. Layers with the same input tensor share one sum."""
+    """Sums over the inputs of linear layers. Layers with the same input tensor share one sum.
 
-    def __init__(self) -> None:
+    `only_squares`: of products the squares alone, which take much less time and memory.
+    """
+
+    def __init__(self, *, only_squares: bool = False) -> None:
+        self._only_squares = only_squares
         self._sums: dict[str, _Sums] = {}
         self._seen: dict[int, tuple[torch.Tensor, _Sums]] = {}
 
@@ -148,7 +159,7 @@ class Recorder:
             if id(x) in self._seen:
                 self._sums.setdefault(name, self._seen[id(x)][1])
                 return
-            sums = self._sums.setdefault(name, _Sums(x.shape[-1]))
+            sums = self._sums.setdefault(name, _Sums(x.shape[-1], self._only_squares))
             sums.add(x.reshape(-1, x.shape[-1]))
             self._seen[id(x)] = (x, sums)  # holding it ensures that no other tensor gets its id
 
@@ -166,14 +177,17 @@ class Recorder:
 
 
 class _Sums:
-    def __init__(self, size: int) -> None:
-        self._gram = torch.zeros(size, size)
+    def __init__(self, size: int, only_squares: bool) -> None:
+        self._gram = torch.zeros(size) if only_squares else torch.zeros(size, size)
         self._magnitude = torch.zeros(size)
         self._count = 0
 
     def add(self, x: torch.Tensor) -> None:
         """Add tokens. Shapes: x [T, I]. Mutates: self"""
-        self._gram.addmm_(x.T, x)
+        if self._gram.dim() == 1:
+            self._gram += x.square().sum(0)
+        else:
+            self._gram.addmm_(x.T, x)
         self._magnitude += x.abs().sum(0)
         self._count += len(x)
 

@@ -25,7 +25,9 @@ from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, Q
 from dovetail.json_values import json_value
 from dovetail.layers.weights import TIED_FIX
 from dovetail_plugins.commands._converted import SETTINGS
+from dovetail_plugins.gguf.writing.sources import gguf_file
 from dovetail_plugins.quantize.calibration import Calibration
+from dovetail_plugins.quantize.gguf_source import GgufSource
 from dovetail_plugins.quantize.plan import (
     TABLES,
     TOKEN_TABLES,
@@ -71,11 +73,10 @@ class QuantizeJob:
         windows: torch.Tensor | None = None,
         is_shown: bool = False,
     ) -> None:
-        check_source(run)
-        self._run, self._windows, self._is_shown = run, windows, is_shown
-        self._source = CheckpointSource(run)
-        check_head(run, self._source)
         kind = registry.admin.load_selection(method)
+        self._run, self._windows, self._is_shown = run, windows, is_shown
+        self._source = source_of(run, kind, has_text=windows is not None)
+        check_head(run, self._source)
         self._is_grouped = "grouped" in kind.capabilities
         if group is not None and not self._is_grouped:
             raise ConfigError(
@@ -138,7 +139,8 @@ class QuantizeJob:
     def _block_by_block(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors outside the blocks, then each block's as the text reaches it."""
         assert self._windows is not None
-        walk = Calibration(self._run.model, self._source, self._windows)
+        squares = "squares" in self._quantizer.capabilities
+        walk = Calibration(self._run.model, self._source, self._windows, only_squares=squares)
         types: dict[str, torch.dtype] = {}
         for name, tensor in self._source.tensors():
             types[name] = tensor.dtype
@@ -233,6 +235,22 @@ def finite(layer: str, weight: torch.Tensor) -> torch.Tensor:
 def _tensors_of(layer: str, done: Quantized) -> list[tuple[str, torch.Tensor]]:
     """Return a layer's tensors under the checkpoint's names."""
     return [(f"{layer}.{leaf}", tensor) for leaf, tensor in done.tensors.items()]
+
+
+def source_of(run: RunSpec, kind: type[Quantizer], *, has_text: bool) -> CheckpointSource:
+    """Return the checkpoint that is read: a folder, or a GGUF file for methods that take its
+    matrices as they are. Raises: ConfigError"""
+    file = gguf_file(run.model)
+    if file is None or "squares" not in kind.capabilities:
+        check_source(run)
+        return CheckpointSource(run)
+    if has_text:
+        raise ConfigError(
+            "transformers does not run GGUF files.",
+            where="--calibration",
+            fix="name the folder of the checkpoint, or use --imatrix FILE.",
+        )
+    return GgufSource(file)
 
 
 def check_source(run: RunSpec) -> None:

@@ -18,6 +18,8 @@ ROUTERS = ("gate", "shared_expert_gate", "router")
 """Names of layers that choose experts. They are tiny, and errors in them select other experts."""
 TOKEN_TABLES = ("embed_tokens", "wte")
 TABLES = (*TOKEN_TABLES, HEAD)
+FILE_TABLES = ("token_embd", "output")
+"""GGUF's whole names of the token table and the head."""
 TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector")
 USUAL = "tables and heads stay"
 GROUPS = (128, 64, 32)
@@ -72,7 +74,8 @@ def is_matrix(tensor: str, shape: tuple[int, ...]) -> bool:
     words = tensor.split(".")
     if len(shape) != 2 or words[-1] != "weight" or any("norm" in word for word in words):
         return False
-    return any(word.isdecimal() for word in words) or words[-2] in TABLES
+    is_table = words[-2] in TABLES or tensor.removesuffix(WEIGHT) in FILE_TABLES
+    return is_table or any(word.isdecimal() for word in words)
 
 
 def why_kept(name: str, *, takes_tables: bool) -> str:

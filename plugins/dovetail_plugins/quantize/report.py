@@ -45,7 +45,10 @@ def error_of(
 
 
 def _energy(weight: torch.Tensor, gram: torch.Tensor) -> float:
-    """Return the mean of |W x|^2 over the inputs: the trace of W (x x^T) W^T."""
+    """Return the mean of |W x|^2 over the inputs: the trace of W (x x^T) W^T. If `gram` is only its
+    diagonal, inputs are taken to be independent of each other."""
+    if gram.dim() == 1:
+        return float((weight.square() @ gram).sum())
     return max(0.0, float(((weight @ gram) * weight).sum()))
 
 

@@ -28,9 +28,19 @@ class QuantizeFlags:
     calibration: str | None = flag(
         None,
         metavar="FILE",
-        help="text to calibrate with: gptq and awq need it, others tell errors of outputs by it",
+        help="text to calibrate with: gptq and awq need it, GGUF's types weigh inputs by it, "
+        "others tell errors of outputs by it",
+        aliases=("--calibrate",),
     )
     calibration_tokens: int = flag(65536, ge=1, help="most tokens of the text that are used")
+    imatrix: str | None = flag(
+        None,
+        metavar="FILE",
+        help="llama.cpp's importance matrix (GGUF) in place of a text, for GGUF's types",
+    )
+    save_imatrix: str | None = flag(
+        None, metavar="FILE", help="importance matrix to write from the calibration text"
+    )
     report: str | None = flag(None, metavar="FILE", help="JSON file for the errors of every matrix")
 
 
@@ -43,7 +53,24 @@ def check_flags(flags: QuantizeFlags) -> None:
 
 
 def check_text(flags: QuantizeFlags, capabilities: frozenset[str]) -> None:
-    """Raise ConfigError if the method needs a text and there is none."""
+    """Raise ConfigError if the method needs a text and there is none, or importances cannot be."""
+    for name, value in (("--imatrix", flags.imatrix), ("--save-imatrix", flags.save_imatrix)):
+        if value and "squares" not in capabilities:
+            raise ConfigError(
+                f"{flags.method} has no use for importances.", where=name, fix="leave it out."
+            )
+    if flags.imatrix and flags.calibration:
+        raise ConfigError(
+            "importances come from a file or from a text, not from both.",
+            where="--imatrix",
+            fix="leave out --calibration.",
+        )
+    if flags.save_imatrix and not flags.calibration:
+        raise ConfigError(
+            "there is no text to take importances from.",
+            where="--save-imatrix",
+            fix="add --calibration FILE.",
+        )
     if "calibrated" in capabilities and not flags.calibration:
         raise ConfigError(
             f"{flags.method} needs a calibration text.",

@@ -1,89 +1,147 @@
 """Shared by the GGUF quantizers: a model in one file, with llama.cpp's names and settings.
 
-Matrices that the type cannot hold, and everything that is not a matrix, are float32. Imports no
-torch. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Matrices that a type cannot hold get the type that llama.cpp uses then; what is not a matrix is
+float32. Imports no torch. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer, QuantizeTask
-from dovetail_plugins.gguf.blocks.types import BY_NAME
-from dovetail_plugins.gguf.writing.settings import ARCHITECTURES, settings_of
+from dovetail_plugins.gguf.writing.mixtures import MIXTURES, fitting, is_quantized
+from dovetail_plugins.gguf.writing.sources import source_of, why_not_written
 
 if TYPE_CHECKING:
     import torch
 
-    from dovetail_plugins.gguf.writing.write import Stored
+    from dovetail_plugins.gguf.writing.importances import Collected, Importances
 
 FILE = "model.gguf"
-WIDE_LAYERS = ("embed_tokens", "wte", "lm_head")
-"""Layers that every token's text hangs on: never below 8 bits."""
-WIDE = "Q8_0"
+WEIGHT = ".weight"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufOptions:
+    """Where importances come from, and where those of a calibration text go."""
+
+    imatrix: str | None = field(
+        default=None, metadata={"help": "llama.cpp's importance matrix, a GGUF file, to be used"}
+    )
+    save_imatrix: str | None = field(
+        default=None, metadata={"help": "importance matrix to write, from the calibration text"}
+    )
 
 
 class GgufQuantizer(Quantizer):
-    """One type for all matrices; a subclass names it."""
+    """A mixture of types; a subclass names it."""
 
-    type_name: ClassVar[str]
-    file_type: ClassVar[int]
-    """The general.file_type of files that are mostly of this type."""
-    capabilities = frozenset({"tables", "writes"})
+    mixture: ClassVar[str]
+    capabilities = frozenset({"tables", "writes", "squares"})
+    Options = GgufOptions
 
     def __init__(self, options: Any, task: QuantizeTask) -> None:
         super().__init__(options, task)
-        self._settings = settings_of(task.model)
+        self._source = source_of(task.model)
+        self._importances = self._read_importances()
+        self._collected: Collected | None = None
+        self._replaced: dict[tuple[str, str], list[str]] = {}
 
     @classmethod
     def why_not(cls, query: Any) -> list[str]:
         """Return why a model cannot be written. `query` is a ModelSpec or None."""
-        if not isinstance(query, ModelSpec) or query.architecture in ARCHITECTURES:
-            return []
-        return [f"{query.architecture} is not written as GGUF; {', '.join(ARCHITECTURES)} are"]
+        return why_not_written(query) if isinstance(query, ModelSpec) else []
+
+    def _read_importances(self) -> Importances | None:
+        if not self.options.imatrix:
+            return None
+        from dovetail_plugins.gguf.writing.importances import Importances
+
+        return Importances(Path(self.options.imatrix))
 
     def why_whole(self, name: str, shape: tuple[int, int]) -> str:
-        """Return why a matrix stays: rows must be whole blocks."""
-        size = BY_NAME[self._type_of(name)].values
-        return f"its inputs are not a multiple of {size}" if shape[1] % size else ""
-
-    def _type_of(self, name: str) -> str:
-        return WIDE if name.rpartition(".")[2] in WIDE_LAYERS else self.type_name
+        """Return why a matrix stays: llama.cpp keeps small ones whole."""
+        stem, _ = self._source.name_of(name)
+        return "" if is_quantized(f"{stem}{WEIGHT}", len(shape)) else "small matrices stay"
 
     def quantize(self, name: str, weight: torch.Tensor, inputs: Inputs | None) -> Quantized:
-        """Return the matrix in blocks, under the name of their type. Shapes: weight [O, I]"""
-        from dovetail_plugins.gguf.blocks.integers import dequantize
-        from dovetail_plugins.gguf.blocks.quantize import QUANTIZERS
+        """Return the matrix in blocks, under the name of their type. Shapes: weight [O, I]
 
-        kind = self._type_of(name)
-        blocks = QUANTIZERS[kind](weight)
-        return Quantized(tensors={kind: blocks}, meant=dequantize(kind, blocks).float())
+        Raises: ConfigError for weights that the type cannot hold, or unfit importances
+        """
+        from dovetail_plugins.gguf.blocks.integers import dequantize
+        from dovetail_plugins.gguf.blocks.quantize import to_blocks
+        from dovetail_plugins.gguf.blocks.types import QUANTIZED
+
+        stem, number = self._source.name_of(name)
+        squares = self._squares(stem, number, inputs, weight.shape[1])
+        kind = self._type_of(name, stem, weight.shape[1], is_measured=squares is not None)
+        blocks = to_blocks(kind, weight, squares)
+        meant = dequantize(kind, blocks) if kind in QUANTIZED else blocks
+        if not bool(meant.isfinite().all()):
+            raise ConfigError(
+                f"its largest value is {float(weight.abs().max()):.3g}, which {kind} cannot hold.",
+                where=f"{name}{WEIGHT}",
+                fix="use --method gguf-bf16.",
+            )
+        return Quantized(tensors={kind: blocks}, meant=meant.float())
+
+    def _squares(
+        self, stem: str, number: int | None, inputs: Inputs | None, size: int
+    ) -> torch.Tensor | None:
+        """Return the mean squares of a matrix's inputs, if they are known. Shapes: -> [size]"""
+        if inputs is not None:
+            squares = inputs.gram if inputs.gram.dim() == 1 else inputs.gram.diagonal()
+            self._collect(stem, number, squares, inputs.num_tokens)
+            return squares
+        return None if self._importances is None else self._importances.of(stem, number, size)
+
+    def _collect(
+        self, stem: str, number: int | None, squares: torch.Tensor, num_tokens: int
+    ) -> None:
+        """Remember importances that are to be written. Shapes: squares [I]. Mutates: self"""
+        from dovetail_plugins.gguf.writing.importances import Collected
+
+        if self.options.save_imatrix:
+            self._collected = self._collected or Collected()
+            self._collected.add(stem, number, squares, num_tokens)
+
+    def _type_of(self, name: str, stem: str, row: int, *, is_measured: bool) -> str:
+        """Return the type of a matrix whose rows are of this length."""
+        facts = replace(self._source.facts, has_importances=is_measured)
+        wanted = MIXTURES[self.mixture].type_of(stem, facts)
+        kind = fitting(wanted, row)
+        if kind != wanted:
+            self._replaced.setdefault((wanted, kind), []).append(name)
+        return kind
 
     def write(self, folder: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Write the file; return its bytes. Raises: ConfigError"""
-        from dovetail_plugins.gguf.vocabulary.write import tokenizer_settings
         from dovetail_plugins.gguf.writing.write import write_stream
 
-        model = self.task.model
         settings = {
-            **self._settings,
-            "general.name": Path(model.path).name,
-            "general.file_type": self.file_type,
+            **self._source.settings(),
+            "general.file_type": MIXTURES[self.mixture].file_type,
             "general.quantization_version": 2,
-            **tokenizer_settings(Path(model.path), model.vocab_size),
         }
-        return write_stream(Path(folder, FILE), settings, self._stored(tensors))
+        num_bytes = write_stream(Path(folder, FILE), settings, self._source.stored(tensors))
+        self._finish()
+        return num_bytes
 
-    def _stored(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Stored]:
-        import torch
-
-        from dovetail_plugins.gguf.writing.renamed import renamed
-        from dovetail_plugins.gguf.writing.settings import rope_tensors
-        from dovetail_plugins.gguf.writing.write import Stored
-
-        yield from renamed(self.task.model, str(self._settings["general.architecture"]), tensors)
-        for name, divisors in rope_tensors(self.task.model).items():
-            yield Stored(name=name, tensor=torch.tensor(divisors))
+    def _finish(self) -> None:
+        """Write the collected importances; log what is otherwise than wanted."""
+        if self._importances is not None:
+            self._importances.check_used()
+        if self._collected is not None:
+            self._collected.write(Path(self.options.save_imatrix))
+        for (wanted, kind), names in self._replaced.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            log.warning("%s%s: %s instead of %s, because of the length of their rows.",
+                        names[0], more, kind, wanted)  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail_testing.tiny.models import write_tiny_checkpoint
+from support import gguf_recent
 from support.gguf_cases import CASES
 from support.gguf_files import write_gguf
-from support.gguf_models import loaded, prompt
+from support.gguf_models import checkpoint, loaded, prompt
 
 pytest.importorskip("gguf")
 llama_cpp = pytest.importorskip(
@@ -52,9 +52,9 @@ def logits_there(file: Path, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("case", sorted(set(CASES) - BY_LAYERS - LEAST_STEP))
 def test_llama_cpp_says_the_same(case: str, tmp_path: Path) -> None:
     name, changes, wide = CASES[case]
-    folder = write_tiny_checkpoint(tmp_path / "hf", name, **{**changes, **wide})
+    folder = checkpoint(tmp_path / "hf", name, **{**changes, **wide})
     file, tokens = tmp_path / "model.gguf", prompt(24)
-    write_gguf(folder, file)
+    write_gguf(folder, file, architecture=gguf_recent.OF_CASE.get(case, ""))
     (got,) = loaded(file).forward([(0, tokens)])
     there = logits_there(file, tokens)
     span = got.max() - got.min()

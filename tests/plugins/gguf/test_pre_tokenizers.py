@@ -53,6 +53,10 @@ CL100K = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+ASIAN = (
+    r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff"
+    r"\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
     r"""|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
@@ -125,6 +129,7 @@ PUBLISHED: dict[str, list[Any]] = {
     "deepseek-v3": [
         *split(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", V3), letters()
     ],
+    "afmoe": [*split(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", ASIAN, V3), letters()],
     "kimi-k2": [*split(KIMI), letters()],
     "minicpm5": [*split(r"\p{N}{1,3}", CL100K.replace("{1,3}", "+")), letters()],
     "tiny_aya": [*split(r"\d{1,3}(?=(?:\d{3})*\b)", O200K), letters()],
@@ -234,6 +239,15 @@ def test_falcons_numbers_are_those_of_the_bytes_letters(tmp_path: Path, text: st
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("1234567", ["1", "234", "567"]), ("a12", ["a", "12"]), ("123456", ["123", "456"])],
+)
+def test_afmoes_digits_are_threes_from_the_end(text: str, words: list[str]) -> None:
+    steps = pre_tokenizers.Sequence(split(*KINDS["afmoe"].cuts))
+    assert [word for word, _ in steps.pre_tokenize_str(text)] == words
+
+
 def test_kinds_are_told_apart() -> None:
     """The texts tell kinds apart, so that one with another's expressions would be noticed."""
     found: dict[Any, list[str]] = {}
@@ -258,7 +272,8 @@ def test_kimis_file_without_merges(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pre", "told"), [("gpt-2", "no merges"), ("afmoe", '"afmoe" is not known.*--tokenizer DIR')]
+    ("pre", "told"),
+    [("gpt-2", "no merges"), ("superb", '"superb" is not known.*--tokenizer DIR')],
 )
 def test_files_that_cannot_be_read_say_so(tmp_path: Path, pre: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

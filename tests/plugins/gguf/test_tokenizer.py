@@ -142,7 +142,8 @@ def test_every_kind_keeps_every_character(kind: str) -> None:
     ("settings", "told"),
     [
         ({}, "no vocabulary"),
-        ({"model": "t5"}, '"t5" are not read'),
+        ({"model": "rwkv"}, '"rwkv" are not read'),
+        ({"model": "t5"}, "scores"),
         ({"model": "gpt2", "pre": "unheard-of"}, '"unheard-of" is not known'),
         ({"model": "llama"}, "scores"),
     ],

@@ -105,6 +105,12 @@ FAMILIES = {
         },
     ),
     "nomic": Family(begins="NomicBert", model_type="nomic_bert", pooler="mean"),
+    "jina-v3": Family(
+        begins="JinaEmbeddingsV3",
+        model_type="jina_embeddings_v3",
+        fields={"pad_token_id": 1},
+        pooler="mean",
+    ),
     "gte": Family(begins="Gte", model_type="gte"),
     "gte-typeless": Family(
         begins="Gte", model_type="gte", fields={"type_vocab_size": 0}, has_classes=False

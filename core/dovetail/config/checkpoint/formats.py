@@ -1,16 +1,16 @@
 """Layouts of checkpoint settings, each read as the equivalent config.json.
 
 A layout is a value of the kind `config_format`: "module:function". The function takes the
-checkpoint's path and returns the content of config.json, or None if the path has another layout. A
-layout is imported only when it is tried.
+checkpoint's path and, if it has that parameter, the value of --mmproj. It returns the content of
+config.json, or None if the path has another layout. A layout is imported only when it is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any
 
 from dovetail import registry
 from dovetail.errors import ConfigError
@@ -20,16 +20,18 @@ KIND = "config_format"
 FIRST = "hf"
 """Tried before the others, and named by the error about a missing file."""
 
-Read = Callable[[Path], dict[str, Any] | None]
 
-
-def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
+def read_settings(
+    path: str | Path, name: str = "auto", mmproj: str | None = None
+) -> dict[str, Any]:
     """Return the content of config.json, or its equivalent. `name` is a layout; "auto" tries all.
 
     Raises: ConfigError if the path does not have this layout, or any.
     """
     target = registry.admin.value_of(KIND, name, where=FLAG)
-    settings = _read(Path(path), target) if target is not None else _first_that_fits(Path(path))
+    targets = _all_targets() if target is None else [target]
+    found = (_read(Path(path), one, mmproj) for one in targets)
+    settings = next((one for one in found if one is not None), None)
     if settings is None:
         layout = "any known layout" if target is None else f'the layout "{name}"'
         raise ConfigError(
@@ -43,15 +45,17 @@ def read_settings(path: str | Path, name: str = "auto") -> dict[str, Any]:
     return settings
 
 
-def _first_that_fits(path: Path) -> dict[str, Any] | None:
+def _all_targets() -> list[str]:
+    """Return the functions of all layouts, the usual one first."""
     names = sorted(registry.names(KIND), key=lambda name: (name != FIRST, name))
-    for name in names:
-        target = registry.admin.value_of(KIND, name)
-        found = None if target is None else _read(path, target)
-        if found is not None:
-            return found
-    return None
+    targets = (registry.admin.value_of(KIND, name) for name in names)
+    return [target for target in targets if target is not None]
 
 
-def _read(path: Path, target: str) -> dict[str, Any] | None:
-    return cast("Read", resolve_name(target))(path)
+def _read(path: Path, target: str, mmproj: str | None) -> dict[str, Any] | None:
+    read = resolve_name(target)
+    takes_it = "mmproj" in signature(read).parameters
+    found: dict[str, Any] | None = read(path, mmproj=mmproj) if takes_it else read(path)
+    if found is not None and mmproj and not takes_it:
+        raise ConfigError("only GGUF models have one.", where="--mmproj", fix="leave the flag out.")
+    return found

@@ -76,14 +76,16 @@ def load_model_facts(
     dtype: str = "auto",
     config_path: str | Path | None = None,
     config_format: str = "auto",
+    mmproj: str | None = None,
 ) -> ModelSpec:
     """Return the facts of the checkpoint at `path`; `dtype` is passed through.
 
     `config_path` is the folder of config.json if it is another one, `config_format` the layout of
-    the settings (see `config.formats`). Raises: ConfigError naming the file and the field at fault.
+    the settings (see `config.formats`), `mmproj` the value of --mmproj. Raises: ConfigError naming
+    the file and the field at fault.
     """
     model_path, path = path, config_path or path
-    raw = read_settings(path, config_format)
+    raw = read_settings(path, config_format, mmproj)
     with odd_values_named(Path(path) / CONFIG, raw, are_the_cause=True):
         override_with_part(raw, _text_part(raw), overrides or {})
         return _facts(path, model_path, raw, dtype)

@@ -18,7 +18,5 @@ USUAL_SIZE = 128
 def vector_size(facts: Mapping[str, Any], folder: Path) -> int:
     """Return the number of dimensions of a token's vector."""
     metadata = read_json(folder / "artifact.metadata", is_required=False)
-    found = next(
-        (one for one in (facts.get("dim"), metadata.get("dim")) if isinstance(one, int)), None
-    )
-    return USUAL_SIZE if found is None else found
+    stated = (facts.get("dim"), metadata.get("dim"))
+    return next((one for one in stated if isinstance(one, int)), USUAL_SIZE)

@@ -9,6 +9,9 @@ FIELDS = ("{}_token_id", "{}_token_index", "{}_placeholder_token_id")
 """Names of such a token in config.json, by kind."""
 PARTS = {"image": "vision_config", "audio": "audio_config"}
 """Section of config.json that may contain it, by kind."""
+PROCESSOR = "gguf_processor"
+"""Field of config.json with processor settings, if the checkpoint has no files of its own for them.
+`processors()` has the function that writes these, under the same name."""
 PLAIN_KINDS = ("image", "audio")
 """Kinds that all processors of transformers read in the same way; videos differ."""
 

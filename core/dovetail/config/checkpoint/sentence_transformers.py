@@ -7,16 +7,22 @@ Transformer (`sentence_bert_config.json`), a Pooling (`config.json`), Dense, Lay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from dovetail.config.checkpoint.json_files import read_json, read_value
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ProjectionSpec
 
 MODULES = "modules.json"
+WHOLE, PAIR = "sentence_settings", "pair_template"
+"""Fields of a model in one file: its SentenceSettings; for a decoder that ranks, the text around
+{query} and, behind it, {document}."""
 _POOLERS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -50,11 +56,14 @@ class SentenceSettings:
     has_modules: bool = False
 
 
-def sentence_settings(folder: Path) -> SentenceSettings | None:
-    """Return the settings, None if the folder has none. Raises: ConfigError naming the file"""
+def sentence_settings(
+    folder: Path, facts: Mapping[str, Any] = MappingProxyType({})
+) -> SentenceSettings | None:
+    """Return the settings, None if there are none; those of a model in one file are in its config
+    (`facts`). Raises: ConfigError naming the file"""
     file = folder / MODULES
     if not file.is_file():
-        return None
+        return msgspec.convert(facts.get(WHOLE), SentenceSettings | None)
     modules = read_value(file)
     if not isinstance(modules, list):
         raise ConfigError("it is not a list of modules.", where=str(file))
@@ -135,11 +144,12 @@ def _layer_norm(folder: Path) -> ProjectionSpec:
     return ProjectionSpec(folder=str(folder), in_size=size, out_size=size, kind="norm")
 
 
-def _normalize(folder: Path) -> ProjectionSpec:
-    return ProjectionSpec(folder=str(folder), in_size=0, out_size=0, kind="normalize")
-
-
-_BEHIND = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}
+_NORMALIZE = ProjectionSpec(folder="", in_size=0, out_size=0, kind="normalize")
+_BEHIND: dict[str, Callable[[Path], ProjectionSpec]] = {
+    "Dense": _dense,
+    "LayerNorm": _layer_norm,
+    "Normalize": lambda folder: _NORMALIZE,
+}
 
 
 def _activation(path: str) -> str:

@@ -14,6 +14,8 @@ from dovetail.config.sections.convert import from_value, merge_deep, scalar, set
 from dovetail.config.sections.field import Flag
 from dovetail.errors import ConfigError
 
+NONE = "none"
+"""A flag with this word may also be written --no-FLAG, which means it."""
 _SWITCH = {"true": True, "false": False}
 
 
@@ -66,6 +68,9 @@ def _take(
         raise ConfigError(
             "takes one value, no keys.", where=spelling, fix=f"write `{spelling} VALUE`."
         )
+    opposite = table.get("--" + spelling.removeprefix("--no-").replace("_", "-"))
+    if flag is None and opposite is not None and NONE in opposite.meta.words:
+        return [f"{opposite.spelling}={NONE}"]
     if flag is not None and flag.value_type == "bool":
         return [_switch(flag, spelling, value if equals else None, rest)]
     if path:

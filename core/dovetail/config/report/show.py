@@ -97,7 +97,7 @@ def _of_model(config: Config, spec: EngineSpec) -> dict[str, tuple[Any, str]]:
         "tokenizer": (spec.tokenizer_path, MODEL),
         "tokenizer_mode": (spec.tokenizer.name, MODEL),
         "model_impl": (
-            "transformers" if run.model_plugin.name == "transformers" else "dovetail",
+            "transformers" if run.model_plugin.name.startswith("transformers") else "dovetail",
             MODEL,
         ),
         "dtype": (model.weight_dtype or model.dtype, MODEL),

@@ -54,13 +54,14 @@ STRATEGY = "--safetensors-load-strategy"
 _READER_FLAGS = {
     "safetensors_load_strategy": ("reading", "safetensors"),
     "pt_load_map_location": ("map_location", "torch.save"),
+    "mmproj": ("mmproj", "GGUF"),
 }
 """Flags that set an option of some load formats -> the option, and the files it concerns."""
 LOADER_OPTIONS = "--model-loader-extra-config"
 OWN_MODELS, TRANSFORMERS = "dovetail", "transformers"
 """Values of --model-impl; any other is the name of a model plugin."""
-TRANSFORMERS_MEDIA = "transformers_media"
-"""The model plugin that runs transformers' code of models with media."""
+TRANSFORMERS_MEDIA, ENCODER = "transformers_media", "transformers_encoder"
+"""The model plugins that run transformers' code of models with media, and of encoders."""
 BITSANDBYTES = "bitsandbytes"
 """A quantization method with a load format of the same name."""
 AUTO = "auto"
@@ -158,10 +159,11 @@ def select_model(
         writes = architecture in known.causal or has_part
         if pools or writes:
             return select("model", TRANSFORMERS, where="--model-impl", options=options)
+        if architecture in known.every and model.head != LOGITS:
+            return select("model", ENCODER, where="--model-impl", options=options)
         if architecture in known.every:
             raise ConfigError(
-                f"{architecture} is neither a decoder that takes text alone nor an encoder that "
-                "dovetail has.",
+                f"{architecture} is neither a decoder that takes text alone nor an encoder.",
                 where="the checkpoint's architectures",
                 fix=f"use a checkpoint of another architecture; {PAGE} lists what is served.",
             )
@@ -288,6 +290,7 @@ def select_load_format(
     strategy = str(registry.admin.value_of("safetensors_load_strategy", name, where=STRATEGY))
     _lay_flag(options, load, origins, "safetensors_load_strategy", strategy)
     _lay_flag(options, load, origins, "pt_load_map_location", _places(load))
+    _lay_flag(options, load, origins, "mmproj", load.mmproj)
     try:
         with _blaming("load_format", given, LOADER_OPTIONS):
             name = _load_format(load, path)

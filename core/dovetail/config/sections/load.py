@@ -28,6 +28,13 @@ class LoadConfig:
     ignore_patterns: tuple[str, ...] = flag(
         ("original/**/*",), help="glob patterns of weight files to leave out", metavar="GLOB"
     )
+    mmproj: str | None = flag(
+        None,
+        metavar="FILE",
+        words={"none": ""},
+        help="projector of a GGUF model that takes images or sound; --no-mmproj for none",
+        default_note="a fitting one next to the model",
+    )
     model_loader_extra_config: Mapping[str, Any] = flag(
         {}, help="options of the chosen load format"
     )

@@ -9,7 +9,7 @@ from dovetail.interfaces.data.selection import Selection
 
 class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer after the pooler, of the `kind` "dense": activation(x W^T + b), "norm": a LayerNorm,
-    or "normalize": to length 1. The weights of the first two are in a folder of their own.
+    or "normalize": to length 1. The first two have a folder, or a `name` in the model's one file.
 
     Format: the Dense, LayerNorm and Normalize modules of sentence-transformers.
     """
@@ -20,6 +20,7 @@ class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
     has_bias: bool = False
     activation: str = ""
     kind: str = "dense"
+    name: str = "linear"
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.data.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
 from dovetail.interfaces.data.spec import PoolingSpec, ProjectionSpec
 from dovetail.interfaces.data.step import NewRow, Pooled, RowResult
+from dovetail.interfaces.load_format import Checkpoint
 from dovetail.interfaces.pooler import Pooler
 from dovetail.layers.activation import activation
 from dovetail.registry.blame import described
@@ -171,7 +172,7 @@ class PoolingEnd(Ending):
 
 def _dense(spec: ProjectionSpec, device: torch.device) -> Layer:
     """Return activation(x W^T + b) with the weights of its folder. Raises: ConfigError"""
-    weight, bias = _tensors(spec, device, "linear", has_bias=spec.has_bias)
+    weight, bias = _tensors(spec, device, spec.name, has_bias=spec.has_bias)
     act = activation(spec.activation) if spec.activation else _identity
     return lambda x: act(F.linear(x, weight, bias))
 
@@ -182,10 +183,6 @@ def _norm(spec: ProjectionSpec, device: torch.device) -> Layer:
     return lambda x: F.layer_norm(x, (spec.out_size,), weight, bias)
 
 
-def _normalize(spec: ProjectionSpec, device: torch.device) -> Layer:
-    return _to_length_1
-
-
 def _to_length_1(x: torch.Tensor) -> torch.Tensor:
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(LEAST_LENGTH)
 
@@ -193,7 +190,7 @@ def _to_length_1(x: torch.Tensor) -> torch.Tensor:
 _BEHIND: dict[str, Callable[[ProjectionSpec, torch.device], Layer]] = {
     "dense": _dense,
     "norm": _norm,
-    "normalize": _normalize,
+    "normalize": lambda spec, device: _to_length_1,
 }
 """Creates the layers after a pooler, by the kind of their ProjectionSpec."""
 
@@ -204,7 +201,7 @@ def _tensors(
     """Return a layer's weight and bias in float32. Raises: ConfigError if one is missing or has the
     wrong size"""
     stored = _stored(Path(spec.folder))
-    wanted = {"weight": (spec.out_size, spec.in_size) if name == "linear" else (spec.out_size,)}
+    wanted = {"weight": (spec.out_size, spec.in_size) if spec.kind == "dense" else (spec.out_size,)}
     wanted |= {"bias": (spec.out_size,)} if has_bias else {}
     for leaf, shape in wanted.items():
         tensor = stored.get(f"{name}.{leaf}")
@@ -222,6 +219,9 @@ def _stored(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if folder.is_file():
+        reader = registry.load("load_format", "auto")
+        return dict(reader(reader.Options()).tensors(Checkpoint(path=str(folder))))
     try:
         if (folder / "model.safetensors").is_file():
             return load_file(folder / "model.safetensors")
@@ -235,10 +235,6 @@ def _stored(folder: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _softmax(x: torch.Tensor) -> torch.Tensor:
-    return x.softmax(dim=-1)
-
-
 def _identity(x: torch.Tensor) -> torch.Tensor:
     return x
 
@@ -246,7 +242,7 @@ def _identity(x: torch.Tensor) -> torch.Tensor:
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": _identity,
     "sigmoid": torch.sigmoid,
-    "softmax": _softmax,
+    "softmax": lambda x: x.softmax(dim=-1),
 }
 
 

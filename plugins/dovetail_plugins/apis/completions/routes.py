@@ -16,7 +16,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.api import GENERATE, Api, Route
 from dovetail.interfaces.plugin import Info
 from dovetail.multimodal.prompt import PlacedPrompt
-from dovetail.multimodal.vectors import FIELD, check_taken, decode_vectors
+from dovetail.multimodal.vectors import FIELD, check_taken
 from dovetail.server.endpoint import (
     LONG_WORK,
     App,
@@ -45,6 +45,7 @@ from dovetail_plugins.apis.completions.response import (
     completion_body,
     completion_chunks,
 )
+from dovetail_plugins.apis.completions.vectors import decode_vectors
 from dovetail_plugins.usage import StreamUsage, shows_cached, stream_usage
 
 Prompt = tuple[str, Sequence[int]]

@@ -25,14 +25,17 @@ from dovetail_plugins.gguf.reading.metadata import Settings
 def _llama(settings: Settings) -> dict[str, Any]:
     window = settings.find(".attention.sliding_window", int) or None
     experts = settings.find(".expert_count", int) or 0
-    has_bias = settings.tensor("blk.0.attn_q.bias") is not None
+    has_bias = settings.has("attn_q.bias")
     if experts:
         picked = settings.number(".expert_used_count")
         return gated(settings, "mixtral", "MixtralForCausalLM", num_local_experts=experts,
                       num_experts_per_tok=picked, sliding_window=window)  # fmt: skip
     if window:
         return gated(settings, "mistral", "MistralForCausalLM", sliding_window=window)
-    return gated(settings, "llama", "LlamaForCausalLM", attention_bias=has_bias)
+    if has_bias and not settings.has("attn_output.bias"):  # Qwen's weights in Llama's layout
+        return _qwen2(settings)
+    more = {"attention_bias": has_bias, "mlp_bias": settings.has("ffn_up.bias")}
+    return gated(settings, "llama", "LlamaForCausalLM", **more)
 
 
 def _qwen2(settings: Settings) -> dict[str, Any]:

@@ -70,51 +70,60 @@ def _glm4moe(settings: Settings) -> dict[str, Any]:
 
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 """Experts -> (groups, picked groups) of DeepSeek V2 and V3: older files do not state them."""
-_SIGMOID = 2
+SIGMOID = 2
 
 
 def _deepseek2(settings: Settings) -> dict[str, Any]:
-    is_sigmoid = settings.find(".expert_gating_func", int) == _SIGMOID
+    is_sigmoid = settings.find(".expert_gating_func", int) == SIGMOID
     is_sigmoid = is_sigmoid or settings.has("exp_probs_b.bias")
     if is_sigmoid:
-        return _deepseek(settings, "deepseek_v3", "DeepseekV3ForCausalLM")
-    config = _deepseek(settings, "deepseek_v2", "DeepseekV2ForCausalLM")
+        return deepseek(settings, "deepseek_v3", "DeepseekV3ForCausalLM")
+    config = deepseek(settings, "deepseek_v2", "DeepseekV2ForCausalLM")
     method = "group_limited_greedy" if config.get("n_group", 1) > 1 else "greedy"
     return config | {"topk_method": method}
 
 
 def _deepseek32(settings: Settings) -> dict[str, Any]:
-    config = _deepseek(settings, "deepseek_v32", "DeepseekV32ForCausalLM")
-    return config | {
+    return deepseek(settings, "deepseek_v32", "DeepseekV32ForCausalLM") | indexed(settings)
+
+
+def indexed(settings: Settings) -> dict[str, Any]:
+    """Return the settings of the indexer that picks tokens to attend to."""
+    return {
         "index_topk": settings.number(".attention.indexer.top_k"),
         "index_n_heads": settings.number(".attention.indexer.head_count"),
         "index_head_dim": settings.number(".attention.indexer.key_length"),
     }
 
 
-def _deepseek(settings: Settings, model_type: str, name: str) -> dict[str, Any]:
+def deepseek(settings: Settings, model_type: str, name: str) -> dict[str, Any]:
     """Return the settings of latent attention, and of experts if there are any."""
-    rank = settings.number(".attention.kv_lora_rank")
-    turned = settings.number(".rope.dimension_count")
-    # With separate halves the plain lengths are those of the latent that queries meet.
-    suffix = "_mla" if settings.find(".attention.key_length_mla", int) else ""
     more = {
         **drafting(settings),
-        "num_key_value_heads": settings.number(".attention.head_count"),
-        "head_dim": turned,
-        "kv_lora_rank": rank,
-        "q_lora_rank": settings.find(".attention.q_lora_rank", int)
-        if settings.has("attn_q_a.weight")
-        else None,
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": settings.number(f".attention.key_length{suffix}") - turned,
-        "v_head_dim": settings.number(f".attention.value_length{suffix}"),
+        **latent_sizes(settings),
         "attention_bias": settings.has("attn_kv_a_mqa.bias"),
         "partial_rotary_factor": 1.0,
         **_picked(settings),
     }
     config = gated(settings, model_type, name, **more)
     return config | {"rope_scaling": _latent_scaling(settings, config["rope_scaling"])}
+
+
+def latent_sizes(settings: Settings) -> dict[str, Any]:
+    """Return the sizes of latent attention."""
+    turned = settings.number(".rope.dimension_count")
+    # With separate halves the plain lengths are those of the latent that queries meet.
+    suffix = "_mla" if settings.find(".attention.key_length_mla", int) else ""
+    has_rank = settings.has("attn_q_a.weight")
+    return {
+        "num_key_value_heads": settings.number(".attention.head_count"),
+        "head_dim": turned,
+        "kv_lora_rank": settings.number(".attention.kv_lora_rank"),
+        "q_lora_rank": settings.find(".attention.q_lora_rank", int) if has_rank else None,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": settings.number(f".attention.key_length{suffix}") - turned,
+        "v_head_dim": settings.number(f".attention.value_length{suffix}"),
+    }
 
 
 def _picked(settings: Settings) -> dict[str, Any]:

@@ -14,12 +14,27 @@ if TYPE_CHECKING:
 
 Undo = Callable[[GgufModel, "torch.Tensor"], "torch.Tensor"]
 """Undoes what the converter did to a tensor."""
+LABELS = "classifier.output_labels"
+
+
+def _yes_less_no(model: GgufModel, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the row whose product is the log of the odds of "yes", of a reranker's two rows."""
+    labels = model.settings.get(f"{model.settings['general.architecture']}.{LABELS}")
+    return tensor[:1].float() - tensor[1:].float() if labels == ["yes", "no"] else tensor
+
+
 STATES: Mapping[str, Undo] = {
+    "cls.output": _yes_less_no,
     "ssm_a": lambda model, tensor: tensor.float().neg().log(),  # -exp(A_log)
     "ssm_norm": lambda model, tensor: tensor.flatten(),  # a row for each group
 }
-"""What converters do to the tensors of Mamba's states."""
-TRUNK = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""What converters do to the tensors of Mamba's states, and to the head of a reranker."""
+TRUNK = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "cls.output": "score",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +46,12 @@ class FamilyNames:
     checkpoint. `turns_heads`: rows of q and k are in another order; `adds_one`: norm weights are
     stored plus one; `is_input_first`: the checkpoint's matrices are [in, out]; `has_letters`: the
     checkpoint names the matrices of an expert w1, w3 and w2. `stacked`: tensors outside blocks that
-    are several matrices, numbered in the checkpoint. `undo`: GGUF's name of a tensor, without
-    "blk.N." and ".weight" -> what turns it into the checkpoint's."""
+    are several matrices, numbered in the checkpoint. `whole`: those that are dequantized when they
+    are read, because the model changes their numbers. `sides`: the names of an encoder's and of a
+    decoder's tensors, by the word that GGUF's name begins with. `undo`: GGUF's name of a tensor,
+    without "blk.N." and ".weight" -> what turns it into the checkpoint's. `num_layers`: the blocks
+    before those that draft further tokens, if the latter have no names here or others: `drafts` has
+    whole names of what joins them to the model, `draft_blocks` how the rest begins."""
 
     block: Mapping[str, str]
     own: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +63,30 @@ class FamilyNames:
     is_input_first: bool = False
     has_letters: bool = False
     stacked: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
+    sides: Mapping[str, FamilyNames] = field(default_factory=dict)
     undo: Mapping[str, Undo] = field(default_factory=lambda: STATES)
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    draft_blocks: str = ""
+    num_layers: int | None = None
+
+    @property
+    def has_drafts(self) -> bool:
+        """Return whether the blocks that draft further tokens have names here."""
+        return bool(self.drafts) or any(name.startswith("nextn.") for name in self.block)
+
+    def drafting(self, name: str) -> int | None:
+        """Return the number of a tensor's block among those that draft, None if it is not in one
+        or they are named as all others are."""
+        words = name.split(".", 2)
+        if self.num_layers is None or words[0] != "blk" or not words[1].isdecimal():
+            return None
+        number = int(words[1]) - self.num_layers
+        return number if number >= 0 else None
+
+    def is_left_out(self, name: str) -> bool:
+        """Return whether a tensor is not read: it is in a block that drafts, and has no name."""
+        return not self.has_drafts and self.drafting(name) is not None
 
 
 def usual_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
@@ -63,7 +105,8 @@ def usual_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
 
 def joined_mlp_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the rows where gate and up are one matrix."""
-    return usual_rows(config) | {"ffn_up.weight": 2 * config["intermediate_size"]}
+    inner = config["intermediate_size"]
+    return usual_rows(config) | {"ffn_up.weight": None if inner is None else 2 * inner}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ MOE = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_MIXTRAL = {
+MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
     "ffn_up_exps": "block_sparse_moe.experts.up_proj",
@@ -84,6 +84,8 @@ _GLM4_MOE = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+NEXT = {
     "nextn.eh_proj": "eh_proj",
     "nextn.enorm": "enorm",
     "nextn.hnorm": "hnorm",
@@ -91,6 +93,7 @@ _GLM4_MOE = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
+"""What joins a block to the model that drafts further tokens."""
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GPT2_TRUNK = {
     "token_embd": "transformer.wte",
@@ -127,6 +130,7 @@ LATENT = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
 }
+LATENT_HALVES = dict.fromkeys(("attn_k_b", "attn_v_b"), "self_attn.kv_b_proj")
 INDEXER = {
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
@@ -164,7 +168,7 @@ _FALCON_H1 = {
     **feed_forward("feed_forward"),
     "ffn_norm": "pre_ff_layernorm",
 }
-_LFM2 = {
+LFM2 = {
     **feed_forward("feed_forward"),
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
@@ -172,7 +176,7 @@ _LFM2 = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
-_LFM2_TRUNK = TRUNK | {"token_embd_norm": "model.norm"}
+LFM2_TRUNK = TRUNK | {"token_embd_norm": "model.norm"}
 _GRANITE_HYBRID = {
     **mixer("mamba"),
     **feed_forward("block_sparse_moe", ffn_gate_inp="gate"),
@@ -195,7 +199,7 @@ _LLAMA4 = feed_forward(
     ffn_up_shexp="shared_expert.up_proj",
     ffn_down_shexp="shared_expert.down_proj",
 )
-_NEMOTRON_H = {
+NEMOTRON_H = {
     **mixer("mixer"),
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",
@@ -220,7 +224,7 @@ _BLOOM_TRUNK = TRUNK | {"token_embd_norm": "model.embed_norm"}
 
 
 LAYOUTS: dict[str, FamilyNames] = {
-    "llama": FamilyNames(block=BLOCK | _MIXTRAL, turns_heads=True, has_letters=True),
+    "llama": FamilyNames(block=BLOCK | MIXTRAL, turns_heads=True, has_letters=True),
     "qwen2": FamilyNames(block=BLOCK),
     "qwen2moe": FamilyNames(block=BLOCK | MOE),
     "qwen3": FamilyNames(block=BLOCK),
@@ -238,20 +242,20 @@ LAYOUTS: dict[str, FamilyNames] = {
     "olmo2": FamilyNames(block=BLOCK | NORMS_BEHIND),
     "cohere2": FamilyNames(block=BLOCK),
     "glm4": FamilyNames(block=BLOCK | _GLM4),
-    "glm4moe": FamilyNames(block=BLOCK | MOE | _GLM4_MOE, own=CORRECTION),
+    "glm4moe": FamilyNames(block=BLOCK | MOE | _GLM4_MOE | NEXT, own=CORRECTION),
     "gpt-oss": FamilyNames(block=BLOCK | MOE | _GPT_OSS),
     "gpt2": FamilyNames(
         block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h", is_input_first=True
     ),
     "deepseek2": FamilyNames(
-        block=BLOCK | MOE | SHARED | LATENT,
+        block=BLOCK | MOE | SHARED | LATENT | NEXT,
         own=CORRECTION,
-        joined=dict.fromkeys(("attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
+        joined=LATENT_HALVES,
     ),
     "deepseek32": FamilyNames(
-        block=BLOCK | MOE | _GLM4_MOE | SHARED | LATENT | INDEXER,
+        block=BLOCK | MOE | SHARED | LATENT | INDEXER | NEXT,
         own=CORRECTION,
-        joined=dict.fromkeys(("attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
+        joined=LATENT_HALVES,
     ),
     "mamba": FamilyNames(block=_MAMBA, own=vectors("mixer", has_steps=False)),
     "mamba2": FamilyNames(block=_MAMBA, own=vectors("mixer")),
@@ -259,7 +263,7 @@ LAYOUTS: dict[str, FamilyNames] = {
         block=BLOCK | _FALCON_H1,
         own=vectors("mamba") | {"ffn_norm": "pre_ff_layernorm.weight"},
     ),
-    "lfm2": FamilyNames(block=BLOCK | _LFM2, trunk=_LFM2_TRUNK),
+    "lfm2": FamilyNames(block=BLOCK | LFM2, trunk=LFM2_TRUNK),
     "granitehybrid": FamilyNames(
         block=BLOCK | _GRANITE_HYBRID, own=vectors("mamba"), turns_heads=True
     ),
@@ -268,7 +272,7 @@ LAYOUTS: dict[str, FamilyNames] = {
     "qwen3next": FamilyNames(
         block=BLOCK | MOE | _QWEN3_NEXT, own=vectors("linear_attn"), adds_one=True
     ),
-    "nemotron_h": FamilyNames(block=_NEMOTRON_H, own=vectors("mixer")),
+    "nemotron_h": FamilyNames(block=NEMOTRON_H, own=vectors("mixer")),
     "starcoder": FamilyNames(block=_GPT2_BLOCK, trunk=_GPT2_TRUNK, blocks="transformer.h"),
     "starcoder2": FamilyNames(block=BLOCK),
     "falcon": FamilyNames(block=BLOCK | QKV),

@@ -26,25 +26,57 @@ def sizes(settings: Settings) -> dict[str, Any]:
     return {
         "vocab_size": matrix_rows(settings, "token_embd.weight"),
         "hidden_size": settings.number(".embedding_length"),
-        "num_hidden_layers": settings.number(".block_count"),
+        "num_hidden_layers": num_layers(settings),
         "max_position_embeddings": settings.number(".context_length"),
         "dtype": _dtype(settings.model),
         "tie_word_embeddings": not has_head(settings.model.extents),
     }
 
 
+def num_layers(settings: Settings) -> int:
+    """Return the number of layers: blocks that draft further tokens come after them.
+
+    Raises: ConfigError when all blocks draft, as in files of a drafter alone."""
+    count = settings.number(".block_count") - num_drafting(settings)
+    if count <= 0:
+        raise ConfigError(
+            f"all {settings.number('.block_count')} blocks draft further tokens: this is a "
+            "drafter, not a model.",
+            where=str(settings.model.path),
+            fix="serve the file of the model.",
+        )
+    return count
+
+
+def num_drafting(settings: Settings) -> int:
+    """Return the number of blocks that draft further tokens."""
+    return settings.find(".nextn_predict_layers", int) or 0
+
+
 def common(settings: Settings) -> dict[str, Any]:
     """Return the settings that all families with attention have."""
-    heads = settings.largest(".attention.head_count")
+    heads = _positive(settings, ".attention.head_count", settings.largest(".attention.head_count"))
     hidden = settings.number(".embedding_length")
+    size = settings.find(".attention.key_length", int) or hidden // heads
     given = settings.find(".attention.head_count_kv", (int, list))
     return {
         **sizes(settings),
         "num_attention_heads": heads,
         "num_key_value_heads": heads if given is None
         else settings.largest(".attention.head_count_kv"),
-        "head_dim": settings.find(".attention.key_length", int) or hidden // heads,
+        "head_dim": _positive(settings, ".attention.key_length", size),
     }  # fmt: skip
+
+
+def _positive(settings: Settings, name: str, count: int) -> int:
+    """Return a count of heads or of their numbers. Raises: ConfigError if it is none"""
+    if count <= 0:
+        raise ConfigError(
+            f"{settings.architecture}{name} means {count}; a model that attends has at least 1.",
+            where=str(settings.model.path),
+            fix="download the file again.",
+        )
+    return count
 
 
 def matrix_rows(settings: Settings, name: str) -> int:
@@ -94,6 +126,36 @@ def rope(settings: Settings) -> dict[str, Any]:
     head = common(settings)["head_dim"]
     share = {} if size in (None, head) else {"partial_rotary_factor": size / head}
     return {"rope_theta": theta, "rope_scaling": _scaling(settings)} | share
+
+
+def with_sections(settings: Settings, *, is_interleaved: bool) -> dict[str, Any]:
+    """Return the scaling of the rotary embedding with its sections, for positions in time, height
+    and width. `is_interleaved`: the sections take turns. Raises: ConfigError for other sections"""
+    scaling = _scaling(settings) or {"rope_type": "default"}
+    sections = settings.find(".rope.dimension_sections", list)
+    if sections is None:
+        return scaling
+    pairs = (settings.find(".rope.dimension_count", int) or common(settings)["head_dim"]) // 2
+    if len(sections) < 3 or sum(sections[:3]) != pairs or any(sections[3:]):
+        raise ConfigError(
+            f"{settings.architecture}.rope.dimension_sections is {sections}: three sections of "
+            f"{pairs} pairs are read.",
+            where=str(settings.model.path),
+            fix="convert the model again with a current llama.cpp.",
+        )
+    named = {"mrope_section": sections[:3]}
+    return scaling | named | ({"mrope_interleaved": True} if is_interleaved else {})
+
+
+def only(settings: Settings, name: str, known: tuple[Any, ...]) -> None:
+    """Raises: ConfigError if a setting has a value that no published model of the family has."""
+    value = settings.find(name, (bool, int, float, str))
+    if value not in known:
+        raise ConfigError(
+            f"{settings.architecture}{name} is {value!r}, which is not read for this family.",
+            where=str(settings.model.path),
+            fix="use the checkpoint that the file was made of.",
+        )
 
 
 def _scaling(settings: Settings) -> dict[str, Any] | None:
@@ -153,13 +215,13 @@ def gated(settings: Settings, model_type: str, name: str, **more: Any) -> dict[s
 def kinds(settings: Settings, every: int) -> dict[str, Any]:
     """Return each layer's kind: all slide except every N-th, unless the file says otherwise."""
     pattern = settings.find(".attention.sliding_window_pattern", (int, list))
-    count = settings.number(".block_count")
+    count = num_layers(settings)
     slides = (
         pattern
         if isinstance(pattern, list)
         else [(i + 1) % (pattern or every) for i in range(count)]
     )
-    return {"layer_types": [_KINDS[bool(one)] for one in slides]}
+    return {"layer_types": [_KINDS[bool(one)] for one in slides[:count]]}
 
 
 def layer_norm_eps(settings: Settings) -> float:
@@ -193,9 +255,5 @@ def grouped_experts(settings: Settings) -> dict[str, Any]:
 
 
 def drafting(settings: Settings) -> dict[str, int]:
-    """Return the number of layers without the drafting ones at the end, and that of the latter."""
-    count = settings.find(".nextn_predict_layers", int) or 0
-    return {
-        "num_hidden_layers": settings.number(".block_count") - count,
-        "num_nextn_predict_layers": count,
-    }
+    """Return the number of layers at the end that draft further tokens."""
+    return {"num_nextn_predict_layers": num_drafting(settings)}

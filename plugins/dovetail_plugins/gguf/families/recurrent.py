@@ -9,10 +9,16 @@ from typing import Any
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.families.family import Family, usual_rows
 from dovetail_plugins.gguf.families.layouts import LAYOUTS
-from dovetail_plugins.gguf.families.parts import gated, granite_scales, layer_norm_eps, rope
+from dovetail_plugins.gguf.families.parts import (
+    gated,
+    granite_scales,
+    layer_norm_eps,
+    num_layers,
+    rope,
+)
 from dovetail_plugins.gguf.reading.metadata import Settings
 
-_FULL, _LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR = "full_attention", "linear_attention"
 
 
 def _rms_eps(settings: Settings) -> float:
@@ -21,8 +27,8 @@ def _rms_eps(settings: Settings) -> float:
 
 def _layer_types(settings: Settings, other: str) -> list[str]:
     """Return each layer's kind: those with key and value heads attend."""
-    counts = settings.per_block(".attention.head_count_kv")
-    return [_FULL if count else other for count in counts]
+    counts = settings.per_block(".attention.head_count_kv")[: num_layers(settings)]
+    return [FULL if count else other for count in counts]
 
 
 def _mamba(settings: Settings) -> dict[str, Any]:
@@ -95,7 +101,8 @@ def _falcon_h1(settings: Settings) -> dict[str, Any]:
     return gated(settings, "falcon_h1", "FalconH1ForCausalLM", **more)
 
 
-def _lfm2(settings: Settings) -> dict[str, Any]:
+def lfm2(settings: Settings) -> dict[str, Any]:
+    """Return the settings of LFM2."""
     more = {
         "layer_types": _layer_types(settings, "conv"),
         "conv_L_cache": settings.number(".shortconv.l_cache"),
@@ -119,7 +126,7 @@ def _granitehybrid(settings: Settings) -> dict[str, Any]:
     more = {
         **granite_scales(settings),
         **_mixer2(settings),
-        "layer_types": _layer_types(settings, _LINEAR),
+        "layer_types": _layer_types(settings, LINEAR),
         "position_embedding_type": "nope",
         "num_local_experts": experts,
         "num_experts_per_tok": settings.find(".expert_used_count", int) or 0,
@@ -156,19 +163,23 @@ def _period(settings: Settings, name: str, layers: list[int]) -> dict[str, int]:
     return {f"{name}_period": period, f"{name}_offset": first}
 
 
-def _qwen3next(settings: Settings) -> dict[str, Any]:
+def delta_rule(settings: Settings) -> dict[str, Any]:
+    """Return which layers have Qwen's gated delta rule, and its sizes."""
     heads, inner = settings.number(".ssm.time_step_rank"), settings.number(".ssm.inner_size")
     mixing = set(settings.blocks_with("ssm_a"))
-    drafting = settings.find(".nextn_predict_layers", int) or 0
-    count = settings.number(".block_count") - drafting
-    more = {
-        "num_hidden_layers": count,
-        "layer_types": [_LINEAR if i in mixing else _FULL for i in range(count)],
+    return {
+        "layer_types": [LINEAR if i in mixing else FULL for i in range(num_layers(settings))],
         "linear_num_key_heads": settings.number(".ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": settings.number(".ssm.state_size"),
         "linear_value_head_dim": inner // heads,
         "linear_conv_kernel_dim": settings.number(".ssm.conv_kernel"),
+    }
+
+
+def qwen_experts(settings: Settings) -> dict[str, Any]:
+    """Return the settings of Qwen's experts, which follow every layer, one of them shared."""
+    return {
         "num_experts": settings.number(".expert_count"),
         "num_experts_per_tok": settings.number(".expert_used_count"),
         "moe_intermediate_size": settings.number(".expert_feed_forward_length"),
@@ -177,13 +188,19 @@ def _qwen3next(settings: Settings) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+def _qwen3next(settings: Settings) -> dict[str, Any]:
+    more = delta_rule(settings) | qwen_experts(settings)
     return gated(settings, "qwen3_next", "Qwen3NextForCausalLM", **more)
 
 
-def _nemotron_h(settings: Settings) -> dict[str, Any]:
-    heads = settings.per_block(".attention.head_count_kv")
-    inner = settings.per_block(".feed_forward_length")
-    kinds = [_FULL if h else "mlp" if f else _LINEAR for h, f in zip(heads, inner, strict=True)]
+def nemotron_h(settings: Settings) -> dict[str, Any]:
+    """Return the settings of Nemotron-H."""
+    count = num_layers(settings)
+    heads = settings.per_block(".attention.head_count_kv")[:count]
+    inner = settings.per_block(".feed_forward_length")[:count]
+    kinds = [FULL if h else "mlp" if f else LINEAR for h, f in zip(heads, inner, strict=True)]
     rank = settings.number(".ssm.time_step_rank")
     eps = settings.find(".attention.layer_norm_rms_epsilon", float) or layer_norm_eps(settings)
     return {
@@ -209,7 +226,7 @@ def _granite_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     return usual_rows(config) | {"ffn_up.weight": config["shared_intermediate_size"]}
 
 
-def _gated_query_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
+def gated_query_rows(config: Mapping[str, Any]) -> dict[str, int | None]:
     """A gate of the attention's outputs has as many rows as the queries, behind them."""
     queries = config["num_attention_heads"] * config["head_dim"]
     return usual_rows(config) | {"attn_q.weight": 2 * queries}
@@ -219,18 +236,18 @@ _CONFIGS: Mapping[str, Callable[[Settings], dict[str, Any]]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "falcon-h1": _falcon_h1,
-    "lfm2": _lfm2,
+    "lfm2": lfm2,
     "granitehybrid": _granitehybrid,
     "jamba": _jamba,
     "qwen3next": _qwen3next,
-    "nemotron_h": _nemotron_h,
+    "nemotron_h": nemotron_h,
 }
 """general.architecture -> its config.json."""
 _MORE: Mapping[str, dict[str, Any]] = {
     "mamba": {"has_heads": False},
     "mamba2": {"has_heads": False},
     "granitehybrid": {"rows": _granite_rows},
-    "qwen3next": {"rows": _gated_query_rows},
+    "qwen3next": {"rows": gated_query_rows},
 }
 FAMILIES = {
     name: Family(config=config, names=LAYOUTS[name], **_MORE.get(name, {}))

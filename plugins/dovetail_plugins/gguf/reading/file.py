@@ -20,7 +20,7 @@ from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.blocks.types import NOT_READ, TYPES, Type
 
 SUFFIX = ".gguf"
-PROJECTORS = "mmproj*"
+PROJECTORS = "*mmproj*"
 """Companion files of a model that turn images into its vectors."""
 VERSIONS = (2, 3)
 ALIGNMENT = 32
@@ -163,6 +163,20 @@ def read_head(path: Path) -> FileHead:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSetting:
+    """A setting as the file has it: the code of its kind, and its bytes."""
+
+    kind: int
+    raw: bytes
+
+
+def raw_settings(path: Path) -> dict[str, RawSetting]:
+    """Return the settings of one file as they are. Raises: ConfigError naming the file and byte"""
+    with path.open("rb") as file:
+        return _Reader(path, file).raw_settings()
+
+
 class _Reader:
     """Reads forward; it never requests more than what is left of the file."""
 
@@ -190,6 +204,18 @@ class _Reader:
         extents = tuple(self._extent(start, alignment, *one) for one in described)
         self._check_apart(extents)
         return FileHead(path=self._path, settings=settings, extents=extents)
+
+    def raw_settings(self) -> dict[str, RawSetting]:
+        """Return the settings as they are; the file has been checked before."""
+        self._check_start()
+        _, num_settings = self._number("Q"), self._number("Q")
+        settings: dict[str, RawSetting] = {}
+        for _ in range(num_settings):
+            name, kind, start = self._text(), self._number("I"), self._place
+            self._value(kind, 0)
+            self._file.seek(start)
+            settings[name] = RawSetting(kind=kind, raw=self._file.read(self._place - start))
+        return settings
 
     def _check_start(self) -> None:
         magic = self._take(4)

@@ -7,6 +7,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.reading.file import GgufModel, TensorExtent
+from dovetail_plugins.gguf.reading.older import size_of
 
 _MAX_FACTORS = 4096
 
@@ -20,12 +21,15 @@ class Settings:
         self.architecture = str(self._values.get("general.architecture", ""))
 
     def find(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """Return a setting or None; names of the architecture's own begin with a dot.
+        """Return a setting or None; names of the architecture's own begin with a dot. Some sizes
+        that a file lacks are those of its tensors.
 
         Raises: ConfigError when it is of another kind.
         """
         key = f"{self.architecture}{name}" if name.startswith(".") else name
         value = self._values.get(key)
+        if value is None:
+            value = size_of(self, name)
         kinds = kind if isinstance(kind, tuple) else (kind,)
         is_switch = isinstance(value, bool) and bool not in kinds
         if value is not None and (is_switch or not isinstance(value, kind)):
@@ -48,16 +52,32 @@ class Settings:
         """Return a count of every block. Raises: ConfigError when it is not one for each."""
         value, count = self.find(name, (int, list)), self.number(".block_count")
         values = [value] * count if isinstance(value, int) else value or []
-        if len(values) != count or not all(isinstance(one, int) for one in values):
+        if len(values) != count or not all(isinstance(one, int) and one >= 0 for one in values):
             raise ConfigError(
                 f"{self.architecture}{name} is not a count for each of {count} blocks.",
                 where=str(self.model.path),
             )
         return values
 
+    def per_layer(self, name: str) -> list[float]:
+        """Return a real number of every block. Raises: ConfigError when it is not one for each."""
+        value, count = self.find(name, (float, list)), self.number(".block_count")
+        values = [value] * count if isinstance(value, float) else value or []
+        if len(values) != count or not all(isinstance(one, float) for one in values):
+            raise ConfigError(
+                f"{name} is not a number for each of {count} blocks.", where=str(self.model.path)
+            )
+        return values
+
     def largest(self, name: str) -> int:
         """Return the largest of the blocks' counts, some of which may be 0. Raises: ConfigError"""
-        return max(self.per_block(name))
+        found = max(self.per_block(name))
+        if found <= 0:
+            raise ConfigError(
+                f"{self.architecture}{name} is {found}, and some block must have more.",
+                where=str(self.model.path),
+            )
+        return found
 
     def has(self, name: str) -> bool:
         """Return whether any block has a tensor, by its name without "blk.N."."""

@@ -2,12 +2,13 @@
 
 The models of text that are read: "gpt2", byte pairs with their merges; "llama", SentencePiece's
 pieces with scores, whose merges are all pairs of pieces that are a piece, the best score first;
-"gemma4", such pieces with their merges; "bert", WordPiece.
+"gemma4", such pieces with their merges; "bert", WordPiece; "t5", a unigram model.
 Source: the tokenizer keys of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from dovetail_plugins.gguf.reading.file import GgufModel
 from dovetail_plugins.gguf.vocabulary.missing import completed
 from dovetail_plugins.gguf.vocabulary.splits import GEMMA4, KINDS, Kind
 
-_UNKNOWN, _CONTROL, _USER = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
 _NAMED = {
     "bos_token_id": "bos_token",
@@ -31,6 +32,10 @@ _NAMED = {
 """Settings that name a token, in their original spelling -> tokenizer_config.json's key."""
 _PREFIX = "tokenizer.ggml."
 _GOES_ON = "##"
+_CASED_SHARE = 0.01
+"""A WordPiece vocabulary in which more tokens have capitals is of a model that tells them apart."""
+_TWO_SEPARATORS = {"roberta-bpe", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code"}
+"""Pre-tokenizers of models with two tokens between the texts of a pair, if a file does not say."""
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _PIECES_BACK: list[dict[str, Any]] = [
     {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
@@ -71,6 +76,7 @@ class GgufVocabulary:
             "llama": self._pieces,
             GEMMA4: self._pairs,
             "bert": self._word_pieces,
+            "t5": self._unigrams,
         }
         if name not in makers:
             raise self._fault(
@@ -166,17 +172,19 @@ class GgufVocabulary:
         unknown = self._named("unknown_token_id") or self._known("[UNK]")
         first = self._named("bos_token_id") or self._known("[CLS]")
         last = self._named("seperator_token_id") or self._known("[SEP]")
-        lowers = self._find("normalizer.lowercase", bool) is not False
+        lowers = self._find("normalizer.lowercase", bool)
+        lowers = not self._has_capitals() if lowers is None else lowers
+        strips = self._find("normalizer.strip_accents", bool)
         return {
             "normalizer": {
                 "type": "BertNormalizer",
                 "clean_text": True,
                 "handle_chinese_chars": True,
-                "strip_accents": self._find("normalizer.strip_accents", bool) is not False,
+                "strip_accents": lowers if strips is None else strips,
                 "lowercase": lowers,
             },
             "pre_tokenizer": {"type": "BertPreTokenizer"},
-            "post_processor": self._around(first, last),
+            "post_processor": self._around(first, last, second_type=1),
             "decoder": {"type": "WordPiece", "prefix": _GOES_ON, "cleanup": True},
             "model": {
                 "type": "WordPiece",
@@ -196,9 +204,64 @@ class GgufVocabulary:
         """Return a token as BERT's own files write it: GGUF marks pieces that begin a word, BERT
         those that continue one."""
         is_named = text.startswith("[") and text.endswith("]") and len(text) > 2
-        if kind in (_UNKNOWN, _CONTROL, _USER) or is_named:
+        if kind in (_UNKNOWN, _CONTROL) or is_named:
             return text
+        if kind == _USER:
+            return text.removeprefix(_SPACE)
         return text.removeprefix(_SPACE) if text.startswith(_SPACE) else f"{_GOES_ON}{text}"
+
+    def _has_capitals(self) -> bool:
+        """Return whether more than a few words or pieces have capital letters."""
+        plain = [t for t, kind in zip(self.tokens, self.kinds, strict=True) if kind == _NORMAL]
+        cased = sum(text != text.lower() and text[:1] != "[" for text in plain)
+        return cased > _CASED_SHARE * len(plain)
+
+    def _unigrams(self) -> Json:
+        """Return SentencePiece's unigram model: pieces with the log of their probability."""
+        scores = self._scores()
+        unknown = self._find("unknown_token_id", int)
+        unknown = (
+            self.kinds.index(_UNKNOWN) if unknown is None and _UNKNOWN in self.kinds else unknown
+        )
+        has_space = self._find("add_space_prefix", bool) is not False
+        spaces = {"type": "Metaspace", "replacement": _SPACE, "split": True,
+                  "prepend_scheme": "always" if has_space else "never"}  # fmt: skip
+        first = self._named("bos_token_id") if self._find("add_bos_token", bool) else None
+        has_last = self._find("add_eos_token", bool) is not False
+        last = self._named("eos_token_id") if has_last else None
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": self._normalizers()},
+            "pre_tokenizer": spaces,
+            "post_processor": self._around(first, last, separator=self._separator(first, last)),
+            "decoder": spaces,
+            "model": {
+                "type": "Unigram",
+                "unk_id": unknown,
+                "vocab": list(map(list, zip(self.tokens, scores, strict=True))),
+                "byte_fallback": _BYTE in self.kinds,
+            },
+        }
+
+    def _normalizers(self) -> list[Json]:
+        """Return what a unigram model does to a text first."""
+        charsmap = bytes(one & 255 for one in self._list("precompiled_charsmap", int))
+        coded = base64.b64encode(charsmap).decode()
+        found: list[Json] = []
+        if charsmap:
+            found.append({"type": "Precompiled", "precompiled_charsmap": coded})
+        if self._find("remove_extra_whitespaces", bool) is not False:
+            found.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+            found.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        return found
+
+    def _separator(self, first: str | None, last: str | None) -> str | None:
+        """Return the token before a pair's second text, in addition to the first one's last."""
+        stated = self._find("add_sep_token", bool)
+        is_usual = self._find("pre", str) in _TWO_SEPARATORS or self._find("model", str) == "t5"
+        has_two = is_usual if stated is None else stated
+        if not has_two or first is None or last is None:
+            return None
+        return self._named("seperator_token_id") or last
 
     def _known(self, text: str) -> str:
         """Return a token that must be there. Raises: ConfigError"""
@@ -208,9 +271,7 @@ class GgufVocabulary:
 
     def _pieces(self) -> Json:
         """Return SentencePiece's model."""
-        scores = self._list("scores", float)
-        if len(scores) != len(self.tokens):
-            raise self._fault(f"{len(scores)} scores of {len(self.tokens)} tokens", "scores")
+        scores = self._scores()
         has_space = self._find("add_space_prefix", bool) is not False
         before = [{"type": "Prepend", "prepend": _SPACE}] if has_space else []
         after = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_space else []
@@ -232,15 +293,30 @@ class GgufVocabulary:
             },
         }
 
+    def _scores(self) -> list[float]:
+        """Return the pieces' scores. Raises: ConfigError if it is not one each"""
+        scores = self._list("scores", float)
+        if len(scores) != len(self.tokens):
+            raise self._fault(f"{len(scores)} scores of {len(self.tokens)} tokens", "scores")
+        return scores
+
     def _numbered(self) -> dict[str, int]:
         """Return token -> id; the first of two equal ones keeps its own."""
         return {text: i for i, text in reversed(list(enumerate(self.tokens)))}
 
     def _added(self) -> list[Json]:
         """Return the tokens that are cut out of a text before anything else."""
-        rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        rules = {"single_word": False, "rstrip": False, "normalized": False}
+        is_bert = self._find("model", str) == "bert"
+        mask = None if is_bert else self._named("mask_token_id")
         return [
-            {"id": i, "content": text, **rules, "special": kind != _USER}
+            {
+                "id": i,
+                "content": self._word_piece(text, kind) if is_bert else text,
+                "lstrip": text == mask,
+                **rules,
+                "special": kind != _USER,
+            }
             for i, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
             if kind in (_UNKNOWN, _CONTROL, _USER) and text
         ]
@@ -250,17 +326,32 @@ class GgufVocabulary:
         stated = self._find("add_bos_token", bool)
         first = self._named("bos_token_id") if (begins if stated is None else stated) else None
         last = self._named("eos_token_id") if self._find("add_eos_token", bool) else None
-        return self._around(first, last)
+        separator = self._separator(first, last)
+        is_one = separator is not None or self._find("add_sep_token", bool) is not None
+        return self._around(first, last, separator=separator, is_one=is_one)
 
-    def _around(self, first: str | None, last: str | None) -> Json | None:
-        """Return the post-processor that puts these tokens around a text, if there are any."""
+    def _around(
+        self,
+        first: str | None,
+        last: str | None,
+        *,
+        separator: str | None = None,
+        second_type: int = 0,
+        is_one: bool = True,
+    ) -> Json | None:
+        """Return the post-processor that puts these tokens around a text, if there are any.
+
+        A pair is one text, in which a separator and the tokens of `second_type` follow the first's
+        last token, or two (`is_one` False) of the types 0 and 1.
+        """
         if first is None and last is None:
             return None
-        named = {text: self.tokens.index(text) for text in (first, last) if text is not None}
+        named = {t: self.tokens.index(t) for t in (first, last, separator) if t is not None}
+        second = (separator, "B", last, second_type) if is_one else (first, "B", last, 1)
         return {
             "type": "TemplateProcessing",
-            "single": _template(first, ("A",), last),
-            "pair": _template(first, ("A", "B"), last),
+            "single": _template(first, "A", last, 0),
+            "pair": [*_template(first, "A", last, 0), *_template(*second)],
             "special_tokens": {
                 text: {"id": text, "ids": [i], "tokens": [text]} for text, i in named.items()
             },
@@ -317,19 +408,13 @@ def merges_of(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> lis
     return [(left, right) for *_, left, right in sorted(merges)]
 
 
-def _template(first: str | None, texts: Sequence[str], last: str | None) -> list[Json]:
-    """Return the pieces of a text, or of two, with their first and last tokens."""
-    pieces: list[Json] = []
-    for number, text in enumerate(texts):
-        ends = [first, None, last]
-        pieces += [
-            {"Sequence": {"id": text, "type_id": number}}
-            if place == 1
-            else {"SpecialToken": {"id": token, "type_id": number}}
-            for place, token in enumerate(ends)
-            if place == 1 or token is not None
-        ]
-    return pieces
+def _template(first: str | None, text: str, last: str | None, number: int) -> list[Json]:
+    """Return the pieces of a text with the tokens around it, if there are any, all of a type."""
+    before, after = (
+        [] if token is None else [{"SpecialToken": {"id": token, "type_id": number}}]
+        for token in (first, last)
+    )
+    return [*before, {"Sequence": {"id": text, "type_id": number}}, *after]
 
 
 def read_tokenizer(file: Path) -> tuple[str, Json]:

@@ -53,6 +53,13 @@ _KIMI = (
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _HAN_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _ASCII_SIGN = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+_THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+"""Threes of digits, counted from a number's end."""
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+"
+)
 _V3_WORDS = rf"{_ASCII_SIGN}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
 _V3 = rf"{_V3_WORDS}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 _SPARK = rf"{_V3_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+"
@@ -142,6 +149,7 @@ _KINDS: dict[Kind, tuple[str, ...]] = {
     Kind(cuts=(_BAILING,)): ("bailingmoe", "bailingmoe2", "llada-moe"),
     Kind(cuts=(_EXAONE_MOE,)): ("exaone-moe",),
     Kind(cuts=(rf"{_LETTERS}|\p{{N}}|{_REST}",)): ("ufakzeka",),
+    Kind(cuts=(_THREES, _ASIAN, _V3)): ("afmoe",),
     Kind(cuts=(r"[^\n]+|[\n]+", _QWEN2)): ("laguna",),
     Kind(cuts=(r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)): ("tiny_aya", "cohere2moe"),
     Kind(cuts=(_YOUTU_SIGNS, _YOUTU), takes_whole=True): ("youtu",),

@@ -7,7 +7,7 @@ and the values of llama.cpp's converters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.config.checkpoint.rope import FULL, rope_of
@@ -27,8 +27,47 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "GPT2LMHeadModel": "gpt2",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "OlmoForCausalLM": "olmo",
+    "OlmoeForCausalLM": "olmoe",
+    "GraniteForCausalLM": "granite",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "Exaone4ForCausalLM": "exaone4",
+    "ArceeForCausalLM": "arcee",
+    "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2",
+    "NemotronForCausalLM": "nemotron",
+    "Dots1ForCausalLM": "dots1",
 }
 """Architectures of checkpoints -> GGUF's name."""
+
+_PARTS = "its matrices are stored in parts that no table of names describes"
+_STATES = "its layers have states, which converters compute anew"
+REFUSED: dict[str, str] = {
+    "DeepseekV2ForCausalLM": _PARTS,
+    "DeepseekV3ForCausalLM": _PARTS,
+    "DeepseekV32ForCausalLM": _PARTS,
+    "GptOssForCausalLM": "its experts are published in MXFP4, quantized already",
+    "GraniteMoeForCausalLM": "its experts are in one tensor",
+    "Llama4ForConditionalGeneration": "its experts are in one tensor",
+    "MambaForCausalLM": _STATES,
+    "FalconMambaForCausalLM": _STATES,
+    "Mamba2ForCausalLM": _STATES,
+    "FalconH1ForCausalLM": _STATES,
+    "GraniteMoeHybridForCausalLM": _STATES,
+    "JambaForCausalLM": _STATES,
+    "Qwen3NextForCausalLM": _STATES,
+    "NemotronHForCausalLM": _STATES,
+}
+"""Architectures that are not written, and why."""
 
 _PLAIN = {
     "block_count": ("num_hidden_layers", "n_layer"),
@@ -37,18 +76,43 @@ _PLAIN = {
     "feed_forward_length": ("intermediate_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head"),
     "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads", "n_head"),
-    "expert_count": ("num_local_experts", "num_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_topk", "moe_k"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
 }
 """Counts: GGUF's key -> the config's, the first that is there."""
 _REAL = {
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_eps"),
+    "attention.clamp_kqv": ("clip_qkv",),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling", "logit_scale"),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
 }
+_SLIDING = ("exaone4", "olmo3")
+"""Types whose files say which layers slide."""
+_SIGMOID = 2
+_FEW: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "olmo": lambda config: {"attention.layer_norm_epsilon": 1e-5},
+    "hunyuan_v1_moe": lambda config: {"expert_feed_forward_length": config["intermediate_size"]},
+    "dots1": lambda config: {"expert_gating_func": _SIGMOID},
+    "glm4_moe": lambda config: {"expert_gating_func": _SIGMOID},
+    "ernie4_5_moe": lambda config: {
+        "expert_shared_feed_forward_length": config["moe_num_shared_experts"]
+        * config["moe_intermediate_size"]
+    },
+}
+"""A type of model -> settings that only it has."""
 
 
 def settings_of(model: ModelSpec) -> dict[str, Any]:
@@ -62,9 +126,17 @@ def settings_of(model: ModelSpec) -> dict[str, Any]:
         value = next((config[n] for n in names if config.get(n) is not None), None)
         if value is not None:
             settings[key] = int(value)
-    for key, name in _REAL.items():
-        if config.get(name) is not None:
-            settings[key] = float(config[name])
+    for key, names in _REAL.items():
+        value = next((config[n] for n in names if config.get(n) is not None), None)
+        if value is not None:
+            settings[key] = float(value)
+    kind = str(config.get("model_type"))
+    if config.get("norm_topk_prob") is not None and not kind.startswith("qwen"):
+        settings["expert_weights_norm"] = bool(config["norm_topk_prob"])
+    if kind in _SLIDING and config.get("sliding_window"):
+        slides = [one == "sliding_attention" for one in config["layer_types"]]
+        settings["attention.sliding_window_pattern"] = slides
+    settings |= _FEW[kind](config) if kind in _FEW else {}
     settings |= {"attention.key_length": model.head_size, "attention.value_length": model.head_size}
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):

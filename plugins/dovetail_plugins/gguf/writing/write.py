@@ -16,13 +16,13 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.blocks.types import BY_NAME, CODES
-from dovetail_plugins.gguf.reading.file import ALIGNMENT
+from dovetail_plugins.gguf.reading.file import ALIGNMENT, RawSetting
 from dovetail_plugins.gguf.reading.tensors import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _U32, _I32, _F32, _BOOL, _TEXT, _ARRAY = 4, 5, 6, 7, 8, 9
 
-Setting = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+Setting = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float] | RawSetting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,8 @@ def _head(settings: Mapping[str, Setting], num_tensors: int) -> bytes:
 def _value(value: Setting) -> tuple[int, bytes]:
     """Return the kind and the bytes of a setting."""
     match value:
+        case RawSetting():
+            return value.kind, value.raw
         case bool():
             return _BOOL, struct.pack("<B", value)
         case int():

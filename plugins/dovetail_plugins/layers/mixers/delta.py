@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dovetail.errors import ConfigError
 from dovetail.interfaces.model import BuildContext
 from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear import (
@@ -53,7 +54,9 @@ it; QKV holds all queries, then all keys, then all values."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
     """The sizes of a mixer: `key_heads` are K, `value_heads` H, `key_size` D, `value_size` V.
-    `beta_scale` is the maximum beta, `least_log` (if not 0) the logarithm of the smallest decay."""
+    `beta_scale` is the maximum beta, `least_log` (if not 0) the logarithm of the smallest decay.
+    `is_tiled`: the output's matrix takes the first value head of every key head, then the second
+    of each, and so on."""
 
     key_heads: int
     value_heads: int
@@ -64,6 +67,7 @@ class DeltaSizes:
     eps: float = 1e-6
     beta_scale: float = 1.0
     least_log: float = 0.0
+    is_tiled: bool = False
 
     @property
     def widths(self) -> dict[str, int]:
@@ -153,6 +157,13 @@ class DeltaMixer(DeltaRule):
 
     def __init__(self, context: BuildContext, name: str, sizes: DeltaSizes) -> None:
         super().__init__(context, name, sizes)
+        if sizes.is_tiled and tensor_group(context.rank).size > 1:
+            raise ConfigError(
+                f"{name}.out_proj cannot be divided over ranks: its blocks of numbers are of "
+                "several heads.",
+                where="--tensor-parallel-size",
+                fix="use 1, or a file whose ssm_out matrices are F16, BF16 or Q8_0.",
+            )
         self.build_inputs(context, name)
         self.norm = HeadNorm(context, sizes.value_size, eps=sizes.eps)
         inner, hidden = sizes.value_heads * sizes.value_size, context.model.hidden_size
@@ -190,7 +201,13 @@ class DeltaMixer(DeltaRule):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Shapes: x, residual [T, E] -> [T, E]"""
         qkv, z, beta, decay = self.inputs(x)
-        return self.out_proj(self.norm(self.learned(qkv, decay, beta), z), residual)
+        y = self.norm(self.learned(qkv, decay, beta), z)
+        return self.out_proj(self._tiled(y) if self.sizes.is_tiled else y, residual)
+
+    def _tiled(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the value heads in the order of the output's columns. Shapes: [T, H V] -> same"""
+        heads = y.unflatten(-1, (self.key_heads, -1, self.sizes.value_size))
+        return heads.transpose(-3, -2).flatten(-3)
 
 
 class JoinedDeltaMixer(DeltaMixer):

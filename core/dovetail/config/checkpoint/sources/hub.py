@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dovetail.config.checkpoint.sources import modelscope
 from dovetail.config.checkpoint.sources.weights_check import NOT_WEIGHTS
-from dovetail.config.checkpoint.stores.gguf_names import ENDING, grouped, named
+from dovetail.config.checkpoint.stores.gguf_names import ENDING, grouped, named, projectors
 from dovetail.config.checkpoint.stores.hub_cache import cache_folder, snapshot
 from dovetail.errors import ConfigError
 
@@ -116,15 +116,18 @@ def fetch(
 
 
 def fetch_quant(wanted: Wanted, quant: str, hub: Hub) -> Path:
-    """Return the (first) file of the GGUF model with this quantization or file name. Raises:
-    ConfigError if none or several match, or the hub does not provide it"""
+    """Return the (first) file of the GGUF model with this quantization or file name, fetched with
+    the repository's projector. Raises: ConfigError if none or several match, or the hub does not
+    provide it"""
     check_online(wanted)
     with _client_errors(wanted, hub):
-        ggufs = grouped(_listed(wanted, hub))
+        names = _listed(wanted, hub)
+        ggufs = grouped(names)
         found = named(ggufs, quant)
         if len(found) != 1:
             raise _other_quant(wanted, quant, [one.label or one.stem for one in found or ggufs])
-        return _download(wanted, hub, found[0].files) / found[0].files[0]
+        files = [*found[0].files, *projectors(names)[:1]]
+        return _download(wanted, hub, files) / files[0]
 
 
 def needed_files(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 ENDING = ".gguf"
+PREFERRED = ("F16", "BF16", "F32", "Q8_0")
+"""Quantizations of projector files."""
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
 _LABEL = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d+|TQ\d|MXFP4|NVFP4|BF16|F16|F32|FP16|FP32)"
@@ -41,7 +43,7 @@ def grouped(names: Iterable[str]) -> list[GgufFiles]:
     parts: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePath(name)
-        if path.suffix.lower() != ENDING or path.name.lower().startswith("mmproj"):
+        if path.suffix.lower() != ENDING or "mmproj" in path.name.lower():
             continue
         whole = name[: -len(ENDING)]
         found = _PART.fullmatch(whole)
@@ -58,6 +60,20 @@ def parts_of(file: Path) -> list[Path]:
     numbers = range(1, int(found[3]) + 1) if found else ()
     names = [f"{found[1]}-{n:05}-of-{found[3]}{file.suffix}" for n in numbers if found]
     return [part for part in map(file.with_name, names) if part.is_file()] or [file]
+
+
+def projectors(names: Iterable[str]) -> list[str]:
+    """Return the projector files (mmproj) among these names or paths, the preferred one first."""
+    found = [
+        n for n in sorted(names) if n.endswith(ENDING) and "mmproj" in PurePath(n).name.lower()
+    ]
+    return sorted(found, key=projector_rank)
+
+
+def projector_rank(name: str) -> int:
+    """Return the place of a projector file's quantization: half precision first."""
+    label = label_of(name.removesuffix(ENDING)).replace("FP", "F")
+    return PREFERRED.index(label) if label in PREFERRED else len(PREFERRED)
 
 
 def models_below(folder: Path) -> list[GgufFiles]:

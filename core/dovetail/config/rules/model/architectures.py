@@ -15,6 +15,7 @@ _POOLS = {
     PROCESS_REWARD: TOKEN_CLASSES,
     REWARD: TOKEN_CLASSES,
     "ForMaskedLM": NOTHING,
+    "ForPreTraining": NOTHING,
     "EncoderModel": NOTHING,
     "Model": NOTHING,
 }

@@ -59,6 +59,7 @@ def model_spec(
         overrides=model_config.hf_overrides,
         config_path=find_config(asked_path, hub=hub_of(model_config, load)) if asked_path else None,
         config_format=model_config.config_format,
+        mmproj=load.mmproj,
     )
     rope = with_rope(model.hf_config, model_config.rope_theta, model_config.rope_scaling)
     requested = registry.admin.value_of("dtype", model_config.dtype) or AUTO_DTYPE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.config.checkpoint.media_tokens import named_kinds
+from dovetail.config.checkpoint.media_tokens import PROCESSOR, named_kinds
 from dovetail.config.checkpoint.model_facts import facts_of
 from dovetail.config.rules.model.architectures import registered
 from dovetail.config.rules.model.model_impl import wanted_impl
@@ -43,7 +43,8 @@ def allowed_kinds(
 
 def has_processor(model: ModelSpec) -> bool:
     """Return whether a checkpoint has processor settings for its media."""
-    return any((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
+    files = ((Path(model.path) / name).is_file() for name in PROCESSOR_FILES)
+    return PROCESSOR in model.whole_config or any(files)
 
 
 def is_backed_with_media(

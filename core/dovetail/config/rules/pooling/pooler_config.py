@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import msgspec
 
@@ -62,7 +61,7 @@ def verify_fits(pooler: PoolerConfig, model: ModelSpec, *, size: int, num_classe
     Raises: ConfigError naming the key"""
     makes_vectors = model.head in MAKES_VECTORS
     for key in _OF_CLASSES if makes_vectors else _OF_VECTORS:
-        if getattr(pooler, key) != _default(key):
+        if getattr(pooler, key) != getattr(PoolerConfig(), key):
             does = "makes vectors of prompts" if makes_vectors else "tells classes apart"
             log.warning("%s.%s has no effect: the model %s", POOLER_CONFIG, key, does)
     if pooler.dimensions is not None and not 1 <= pooler.dimensions <= size:
@@ -91,10 +90,6 @@ def _verify(pooler: PoolerConfig) -> None:
     if not pooler.enable_chunked_processing:
         fix = "add enable_chunked_processing, or use --max-model-len."
         raise _fault("max_embed_len", "is the length of texts that are embedded in pieces.", fix)
-
-
-def _default(key: str) -> Any:
-    return getattr(PoolerConfig(), key)
 
 
 def _fault(key: str, what: str, fix: str = "") -> ConfigError:

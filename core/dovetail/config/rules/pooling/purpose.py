@@ -85,7 +85,7 @@ class Purpose:
 
 def purpose(config: Config, model: ModelSpec) -> Purpose:
     """Return the model's purpose. Raises: ConfigError if flags and checkpoint disagree"""
-    sentences = sentence_settings(Path(model.path))
+    sentences = sentence_settings(Path(model.path), model.hf_config)
     head = _head(config.model, model, sentences)
     if head == LOGITS:
         if config.model.pooler_config:
@@ -213,7 +213,8 @@ def _poolers(
     tokens."""
     tasks = _TASKS[model.head]
     facts = facts_of(model.hf_config)
-    named = _registered(pooler.pooling_type) if pooler.pooling_type else None
+    named = pooler.pooling_type or None
+    named = named.lower() if named and ":" not in named else named  # paths stay unchanged
     usual = sentences.pooler or _by_config(facts.pooler, model.hf_config)
     if model.head not in MAKES_VECTORS and facts.classes_pooler:
         usual = _by_config(facts.classes_pooler, model.hf_config)
@@ -224,11 +225,6 @@ def _poolers(
         return tasks[::-1], _pooler(None, usual), _pooler(plugins, named or of_tokens)
     tasks = _WITH_WHOLE.get(tasks, tasks)
     return tasks, _pooler(plugins, named), _pooler(None, of_tokens)
-
-
-def _registered(name: str) -> str:
-    """Return a pooler's registered name; class and file paths stay unchanged."""
-    return name if ":" in name else name.lower()
 
 
 def _by_config(name: str, facts: Mapping[str, Any]) -> str:

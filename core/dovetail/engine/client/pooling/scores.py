@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 
 import msgspec
 import numpy as np
 
+from dovetail.config.checkpoint.sentence_transformers import PAIR
 from dovetail.engine.client.pooling.named_prompts import prompt_before
 from dovetail.engine.client.pooling.pairs import pair_prompt
 from dovetail.engine.client.requests.input_processor import Prompt
@@ -86,7 +88,7 @@ def plan_scores(
         starts = [prompt_before(spec.run.pooling, name) for name in prompt_names]
         return _apart(pairs, starts, task_params)
     if join is None and spec.run.model.is_causal:
-        join = _joined
+        join = partial(_joined, spec.run.model.hf_config.get(PAIR) or "{query}{document}")
     if join is not None:
         prompts = [PooledPrompt(prompt=text, params=task_params) for text in starmap(join, pairs)]
     else:
@@ -140,8 +142,9 @@ def _paired(firsts: Sequence[str], seconds: Sequence[str]) -> list[tuple[str, st
     return list(zip(firsts, seconds, strict=True))
 
 
-def _joined(first: str, second: str) -> str:
-    return first + second
+def _joined(template: str, first: str, second: str) -> str:
+    start, _, rest = template.partition("{query}")
+    return start + first + rest.replace("{document}", second)
 
 
 def _as_pair(

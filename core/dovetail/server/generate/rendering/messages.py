@@ -17,7 +17,7 @@ from dovetail.multimodal.content import MediaItem
 from dovetail.multimodal.parts import FILES, KIND_OF, media_item, media_type
 from dovetail.server.generate.body.chat import ContentPart, Message, MessageToolCall, ToolBody
 from dovetail.server.generate.rendering.places import MediaPlaces
-from dovetail.unsupported import sentence
+from dovetail.unsupported import remedy, sentence
 
 PARTS = "openai"
 """The form of content that is a list of parts."""
@@ -119,6 +119,7 @@ class _Reader:
             raise RequestError(
                 what.format(KIND_OF[word]) or sentence("media"),
                 where=where,
+                fix=None if self.media_kinds else remedy("media", "send text alone"),
                 code="unsupported_field",
             )
         item = media_item(given, where)

@@ -1,0 +1,1 @@
+"""Projector files of GGUF models (mmproj): which one is taken, its settings and its tensors."""

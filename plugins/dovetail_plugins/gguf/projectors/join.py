@@ -1,0 +1,51 @@
+"""The config.json of a text model and its projector together. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.checkpoint.media_tokens import PROCESSOR
+from dovetail_plugins.gguf.blocks.types import FLOAT_DTYPES
+from dovetail_plugins.gguf.projectors.find import projector_of
+from dovetail_plugins.gguf.projectors.projector import Json
+from dovetail_plugins.gguf.projectors.targets import targets_of
+from dovetail_plugins.gguf.reading.file import GgufModel
+
+MMPROJ = "mmproj"
+"""The key with the path of the projector's file."""
+_OF_THE_WHOLE = ("quantization_config", "dtype", "tie_word_embeddings", "eos_token_id",
+                 "bos_token_id")  # fmt: skip
+
+
+def with_projector(model: GgufModel, text: Json, mmproj: str | None) -> Json:
+    """Return a text model's config.json with the projector's, if it has one. Raises: ConfigError"""
+    found = projector_of(model, text, mmproj)
+    if found is None:
+        return text
+    pair, projector = found
+    part = projector.text(pair)
+    whole = {name: part.pop(name) for name in _OF_THE_WHOLE if name in part}
+    types, stored = float_types(found), whole.get("quantization_config")
+    if stored:
+        whole["quantization_config"] = {**stored, "types": stored["types"] | types}
+    part.pop("architectures", None)
+    return {
+        **whole,
+        **projector.config(pair),
+        "text_config": part,
+        PROCESSOR: projector.processor(pair),
+        MMPROJ: str(pair.clip.model.path),
+    }
+
+
+def float_types(found: Any) -> Mapping[str, str]:
+    """Return module -> type of the encoder's matrices in half precision; the others are float32."""
+    pair, projector = found
+    types: dict[str, str] = {}
+    for name, target in targets_of(pair, projector).items():
+        kinds = {extent.type.name for extent in target.extents}
+        kind = kinds.pop() if len(kinds) == 1 else "F32"
+        if name.endswith(".weight") and kind in FLOAT_DTYPES:
+            types[name.removesuffix(".weight")] = kind
+    return types

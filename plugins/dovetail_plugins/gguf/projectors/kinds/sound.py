@@ -1,0 +1,129 @@
+"""Qwen2-Audio and Voxtral: Whisper's encoder of sound.
+
+Source: WhisperEncoderModel in https://github.com/ggml-org/llama.cpp/tree/master/conversion. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+from dovetail_plugins.gguf.projectors.projector import Json, Pair, Projector, ProjectorNames, flat
+
+_TOWER, _PROJECTOR = "model.audio_tower", "model.multi_modal_projector"
+_BLOCK = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ln1": "self_attn_layer_norm",
+    "ln2": "final_layer_norm",
+    "ffn_up": "fc1",
+    "ffn_down": "fc2",
+}
+HOP, RATE_HZ, STEP = 160, 16000, 2
+"""Samples between two spectra; samples a second; spectra for each position of the encoder."""
+
+
+def _names(projector: dict[str, str]) -> ProjectorNames:
+    convolutions = ("a.conv1d.1", "a.conv1d.2")
+    return ProjectorNames(
+        block=_BLOCK,
+        blocks=f"{_TOWER}.layers",
+        whole={
+            "a.position_embd": f"{_TOWER}.embed_positions",
+            "a.post_ln": f"{_TOWER}.layer_norm",
+            **{name: f"{_TOWER}.conv{name[-1]}" for name in convolutions},
+            **{old: f"{_PROJECTOR}.{new}" for old, new in projector.items()},
+        },
+        changes={f"{name}.bias": flat for name in convolutions},
+    )
+
+
+def _sizes(pair: Pair) -> tuple[int, int, int, int, int]:
+    """Return the encoder's width, inner width, blocks, heads and positions."""
+    counts = (pair.number(f"{word}", "a") for word in ("block_count", "attention.head_count"))
+    positions = pair.matrix("a.position_embd.weight")[0]
+    return (pair.number("embedding_length", "a"), pair.inner("a"), *counts, positions)  # type: ignore[return-value]
+
+
+def _qwen2a(pair: Pair) -> Json:
+    width, inner, blocks, heads, positions = _sizes(pair)
+    return {
+        "model_type": "qwen2_audio",
+        "architectures": ["Qwen2AudioForConditionalGeneration"],
+        "audio_config": {
+            "model_type": "qwen2_audio_encoder",
+            "d_model": width,
+            "encoder_ffn_dim": inner,
+            "encoder_layers": blocks,
+            "encoder_attention_heads": heads,
+            "max_source_positions": positions,
+            "num_mel_bins": pair.number("num_mel_bins", "a"),
+        },
+        "audio_token_index": pair.token("<|AUDIO|>")[0],
+    }
+
+
+def _voxtral(pair: Pair) -> Json:
+    width, inner, blocks, heads, positions = _sizes(pair)
+    return {
+        "model_type": "voxtral",
+        "architectures": ["VoxtralForConditionalGeneration"],
+        "audio_config": {
+            "model_type": "voxtral_encoder",
+            "hidden_size": width,
+            "intermediate_size": inner,
+            "num_hidden_layers": blocks,
+            "num_attention_heads": heads,
+            "max_source_positions": positions,
+            "num_mel_bins": pair.number("num_mel_bins", "a"),
+        },
+        "audio_token_id": pair.token("[AUDIO]")[0],
+    }
+
+
+def _spectra(pair: Pair) -> Json:
+    """Return the settings of Whisper's spectra, of sounds as long as the encoder has positions."""
+    samples = pair.matrix("a.position_embd.weight")[0] * STEP * HOP
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": pair.number("num_mel_bins", "a"),
+        "chunk_length": samples // RATE_HZ,
+        "hop_length": HOP,
+        "n_fft": 400,
+        "sampling_rate": RATE_HZ,
+    }
+
+
+def _qwen2a_processor(pair: Pair) -> Json:
+    return {
+        "processor_class": "Qwen2AudioProcessor",
+        "feature_extractor": _spectra(pair),
+        "audio_token": pair.token("<|AUDIO|>")[1],
+        "audio_bos_token": "<|audio_bos|>",
+        "audio_eos_token": "<|audio_eos|>",
+    }
+
+
+def _voxtral_processor(pair: Pair) -> Json:
+    return {"processor_class": "VoxtralProcessor", "feature_extractor": _spectra(pair)}
+
+
+PROJECTORS = {
+    "qwen2a": Projector(
+        texts=("qwen2",),
+        config=_qwen2a,
+        names=lambda pair: _names({"mm.a.fc": "linear"}),
+        processor=_qwen2a_processor,
+        width=("mm.a.fc.weight", 0),
+        part="audio",
+    ),
+    "voxtral": Projector(
+        texts=("llama", "mistral3"),
+        config=_voxtral,
+        names=lambda pair: _names({"mm.a.mlp.1": "linear_1", "mm.a.mlp.2": "linear_2"}),
+        processor=_voxtral_processor,
+        width=("mm.a.mlp.2.weight", 0),
+        part="audio",
+    ),
+}
+"""clip.projector_type -> how such files are read."""
