@@ -114,6 +114,6 @@ class ModernBertModel(EncoderModel):
 
     def weight_map(self) -> WeightMap:
         """Return the names; checkpoints of whole models begin with "model."."""
-        unused = ("decoder.", "dense_2.", "dense_3.")
-        unused += () if self.head is not None else ("head.", "classifier.")
+        of_head = () if self.head is not None else ("head.", "classifier.")
+        unused = ("decoder.", "dense_2.", "dense_3.", *of_head)
         return WeightMap(prefixes=(("model.", ""),), renames=RENAMES, ignored=unused)
