@@ -115,5 +115,5 @@ class ModernBertModel(EncoderModel):
     def weight_map(self) -> WeightMap:
         """Return the names; checkpoints of whole models begin with "model."."""
         of_head = () if self.head is not None else ("head.", "classifier.")
-        unused = ("decoder.", "dense_2.", "dense_3.", *of_head)
+        unused: tuple[str, ...] = ("decoder.", "dense_2.", "dense_3.", *of_head)
         return WeightMap(prefixes=(("model.", ""),), renames=RENAMES, ignored=unused)
