@@ -44,7 +44,7 @@ _LAST = (
 _TEXTS = {"bos_token_id": _FIRST, "eos_token_id": _LAST, "unknown_token_id": ("<unk>",)}
 """The texts of tokens that settings name, the surest first."""
 _PRE: dict[str, str] = {
-    **dict.fromkeys(("qwen2", "qwen2moe", "qwen2vl"), "qwen2"),
+    **dict.fromkeys(("qwen", "qwen2", "qwen2moe", "qwen2vl"), "qwen2"),
     **dict.fromkeys(("qwen3", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     **dict.fromkeys(("gpt2", "gptneox", "gptj"), "gpt-2"),
@@ -56,6 +56,7 @@ _PRE: dict[str, str] = {
     **dict.fromkeys(("lfm2", "lfm2moe"), "lfm2"),
     **dict.fromkeys(("dbrx", "phi3"), "dbrx"),
     **{name: name for name in ("falcon", "bloom", "mpt", "exaone", "exaone4", "llama4")},
+    **{name: name for name in ("refact", "codeshell")},
     **{name: name for name in ("falcon-h1", "hunyuan-dense", "minimax-m2", "exaone-moe")},
     **{name: name for name in ("bailingmoe", "bailingmoe2", "modern-bert")},
     "phi2": "phi-2",
@@ -79,7 +80,7 @@ _PRE_BY_TOKENS: tuple[tuple[tuple[str, ...], range, str], ...] = (
     (("[INST]", "[/INST]"), range(131_000, 132_000), "tekken"),
 )
 """Tokens and sizes of vocabularies that several architectures have -> how they cut words."""
-_OF_SEVERAL = ("llama", "qwen2", "deepseek2")
+_OF_SEVERAL = ("llama", "qwen2", "deepseek", "deepseek2", "deci", "bitnet")
 """Architectures that came with several vocabularies."""
 
 
