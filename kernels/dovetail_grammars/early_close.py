@@ -23,6 +23,9 @@ SPARE_TOKENS = 8
 MAX_TRIED = 24
 MAX_SEARCHED = 512
 """How many states a search looks at."""
+OFTEN_TOKENS = 48
+EVERY_TOKENS = 8
+"""A search is made every 8 tokens, and for each of the last 48; its margin allows for that."""
 MAX_REMEMBERED = 1024
 _PLAIN = frozenset(range(256)) - frozenset(b'"[{,:')
 _CLOSERS = frozenset(b'"]}')
@@ -30,6 +33,9 @@ _SHORT = (b"0", b"1", b"null", b"true", b"false", b'""', b"[", b"{", b":", b",",
 _MAX_CHOICES = 64
 """Where more first bytes are allowed than these, only the tokens of `_LEAVING` are tried."""
 _LEAVING = (b"\n", *rb"""\n \ " ' ` ] } ) > ; < | / * # . a""".split())
+
+_ESCAPED = frozenset(b"n\\")
+"""Where these and few other bytes are allowed, a backslash is before them; "n" ends a line."""
 
 
 class Vocabulary(Protocol):
@@ -102,14 +108,16 @@ class EarlyClose:
 
         The matcher's state is unchanged afterwards.
         """
-        return self._path(matcher, max_tokens)[0]
+        return self._path(matcher, max_tokens, searches=True)[0]
 
-    def _path(self, matcher: Matcher, max_tokens: int) -> tuple[list[int] | None, bool]:
+    def _path(
+        self, matcher: Matcher, max_tokens: int, *, searches: bool
+    ) -> tuple[list[int] | None, bool]:
         """Return a path, and whether it was not the greedy walk that found it."""
         trail = _Trail(matcher, self._num_words)
         try:
             found, is_lost = self._walk(trail, max_tokens)
-            if found is None and is_lost:
+            if found is None and is_lost and searches:
                 found = self._search(trail, max_tokens)
             return (None if found is None else found.copy()), is_lost
         finally:
@@ -194,7 +202,7 @@ class EarlyClose:
     def _branches(self, mask: np.ndarray) -> list[int]:
         """Return the shortest and the longest of the allowed tokens with each first byte; bytes of
         other characters than ASCII are as one. If there is one byte, the longest token, since all
-        are likely to begin one text; in text, those that may leave it."""
+        are likely to begin one text; in text and in escapes, what may leave it or end a line."""
         allowed = _bits(mask, self._by_length)
         ids, firsts = self._by_length[allowed], self._first_bytes[allowed]
         kinds, shortest = np.unique(firsts, return_index=True)
@@ -203,6 +211,8 @@ class EarlyClose:
         if len(kinds) > _MAX_CHOICES:
             leaving: list[int] = self._leaving[_bits(mask, self._leaving)].tolist()
             return leaving
+        if _ESCAPED.issubset(kinds.tolist()) and len(kinds) < 16:
+            return [int(ids[shortest[kinds == ord("n")][0]])]
         longest = len(ids) - 1 - np.unique(firsts[::-1], return_index=True)[1]
         pairs = np.stack((ids[shortest], ids[longest]), axis=1)
         return list(dict.fromkeys(pairs.ravel().tolist()))
@@ -217,7 +227,8 @@ class EarlyClose:
 
         If no way is that short, the mask stays unchanged. Mutates: mask
         """
-        path, is_searched = self._path(matcher, left - 1)
+        searches = left <= OFTEN_TOKENS or left % EVERY_TOKENS == 0
+        path, is_searched = self._path(matcher, left - 1, searches=searches)
         if path is None:
             return
         if is_searched and 3 * len(path) + SPARE_TOKENS < left:
@@ -238,7 +249,7 @@ class EarlyClose:
         if not matcher.accept(token_id):
             return False
         try:
-            return self.path(matcher, left) is not None
+            return self._path(matcher, left, searches=False)[0] is not None
         finally:
             matcher.rollback(1)
 
