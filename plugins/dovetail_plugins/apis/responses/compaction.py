@@ -32,7 +32,7 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 def summarized(messages: Sequence[Message], summary: str) -> list[Message]:
-    """Return the turns that take the place of others. A last turn of the user stays the last."""
+    """Return the lasting turns and the summary. If the user spoke last, that turn stays last."""
     return _placed(lasting(messages), summary, is_open=_is_open(messages))
 
 

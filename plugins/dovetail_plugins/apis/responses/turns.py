@@ -35,7 +35,7 @@ def left_out_items(given: str | Sequence[Item]) -> list[str]:
 
 
 def _is_left_out(item: Item) -> bool:
-    """Return whether nothing of an item is read; so is a compaction of another server."""
+    """Return whether an item is ignored, as is a compaction that another server made."""
     kind, seal = str(item.get("type")), item.get("encrypted_content")
     if kind == "compaction" and isinstance(seal, str):
         return compaction.content_of(seal) is None
