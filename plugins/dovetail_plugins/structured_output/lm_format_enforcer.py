@@ -36,7 +36,7 @@ _LETTERS = "".join(map(chr, range(256)))
 
 Frame = tuple[int, int, int | None]
 Stack = tuple[Frame, "Stack"] | None
-"""The parts that must still be read: the number of the next part and the bounds of its repeats, then
+"""The parts that must still be read: the next part's number and the bounds of its repeats, then
 the rest. Parts are numbered because trees are slow to compare."""
 
 
