@@ -17,6 +17,7 @@ from dovetail_grammars.json_grammar import ROOT
 from dovetail_grammars.regex import (
     ANY,
     LAST,
+    Alternatives,
     Cat,
     Chars,
     Many,
@@ -30,7 +31,6 @@ from dovetail_grammars.regex import (
 )
 
 LANGUAGES = ("gbnf", "ebnf")
-MAX_DEPTH = 60
 MAX_NODES = 4000
 MAX_COUNT = 5000
 _TOKEN = re.compile(
@@ -108,31 +108,30 @@ def _within(node: Node, able: set[str]) -> Node:
     return node
 
 
-class _Reader:
+class _Reader(Alternatives):
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = list(self._split())
         self._at = 0
-        self._depth = 0
 
     def _split(self) -> Iterator[tuple[str, str, int]]:
         at = 0
         while at < len(self._text):
             found = _TOKEN.match(self._text, at)
             if found is None:
-                raise self._fault(f"has {self._text[at : at + 12]!r}, which is not understood", at)
+                raise self.fault(f"has {self._text[at : at + 12]!r}, which is not understood", at)
             if found.lastgroup != "blank":
                 yield str(found.lastgroup), found[0], at
             at = found.end()
 
-    def _fault(self, what: str, at: int) -> InvalidConstraint:
-        line = self._text.count("\n", 0, at) + 1
+    def fault(self, what: str, at: int | None = None) -> InvalidConstraint:
+        line = self._text.count("\n", 0, self._peek()[2] if at is None else at) + 1
         return InvalidConstraint(f"the grammar {what} (line {line})")
 
     def _peek(self) -> tuple[str, str, int]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("", "", len(self._text))
 
-    def _take(self, word: str) -> bool:
+    def take(self, word: str) -> bool:
         is_next = self._peek()[:2] == ("sign", word)
         self._at += is_next
         return is_next
@@ -143,24 +142,14 @@ class _Reader:
         while self._at < len(self._tokens):
             kind, name, at = self._peek()
             if kind != "rule":
-                raise self._fault(f"has {name[:32]!r} where a rule must begin", at)
+                raise self.fault(f"has {name[:32]!r} where a rule must begin", at)
             if name in definitions:
-                raise self._fault(f'defines "{name}" twice', at)
+                raise self.fault(f'defines "{name}" twice', at)
             self._at += 2  # the name and "::="
-            definitions[name] = self._alternatives()
+            definitions[name] = self.alternatives()
         return definitions
 
-    def _alternatives(self) -> Node:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise self._fault(f"is nested more than {MAX_DEPTH} deep", self._peek()[2])
-        parts = [self._sequence()]
-        while self._take("|"):
-            parts.append(self._sequence())
-        self._depth -= 1
-        return parts[0] if len(parts) == 1 else Or(tuple(parts))
-
-    def _sequence(self) -> Node:
+    def sequence(self) -> Node:
         parts: list[Node] = []
         while (part := self._part()) is not None:
             while self._peek()[0] == "count":
@@ -184,10 +173,10 @@ class _Reader:
         if word == ".":
             return Chars(ANY)
         if word != "(":
-            raise self._fault(f"has {word!r} where a text, a set or a rule is expected", at)
-        inner = self._alternatives()
-        if not self._take(")"):
-            raise self._fault("has a group that is not closed", at)
+            raise self.fault(f"has {word!r} where a text, a set or a rule is expected", at)
+        inner = self.alternatives()
+        if not self.take(")"):
+            raise self.fault("has a group that is not closed", at)
         return inner
 
     def _count(self) -> tuple[int, int | None]:
@@ -197,11 +186,11 @@ class _Reader:
             return _COUNTS[word]
         low, comma, high = (part.strip() for part in word[1:-1].partition(","))
         if not low and not high:
-            raise self._fault(f"has a count without a number, {word!r}", at)
+            raise self.fault(f"has a count without a number, {word!r}", at)
         minimum = int(low or 0)
         maximum = int(high) if high else None if comma else minimum
         if max(minimum, maximum or 0) > MAX_COUNT or (maximum is not None and maximum < minimum):
-            raise self._fault(f"has the count {word!r}, which is too high or ends too early", at)
+            raise self.fault(f"has the count {word!r}, which is too high or ends too early", at)
         return minimum, maximum
 
     def _letters(self, body: str, at: int) -> Iterator[str]:
@@ -214,14 +203,14 @@ class _Reader:
             kind = next(letters)
             if kind not in _NUM_DIGITS:
                 if kind.isalnum() and kind not in _LETTERS:
-                    raise self._fault(f'has "\\{kind}", which is not an escape', at)
+                    raise self.fault(f'has "\\{kind}", which is not an escape', at)
                 yield _LETTERS.get(kind, kind)
                 continue
             digits = "".join(itertools.islice(letters, _NUM_DIGITS[kind]))
             code = int(digits, 16) if re.fullmatch("[0-9A-Fa-f]+", digits) else -1
             is_whole = len(digits) == _NUM_DIGITS[kind] and 0 <= code <= LAST
             if not is_whole or 0xD800 <= code <= 0xDFFF:
-                raise self._fault(f'has "\\{kind}{digits}", which is not a character', at)
+                raise self.fault(f'has "\\{kind}{digits}", which is not a character', at)
             yield chr(code)
 
     def _set(self, body: str, at: int) -> Node:
@@ -234,12 +223,12 @@ class _Reader:
             is_range = pieces[n + 1 : n + 2] == ["-"] and n + 2 < len(pieces)
             last = letters[n + 2] if is_range else letters[n]
             if last < letters[n]:
-                raise self._fault("has a range that ends before it begins", at)
+                raise self.fault("has a range that ends before it begins", at)
             ranges.append((ord(letters[n]), ord(last)))
             n += 3 if is_range else 1
         characters = outside(union(ranges)) if is_negative else outside(outside(union(ranges)))
         if not characters:
-            raise self._fault("has an empty set", at)
+            raise self.fault("has an empty set", at)
         return Chars(characters)
 
 

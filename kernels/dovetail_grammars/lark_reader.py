@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator
 
 from dovetail_grammars.errors import InvalidConstraint
-from dovetail_grammars.gbnf_reader import MAX_COUNT, MAX_DEPTH, usable, used_names
+from dovetail_grammars.gbnf_reader import MAX_COUNT, usable, used_names
 from dovetail_grammars.json_grammar import ROOT
 from dovetail_grammars.lark_anchors import check_anchors
 from dovetail_grammars.lark_common import COMMON
 from dovetail_grammars.longest_match import with_longest
-from dovetail_grammars.regex import Cat, Chars, Many, Node, Or, Rule, literal
+from dovetail_grammars.regex import Alternatives, Cat, Chars, Many, Node, Or, Rule, literal
 from dovetail_grammars.regex_reader import python_dialect, whole
 
 START = "start"
@@ -53,12 +53,11 @@ def read_lark(text: str) -> dict[str, Node]:
     return with_longest(usable(reader.rules()), reader.used)
 
 
-class _Reader:
+class _Reader(Alternatives):
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = list(_joined(list(self._split())))
         self._at = 0
-        self._depth = 0
         self._is_terminal = False
         self._has_ignored = any(token[:2] == ("word", "%ignore") for token in self._tokens)
         self._ignored: list[Node] = []
@@ -70,13 +69,13 @@ class _Reader:
         while at < len(self._text):
             found = _TOKEN.match(self._text, at)
             if found is None:
-                raise self._fault(f"has {self._text[at : at + 12]!r}, which is not understood", at)
+                raise self.fault(f"has {self._text[at : at + 12]!r}, which is not understood", at)
             if found.lastgroup != "blank":
                 yield str(found.lastgroup), found[0], at
             at = found.end()
 
-    def _fault(self, what: str, at: int) -> InvalidConstraint:
-        line = self._text.count("\n", 0, at) + 1
+    def fault(self, what: str, at: int | None = None) -> InvalidConstraint:
+        line = self._text.count("\n", 0, self._peek()[2] if at is None else at) + 1
         return InvalidConstraint(f"the grammar {what} (line {line})")
 
     def _peek(self) -> _Token:
@@ -87,15 +86,15 @@ class _Reader:
         self._at += 1
         return token
 
-    def _take(self, sign: str) -> bool:
+    def take(self, sign: str) -> bool:
         is_next = self._peek()[:2] == ("sign", sign)
         self._at += is_next
         return is_next
 
     def _need(self, sign: str) -> None:
         _, found, at = self._peek()
-        if not self._take(sign):
-            raise self._fault(f'has {found[:32]!r} where "{sign}" is expected', at)
+        if not self.take(sign):
+            raise self.fault(f'has {found[:32]!r} where "{sign}" is expected', at)
 
     def rules(self) -> dict[str, Node]:
         """Return all rules by name, in names that GBNF has. Raises: InvalidConstraint"""
@@ -103,7 +102,7 @@ class _Reader:
             self._statement()
             kind, found, at = self._next()
             if kind not in ("", "line"):
-                raise self._fault(f"has {found[:32]!r} where a line must end", at)
+                raise self.fault(f"has {found[:32]!r} where a line must end", at)
         if START not in self._rules:
             raise InvalidConstraint(f'the grammar has no rule "{START}"')
         known = {*self._rules, *self._terminals.values(), _IGNORED}
@@ -132,68 +131,58 @@ class _Reader:
             self._at += 1
             self._directive(found, at)
             return
-        while self._take("?") or self._take("!"):
+        while self.take("?") or self.take("!"):
             pass
         kind, name, at = self._next()
         if kind != "name" or not _NAME.fullmatch(name):
-            raise self._fault(f"has {name[:32]!r} where a rule must begin", at)
+            raise self.fault(f"has {name[:32]!r} where a rule must begin", at)
         if self._peek()[1] == "{":
-            raise self._fault("has a template, which is not supported", at)
-        if self._take("."):
+            raise self.fault("has a template, which is not supported", at)
+        if self.take("."):
             self._next()  # a priority
         self._need(":")
         self._is_terminal = _TERMINAL.fullmatch(name) is not None
-        self._define(name, self._alternatives(), at)
+        self._define(name, self.alternatives(), at)
 
     def _define(self, name: str, node: Node, at: int) -> None:
         if name in self._rules:
-            raise self._fault(f'defines "{name}" twice', at)
+            raise self.fault(f'defines "{name}" twice', at)
         if len(self._rules) >= MAX_RULES:
-            raise self._fault(f"has more than {MAX_RULES} rules", at)
+            raise self.fault(f"has more than {MAX_RULES} rules", at)
         self._rules[name] = node
 
     def _directive(self, word: str, at: int) -> None:
         if word == "%ignore":
             self._is_terminal = True
-            self._ignored.append(self._alternatives())
+            self._ignored.append(self.alternatives())
         elif word == "%import":
             self._import()
         else:
-            raise self._fault(f"has {word}, which is not supported", at)
+            raise self.fault(f"has {word}, which is not supported", at)
 
     def _import(self) -> None:
         _, library, at = self._next()
         names: list[str] = []
-        if self._take("("):
+        if self.take("("):
             names.append(self._next()[1])
-            while self._take(","):
+            while self.take(","):
                 names.append(self._next()[1])
             self._need(")")
-        elif self._take("."):
+        elif self.take("."):
             names.append(self._next()[1])
         unknown = [name for name in names if name not in COMMON]
         if library != "common" or not names or unknown:
             what = ".".join([library, *unknown[:1]])
-            raise self._fault(f"imports {what[:64]!r}, which is not known", at)
-        renamed = self._next()[1] if self._take("->") else None
+            raise self.fault(f"imports {what[:64]!r}, which is not known", at)
+        renamed = self._next()[1] if self.take("->") else None
         for name in names:
             self._define(renamed or name, whole(COMMON[name], python_dialect()), at)
 
-    def _alternatives(self) -> Node:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise self._fault(f"is nested more than {MAX_DEPTH} deep", self._peek()[2])
-        parts = [self._sequence()]
-        while self._take("|"):
-            parts.append(self._sequence())
-        self._depth -= 1
-        return parts[0] if len(parts) == 1 else Or(tuple(parts))
-
-    def _sequence(self) -> Node:
+    def sequence(self) -> Node:
         parts: list[Node] = []
         while (part := self._part()) is not None:
             parts.append(self._counted(part))
-        if self._take("->"):
+        if self.take("->"):
             self._next()  # an alias
         return parts[0] if len(parts) == 1 else Cat(tuple(parts))
 
@@ -205,15 +194,15 @@ class _Reader:
         if word in _COUNTS:
             return Many(part, *_COUNTS[word])
         low = self._number()
-        high = self._number() if self._take("..") else low
+        high = self._number() if self.take("..") else low
         if high < low or high > MAX_COUNT:
-            raise self._fault(f"has the count {low}..{high}, too high or ending too early", at)
+            raise self.fault(f"has the count {low}..{high}, too high or ending too early", at)
         return Many(part, low, high)
 
     def _number(self) -> int:
         kind, word, at = self._next()
         if kind != "number" or word.startswith("-"):
-            raise self._fault(f"has {word[:32]!r} where a number is expected", at)
+            raise self.fault(f"has {word[:32]!r} where a number is expected", at)
         return int(word)
 
     def _part(self) -> Node | None:
@@ -225,7 +214,7 @@ class _Reader:
         if kind != "sign" or word not in ("(", "["):
             return None
         self._at += 1
-        inner = self._alternatives()
+        inner = self.alternatives()
         self._need(")" if word == "(" else "]")
         return inner if word == "(" else Many(inner, 0, 1)
 
@@ -233,7 +222,7 @@ class _Reader:
         """Return a terminal or a rule, with what is ignored before a terminal in a rule."""
         if kind == "name" and not _TERMINAL.fullmatch(word):
             if self._is_terminal:
-                raise self._fault(f'uses the rule "{word}" in a terminal', at)
+                raise self.fault(f'uses the rule "{word}" in a terminal', at)
             return Rule(word)
         node = Rule(word) if kind == "name" else self._terminal(kind, word, at)
         if self._is_terminal:
@@ -245,23 +234,23 @@ class _Reader:
         if kind == "regex":
             return self._regex(word, at)
         text = self._unescaped(word.rstrip("i")[1:-1], at)
-        if self._take(".."):
+        if self.take(".."):
             kind, word, _ = self._next()
             last = self._unescaped(word[1:-1], at) if kind == "text" else ""
             if len(text) != 1 or len(last) != 1 or last < text:
-                raise self._fault("has a range that is not of two characters in order", at)
+                raise self.fault("has a range that is not of two characters in order", at)
             return Chars(((ord(text), ord(last)),))
         return whole(f"(?i:{re.escape(text)})") if word.endswith("i") else literal(text)
 
     def _regex(self, word: str, at: int) -> Node:
         body, _, flags = word[1:].rpartition("/")
         if set(flags) - set("ismu"):
-            raise self._fault(f"has an expression with the flags {flags[:16]!r}", at)
+            raise self.fault(f"has an expression with the flags {flags[:16]!r}", at)
         letters = "".join(sorted({*flags} & {*"is"}))
         try:
             return whole(f"(?{letters}:{body})" if letters else body, python_dialect())
         except InvalidConstraint as error:
-            raise self._fault(f"has a fault: {error}", at) from error
+            raise self.fault(f"has a fault: {error}", at) from error
 
     def _unescaped(self, body: str, at: int) -> str:
         """Return the text between quotes. Other escapes than these are two characters."""
@@ -272,7 +261,7 @@ class _Reader:
                 return _LETTERS.get(found[1], found[1])
             code = int(digits, 16)
             if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-                raise self._fault(f"has {found[0]!r}, which is not a character", at)
+                raise self.fault(f"has {found[0]!r}, which is not a character", at)
             return chr(code)
 
         return _ESCAPE.sub(letter, body)

@@ -15,6 +15,8 @@ from dovetail_grammars.regex_text import character, count_text
 Ranges = tuple[tuple[int, int], ...]
 """Code points, first and last of each run; sorted and disjoint."""
 LAST = 0x10FFFF
+MAX_DEPTH = 60
+"""How deep expressions and grammars may nest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,36 @@ def without(node: Node, removed: Ranges = ()) -> Node:
                 return inner if minimum else NOTHING
             return Many(inner, minimum, maximum)
     return node
+
+
+class Alternatives:
+    """What readers of expressions and grammars have in common: texts of parts between "|", in which
+    parts may hold such texts. A reader adds `take`, `sequence` and `fault`."""
+
+    _depth = 0
+
+    def take(self, sign: str, /) -> bool:
+        """Go past a sign if it is next; return whether it was."""
+        raise NotImplementedError
+
+    def sequence(self) -> Node:
+        """Return the tree of one alternative."""
+        raise NotImplementedError
+
+    def fault(self, what: str) -> InvalidConstraint:
+        """Return the error of the text at the current place."""
+        raise NotImplementedError
+
+    def alternatives(self) -> Node:
+        """Return the tree of all alternatives. Raises: InvalidConstraint"""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self.fault(f"is nested more than {MAX_DEPTH} deep")
+        parts = [self.sequence()]
+        while self.take("|"):
+            parts.append(self.sequence())
+        self._depth -= 1
+        return parts[0] if len(parts) == 1 else Or(tuple(parts))
 
 
 def written(node: Node) -> str:

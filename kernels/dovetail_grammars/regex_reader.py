@@ -22,6 +22,7 @@ from dovetail_grammars.regex import (
     LAST,
     NOTHING,
     WORDS,
+    Alternatives,
     Cat,
     Chars,
     Edge,
@@ -37,7 +38,6 @@ from dovetail_grammars.regex import (
 )
 from dovetail_grammars.unicode_sets import named_set
 
-MAX_DEPTH = 60
 MAX_BRANCHES = 256
 _CLASSES = {
     "d": DIGITS,
@@ -96,14 +96,13 @@ def found_within(regex: str) -> Node:
     return _without_edges(parse(regex), has_start=True, has_end=True)
 
 
-class _Parser:
+class _Parser(Alternatives):
     def __init__(self, text: str, dialect: Dialect) -> None:
         self.text = text
         self.classes = dialect.classes
         self.in_line = dialect.in_line
         self.at = 0
         self.lead = 0  # the end of the anchors and lookaheads that the expression begins with
-        self.depth = 0
         self.is_dot_all = False
         self.is_folded = False
 
@@ -126,16 +125,6 @@ class _Parser:
             raise self.fault("ends too early")
         self.at += 1
         return self.text[self.at - 1]
-
-    def alternatives(self) -> Node:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self.fault(f"is nested more than {MAX_DEPTH} deep")
-        parts = [self.sequence()]
-        while self.take("|"):
-            parts.append(self.sequence())
-        self.depth -= 1
-        return parts[0] if len(parts) == 1 else Or(tuple(parts))
 
     def sequence(self) -> Node:
         parts: list[Node] = []

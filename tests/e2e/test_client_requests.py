@@ -49,6 +49,8 @@ class Clients:
         self._stack = stack
         self._flags = flags
         self._started: dict[str, httpx.Client] = {}
+        self.ignored: dict[str, set[str]] = {}
+        """What the answers so far named, by program."""
 
     def send(self, request: ClientRequest, body: dict[str, Any]) -> httpx.Response:
         """Send a request to the server for its kind."""
@@ -131,6 +133,7 @@ def _answer(clients: Clients, request: ClientRequest, body: dict[str, Any]) -> A
     named = {name for name in response.headers.get(IGNORED, "").split(", ") if name}
     expected = request.ignored | NEVER_THINKS if request.has_picture else request.ignored
     assert named <= expected, named - expected
+    clients.ignored.setdefault(request.program, set()).update(named)
     if request.method == "HEAD":
         return Answer(end="stop")
     ollama_streams = request.dialect in ("api/chat", "api/generate")
@@ -165,6 +168,16 @@ def test_requests_of_clients_are_answered_as_their_libraries_read_it(
     _check_demands(request_, whole)
     if not request_.draws:
         assert (streamed.text, streamed.calls, streamed.end) == (whole.text, whole.calls, whole.end)
+
+
+@pytest.mark.parametrize("program", sorted({one.program for one in client_requests()}))
+def test_each_field_that_may_be_ignored_is(clients: Clients, program: str) -> None:
+    requests = [one for one in client_requests() if one.program == program]
+    if program not in clients.ignored:  # this test alone was chosen
+        for request in requests:
+            _answer(clients, request, request.body_for())
+    unused = requests[0].ignored - clients.ignored[program]
+    assert not unused, unused
 
 
 def test_the_programs_and_their_requests_are_as_many_as_promised() -> None:

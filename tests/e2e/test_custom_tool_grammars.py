@@ -102,6 +102,19 @@ def test_twenty_calls_of_a_chat(client: httpx.Client, grammar: str) -> None:
     assert num_whole >= 12
 
 
+def test_a_call_is_whole_at_max_tokens(client: httpx.Client) -> None:
+    grammar = PATCH.replace("~1..2", "+").replace("~1..3", "+").replace("{1,9}", "+")
+    judge = lark.Lark(grammar)
+    fields: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    fields |= {"structured_outputs": {"close_on_length": True}}
+    for seed in range(6):
+        text, reason = chat(
+            client, chat_tool(grammar), **fields, seed=seed, max_tokens=130 + 17 * seed
+        )
+        assert reason in ("stop", "tool_calls")
+        judge.parse(text)
+
+
 def test_a_call_that_the_model_begins(client: httpx.Client) -> None:
     """The demo model has a token for the tag; biased, it writes nothing else where it may."""
     call = "<tool_call>"

@@ -49,7 +49,7 @@ class TriggeredConstraints(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Once a trigger is written, its artifact's constraint applies until it is complete; then text is
     free again. `triggers` pairs up with `artifacts`. Triggers inside the reasoning section are
     ignored. `reasoning_markers` are its (start, end) texts, empty for a model without reasoning;
-    `starts_in_reasoning`: the prompt already opened it.
+    `starts_in_reasoning`: the prompt already opened it. `closes`: as of an AnswerConstraint.
     """
 
     backend: str
@@ -58,6 +58,7 @@ class TriggeredConstraints(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     artifacts: tuple[bytes, ...]
     reasoning_markers: tuple[str, ...] = ()
     starts_in_reasoning: bool = False
+    closes: bool = False
 
 
 CompiledConstraint = AnswerConstraint | TriggeredConstraints

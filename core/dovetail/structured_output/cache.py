@@ -29,7 +29,6 @@ from dovetail.interfaces.structured_output import (
 )
 from dovetail.registry.blame import described
 from dovetail.structured_output.artifacts import ArtifactLoader
-from dovetail.structured_output.early_close import EarlyClose
 from dovetail.structured_output.first_token_probe import FirstTokenProbe, TooSlow
 from dovetail.structured_output.select_backend import (
     check_backend,
@@ -40,6 +39,7 @@ from dovetail.structured_output.select_backend import (
 )
 from dovetail.structured_output.trigger import Trigger
 from dovetail.structured_output.vocabulary import load_vocabulary
+from dovetail_grammars.early_close import EarlyClose
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +173,7 @@ class ConstraintCache:
                     repeats=True,
                     reasoning_markers=markers,
                     starts_in_reasoning=compiled.starts_in_reasoning,
+                    closes=compiled.closes,
                 )
 
     def _parts(self, name: str, artifacts: Sequence[bytes]) -> list[LoadedConstraint]:

@@ -106,9 +106,10 @@ class ConstraintCompiler:
         backend: str | None = None,
         reasoning_markers: tuple[str, ...] = (),
         starts_in_reasoning: bool = False,
+        closes: bool = False,
     ) -> TriggeredConstraints:
         """Return compiled constraints within free text: each applies after its trigger, but not
-        inside the reasoning section.
+        inside the reasoning section. `closes` as in `compile`.
 
         Raises: RequestError, Overloaded
         """
@@ -117,7 +118,7 @@ class ConstraintCompiler:
             _written(Literal(trigger), where)
         name, artifacts = await self._chosen(constraints, backend, where)
         triggers = tuple(text for text, _ in parts)
-        texts = (*triggers, *reasoning_markers, str(starts_in_reasoning))
+        texts = (*triggers, *reasoning_markers, str(starts_in_reasoning), str(closes))
         return TriggeredConstraints(
             backend=name,
             key=constraint_key(name, *artifacts, *(text.encode() for text in texts)),
@@ -125,6 +126,7 @@ class ConstraintCompiler:
             artifacts=artifacts,
             reasoning_markers=reasoning_markers,
             starts_in_reasoning=starts_in_reasoning,
+            closes=closes,
         )
 
     async def _chosen(

@@ -19,8 +19,8 @@ from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.logits import LogitsProcessor, RowTokens
 from dovetail.interfaces.structured_output import Matcher
 from dovetail.structured_output.cache import CachedConstraint, ConstraintCache
-from dovetail.structured_output.early_close import WINDOW_TOKENS, EarlyClose
 from dovetail.structured_output.trigger import BLANKS
+from dovetail_grammars.early_close import WINDOW_TOKENS, EarlyClose
 from dovetail_kernels.sample.seen import on_device
 from dovetail_kernels.token_mask import OP
 

@@ -38,5 +38,5 @@ def page_of(found: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
 
 
 def time_of(seconds: float) -> str:
-    """Return a time as RFC 3339 has it."""
+    """Return a time in the format of RFC 3339."""
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")

@@ -25,7 +25,7 @@ What = Literal["opened", "grown", "closed"]
 
 @dataclass(slots=True, kw_only=True)
 class ContentBlock:
-    """One part of an answer. `text` is all of it so far: for a call its arguments, or its input if
+    """One part of an answer. `text` is its text so far: the arguments of a call, or its input if
     the tool takes text (`is_custom`)."""
 
     index: int

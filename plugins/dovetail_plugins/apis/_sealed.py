@@ -59,7 +59,7 @@ def opened(seal: str, purpose: str) -> str:
 
 
 def signature(text: str, purpose: str) -> str:
-    """Return a signature of a text that the client has itself."""
+    """Return a signature of a text that is sent to the client unsealed."""
     return base64.urlsafe_b64encode(_hash(text.encode(errors="replace"), purpose)).decode()
 
 

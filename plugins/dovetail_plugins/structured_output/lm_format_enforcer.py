@@ -36,8 +36,8 @@ _LETTERS = "".join(map(chr, range(256)))
 
 Frame = tuple[int, int, int | None]
 Stack = tuple[Frame, "Stack"] | None
-"""What must still be read: the next part, by its number, with the bounds of its repeats; then the
-rest. Numbers, since a tree takes long to compare."""
+"""The parts that must still be read: the next part's number and the bounds of its repeats, then
+the rest. Parts are numbered because trees are slow to compare."""
 
 
 class LmFormatEnforcer(StructuredOutputBackend):
@@ -166,7 +166,7 @@ class TextPosition:
         return None in self.stacks
 
     def shortcut_key(self) -> None:
-        """Return nothing: no list of tokens made beforehand fits."""
+        """Return nothing: tokens are not precomputed."""
 
     def cache_key(self) -> Hashable:
         """Return the key by which equal states are recognized."""
@@ -244,7 +244,7 @@ class _Matcher:
         return self._places[-1].stacks == {None}
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: forced tokens are not searched for."""
+        """Return nothing: this backend does not look for forced tokens."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:

@@ -144,7 +144,7 @@ class _Matcher:
         return bool((self._loaded.mask(self._states[-1]) == self._loaded.end_mask).all())
 
     def forced(self) -> Sequence[int]:
-        """Return nothing: forced tokens are not searched for."""
+        """Return nothing: this backend does not look for forced tokens."""
         return ()
 
     def rollback(self, num_tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from dovetail import registry
-from dovetail.interfaces.data.constraint import JsonSchema
+from dovetail.interfaces.data.constraint import Constraint, Grammar, JsonSchema, Regex, concat
 from dovetail.interfaces.data.sampling_params import SamplingParams
 from dovetail.interfaces.data.spec import Selection, StructuredOutputSpec
 from dovetail.interfaces.logits import RowTokens
@@ -24,6 +25,8 @@ from dovetail.interfaces.structured_output import (
 from dovetail.structured_output.artifacts import compiled, packed
 from dovetail.structured_output.cache import ConstraintCache
 from dovetail.structured_output.mask_processor import ConstraintProcessor
+from dovetail_grammars.early_close import EarlyClose
+from dovetail_grammars.text_grammars import text_grammar
 from dovetail_testing.contract import skipping_unavailable
 from dovetail_testing.random_walks import Wanderer, allowed, small_vocabulary
 from support.inside import backends_of
@@ -127,6 +130,62 @@ def constraint_of(name: str, schema: Any, *, closes: bool) -> CompiledConstraint
     except InvalidConstraint:
         return None
     return AnswerConstraint(backend=name, key=repr(schema), artifact=artifact, closes=closes)
+
+
+PATCH = """
+start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?
+hunk: "*** Add File: " filename LF add_line+
+    | "*** Delete File: " filename LF
+    | "*** Update File: " filename LF ("*** Move to: " filename LF)? change?
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+change: (("@@" | "@@ " /(.+)/) LF | ("+" | "-" | " ") /(.*)/ LF)+ ("*** End of File" LF)?
+%import common.LF
+"""
+NOT_JSON: dict[str, tuple[Constraint, str]] = {
+    "patch": (Grammar(PATCH, "lark"), r"\*\*\* Begin Patch\n(?s:.*)\n\*\*\* End Patch\n?"),
+    "patch in JSON": (
+        concat('{"input": "', Grammar(text_grammar("lark", PATCH).in_json, "gbnf"), '"}'),
+        r'\{"input": "\*\*\* Begin Patch\\n.*\\n\*\*\* End Patch(\\n)?"\}',
+    ),
+    "words": (Regex("[a-z ]+ END"), "[a-z ]+ END"),
+    "pairs": (Regex("([0-9]-)+END"), "([0-9]-)+END"),
+    "nested": (
+        Grammar('start: v\nv: "<" [v ("/" v)*] ">" | /[a-z]{1,9}/', "lark"),
+        "[a-z<>/]+",
+    ),
+}
+
+
+@pytest.mark.parametrize("backend_name", ["guidance", "xgrammar"])
+@pytest.mark.parametrize("name", NOT_JSON)
+def test_texts_of_other_grammars_are_whole_at_the_limit(name: str, backend_name: str) -> None:
+    constraint, pattern = NOT_JSON[name]
+    table, made = table_of(backend_name), backend(backend_name)
+    artifact = packed(compiled(made, constraint))
+    compiled_ = AnswerConstraint(backend=backend_name, key=name, artifact=artifact, closes=True)
+    for seed in range(2):
+        chance = random.Random(seed)
+        most = chance.randrange(60, 200)
+        ids = answer(table, compiled_, chance, max_tokens=most, is_forced=seed % 2 == 1)
+        text = Wanderer(VOCABULARY).written([i for i in ids if i != EOS])
+        assert ids[-1] == EOS, text
+        assert re.fullmatch(pattern.encode(), text), text
+
+
+def test_a_search_leaves_the_answer_where_it_is() -> None:
+    made = backend("guidance")
+    matcher = made.load(made.compile(NOT_JSON["patch"][0])).matcher()
+    close = EarlyClose(VOCABULARY)
+    for token_id in VOCABULARY.encode("*** Begin Patch\n*** Update File: a\n+b") or ():
+        assert matcher.accept(token_id)
+    before = allowed(matcher, VOCABULARY)
+    path = close.path(matcher, 40)
+    assert path is not None
+    assert Wanderer(VOCABULARY).written(path) == b"\n*** End Patch"
+    assert close.path(matcher, len(path)) == path
+    assert close.path(matcher, len(path) - 1) is None
+    assert (allowed(matcher, VOCABULARY) == before).all()
 
 
 def schemas(count: int, seed: int) -> Sequence[Any]:

@@ -171,6 +171,7 @@ class ModelText:
                 backend=request.backend,
                 reasoning_markers=(thinking.start, thinking.end) if thinking else (),
                 starts_in_reasoning=plan.starts_inside,
+                closes=request.closes,
             )
         constraint, starts_after = request.constraint, ""
         if plan.reasoning is not None and plan.starts_inside:

@@ -55,7 +55,7 @@ CHAT = Dialect(finish_reason=finish_reason, field_names=CHAT_NAMES)
 
 
 BOTH, BOTH_NAMES = "both", ("reasoning", "reasoning_content")
-"""The default of --reasoning-field, and the fields that it means."""
+"""The default of --reasoning-field, and the fields that it selects."""
 
 
 @cache

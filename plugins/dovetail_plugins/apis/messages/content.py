@@ -79,8 +79,8 @@ def _noted(block: Block) -> Block:
 
 
 def _failed(content: Content) -> Content:
-    """Return the content of a failed call, which begins with the word error: templates have no
-    other place for it."""
+    """Return the content of a failed call, which begins with the word "Error": templates have no
+    field for failures."""
     if isinstance(content, str):
         return content if "error" in content[:32].lower() else f"Error: {content}"
     return ["Error:", *content]
@@ -130,7 +130,7 @@ def _image(block: Block, where: str) -> dict[str, Any]:
 
 
 def _document(block: Block, where: str) -> list[Part]:
-    """Return a document: its title and context, and what it holds."""
+    """Return a document as text: its title, its context and its content."""
     source = block.source if isinstance(block.source, dict) else {}
     where = f"{where}.source"
     kind, data = source.get("type"), source.get("data")

@@ -18,8 +18,8 @@ IGNORED_NAME = "cache_control"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What is to stay cached: `body` is the conversation up to the last mark, None for all of
-    it; `ttl` is a word of SECONDS."""
+    """The prefix to keep cached. `body` is the conversation up to the last mark (None: all of it),
+    `ttl` a key of SECONDS."""
 
     ttl: str
     body: CountRequest | None = None
@@ -31,7 +31,7 @@ class Pin:
 
 
 def has_mark(body: CountRequest) -> bool:
-    """Return whether a request has a mark, whatever it says."""
+    """Return whether a request has a mark, valid or not."""
     tools = [tool.cache_control for tool in body.tools or ()]
     blocks = body.system if isinstance(body.system, list) else []
     every = [*blocks, *(block for turn in body.messages for block in _blocks(turn))]
@@ -39,7 +39,7 @@ def has_mark(body: CountRequest) -> bool:
 
 
 def pin_of(body: CountRequest) -> Pin | None:
-    """Return what the last mark asks for; None if there is none that is understood."""
+    """Return the pin that the last valid mark requests, or None."""
     own = body.cache_control
     if own is not None and _is_known(own):
         return Pin(ttl=own.ttl)
@@ -85,7 +85,7 @@ def _all_marks(blocks: list[Block]) -> Iterator[CacheControl]:
 
 
 def _marks(block: Block) -> Iterator[CacheControl]:
-    """Yield the marks of a block and of those in it."""
+    """Yield the marks of a block and of the blocks inside it."""
     if block.cache_control is not None:
         yield block.cache_control
     if isinstance(block.content, list):

@@ -75,8 +75,8 @@ def chat_of(body: CountRequest, *, can_budget: bool, sees_images: bool = True) -
 
 
 def switches(body: CountRequest) -> list[Switch]:
-    """Return the body's thinking switches and effort. The effort alone turns nothing on, but with
-    adaptive thinking it does."""
+    """Return the body's thinking switches and effort. An effort alone does not turn thinking on;
+    with adaptive thinking it does."""
     effort = body.output_config.effort if body.output_config else None
     found = []
     kind = body.thinking.type if body.thinking else None

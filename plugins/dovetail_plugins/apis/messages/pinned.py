@@ -26,7 +26,7 @@ class Pinned:
 async def with_pin(
     server: App, body: CountRequest, to_chat: ToChat, generation: Generation
 ) -> tuple[Generation, Pinned | None]:
-    """Return a generation with the pin that its body asks for, and that pin. Mutates: its meta, if
+    """Return a generation with the pin that its body requests, and the pin. Mutates: its meta, if
     the marked part cannot be rendered alone"""
     pin = pin_of(body) if server.engine.spec.cache.uses_prefix_cache else None
     if pin is None:

@@ -177,7 +177,7 @@ class MessagesApi(Api):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Options:
-        """What becomes of a client's own words."""
+        """How the client's text is turned into a prompt."""
 
         keep_billing_line: bool = field(
             default=False,

@@ -19,8 +19,8 @@ def signature_of(thought: str, *, is_shown: bool) -> str:
 
 
 def thought_of(block: Block, where: str) -> str:
-    """Return the thought of a thinking block of an earlier turn. One without a signature is taken
-    as it is. Raises: RequestError for a signature of another server, or of another text"""
+    """Return the text of an earlier turn's thinking block. A block without a signature is accepted.
+    Raises: RequestError for a signature of another server, or of another text"""
     thought, given = block.thinking or "", block.signature
     if not given or is_signature(given, thought, PURPOSE):
         return thought

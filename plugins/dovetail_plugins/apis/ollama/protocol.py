@@ -41,7 +41,7 @@ class OllamaOptions(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, options: Any) -> Any:
-        """Leave out what is null: LangChain sends every option, most of them so."""
+        """Leave out null options: LangChain sends every option, most of them null."""
         if not isinstance(options, dict):
             return options
         return {name: value for name, value in options.items() if value is not None}

@@ -143,8 +143,8 @@ def has_turns_to_replace(plan: ResponsePlan) -> bool:
 async def compacted_news(
     server: App, plan: ResponsePlan, first: Generation, request: Request, then: NewsOf | None
 ) -> AsyncGenerator[News, None]:
-    """Yield a compaction by `first`, and then the answer to the shorter conversation, unless there
-    is to be none."""
+    """Yield a compaction written by `first`, then the answer to the shorter conversation, if
+    `then` makes one."""
     steps = first.steps(server)
     parts: list[str] = []
     try:

@@ -9,7 +9,7 @@ Source: the OpenAI API guide on compaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.json_values import json_value
@@ -32,7 +32,7 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 def summarized(messages: Sequence[Message], summary: str) -> list[Message]:
-    """Return the turns that take the place of others. A last turn of the user stays the last."""
+    """Return the lasting turns and the summary. If the user spoke last, that turn stays last."""
     return _placed(lasting(messages), summary, is_open=_is_open(messages))
 
 
@@ -48,18 +48,17 @@ def seal_of(messages: Sequence[Message], summary: str) -> str:
     return sealed(json.dumps(found), SEALED_AS)
 
 
-def is_ours(seal: str) -> bool:
-    """Return whether this server sealed the summary of an item."""
+def content_of(seal: str) -> dict[str, Any] | None:
+    """Return what `seal_of` put into an item's `encrypted_content`; None if another server did."""
     try:
-        opened(seal, SEALED_AS)
+        content: dict[str, Any] = json_value(opened(seal, SEALED_AS))
     except NotOurs:
-        return False
-    return True
+        return None
+    return content
 
 
-def turns_of(seal: str, earlier: Sequence[Message]) -> list[Message]:
-    """Return the turns in place of `earlier` ones and an item. Raises: NotOurs"""
-    found = json_value(opened(seal, SEALED_AS))
+def turns_of(found: Mapping[str, Any], earlier: Sequence[Message]) -> list[Message]:
+    """Return the turns in place of `earlier` ones and an item with this content."""
     turns = lasting(earlier)
     if not any(one["role"] in SYSTEM_ROLES for one in turns):
         turns = [*(one for one in found["turns"] if one["role"] in SYSTEM_ROLES), *turns]

@@ -43,7 +43,7 @@ WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = {
     "stream_options": ({}, {"include_obfuscation": False}),
     "user": (),
 }
-"""Declared fields without effect -> the values that ask for what is done anyway."""
+"""Declared fields without effect -> the values that request the usual behavior."""
 
 Message = dict[str, Any]
 
@@ -117,8 +117,8 @@ def _check_supported(body: ResponsesRequest) -> None:
 
 def without_oldest(chat: ChatRequest, num_turns: int) -> ChatRequest | None:
     """Return the request without its oldest `num_turns` turns (a user message and what follows it).
-    System messages and the last turn always stay. The caller doubles `num_turns` on every try; None
-    if half of it already removed all that can be removed."""
+    System messages and the last turn always stay. The caller doubles `num_turns` on every try. None
+    if half as many turns were already all that can be removed."""
     messages = chat.messages
     starts = [i for i, message in enumerate(messages) if message.role == "user"]
     if num_turns >= 2 * (len(starts) - 1):

@@ -55,7 +55,7 @@ class _Tool:
 
     @property
     def client_tool(self) -> ClientTool | None:
-        """Return the tool that it is, if its calls have their own item format."""
+        """Return the client tool, if its calls have an item format of their own."""
         return CLIENT_TOOLS.get(self.kind)
 
 

@@ -49,9 +49,9 @@ from dovetail_plugins.apis.responses.protocol import (
 from dovetail_plugins.usage import UsageCounter
 
 ECHOED = ("prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user")
-"""Fields of text without effect, which a response repeats."""
+"""Text fields without effect, which the response repeats."""
 SERVICE_TIER = "default"
-"""The only one, which every request is served in."""
+"""The only service tier."""
 CHOICE_FIELDS = ("type", "name", "namespace", "server_label", "mode", "tools")
 RUNNING = frozenset({"queued", "in_progress"})
 
@@ -365,7 +365,7 @@ def usage_of(counts: UsageCounter) -> ResponseUsage:
 
 
 def _text_or_none(given: Any) -> str | None:
-    """Return a text as it can be repeated; None for any other value."""
+    """Return a text that the response may repeat; None for any other value."""
     return given.encode(errors="replace").decode() if isinstance(given, str) else None
 
 

@@ -98,7 +98,7 @@ class ResponseStore:
         return stored
 
     def settle(self, answer: LiveResponse, messages: Sequence[dict[str, Any]]) -> None:
-        """Store the final state of a response that has ended; one deleted meanwhile stays deleted.
+        """Store the final state of a finished response, unless it was deleted in the meantime.
 
         Mutates: self
         """

@@ -35,10 +35,10 @@ def left_out_items(given: str | Sequence[Item]) -> list[str]:
 
 
 def _is_left_out(item: Item) -> bool:
-    """Return whether nothing of an item is read; so is a compaction of another server."""
+    """Return whether an item is ignored, as is a compaction that another server made."""
     kind, seal = str(item.get("type")), item.get("encrypted_content")
     if kind == "compaction" and isinstance(seal, str):
-        return not compaction.is_ours(seal)
+        return compaction.content_of(seal) is None
     return is_left_out(ITEMS, kind)
 
 
@@ -131,11 +131,12 @@ class _Turns:
         self._open["reasoning_content"] = thought
 
     def _compact(self, item: Item, where: str) -> None:
-        if _is_left_out(item):
+        found = compaction.content_of(_word(item, "encrypted_content", where))
+        if found is None:
             return
         earlier = self.finish()
         self.places = {}
-        self._done = _unsealed(item, where, lambda seal: compaction.turns_of(seal, earlier))
+        self._done = compaction.turns_of(found, earlier)
 
     def _mcp_call(self, item: Item, where: str) -> None:
         """Add a call that a tool server has answered; an interrupted one is skipped."""

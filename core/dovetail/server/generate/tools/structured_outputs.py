@@ -7,7 +7,7 @@ Source: the OpenAI API reference (response_format), the structured output fields
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -153,7 +153,7 @@ class _JsonStyle:
         _check_depth(schema, where)
         return JsonSchema(closed(schema) if self.closes else schema, self.whitespace)
 
-    def request(self, where: str, constraint: Constraint) -> ConstraintRequest:
+    def request(self, where: str, constraint: Constraint | None) -> ConstraintRequest:
         """Return the constraint request of a field."""
         return ConstraintRequest(
             where=where, constraint=constraint, backend=self.backend, closes=self.closes_early
@@ -328,7 +328,7 @@ def _tags(content: Mapping[str, Any], style: _JsonStyle, where: str) -> Constrai
     else:
         constraint = read_structures(content, style.json, where)
     if isinstance(constraint, TaggedText) and constraint.is_plain:
-        return ConstraintRequest(where=where, tags=constraint.tags, backend=style.backend)
+        return replace(style.request(where, None), tags=constraint.tags)
     return style.request(
         where, constraint.constraint() if isinstance(constraint, TaggedText) else constraint
     )

@@ -108,6 +108,8 @@ def answer_constraint(
     its tool; an optional call is an alternative to the text.
     """
     calls = tool_constraint(body, plan.tool_parser) if plan.tool_parser else None
+    if calls is not None and body.structured_outputs is not None:
+        calls = replace(calls, closes=body.structured_outputs.close_on_length)
     words = requested_constraint(body, body.response_format, spec)
     if words is None or body.tool_choice not in AUTO:
         return calls or words
