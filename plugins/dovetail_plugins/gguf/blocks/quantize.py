@@ -71,8 +71,15 @@ def _rows(kind: str, rows: torch.Tensor, importances: torch.Tensor | None) -> to
     if importances is None and kind in QUANTIZERS:
         return QUANTIZERS[kind](rows)
     size = BY_NAME[kind].values
-    wide = None if importances is None else importances.expand_as(rows).reshape(-1, size)
-    return _SEARCHED[kind](rows.reshape(-1, size), wide).view(len(rows), -1)
+    blocks = rows.reshape(-1, size)
+    if importances is None:
+        return _SEARCHED[kind](blocks, None).view(len(rows), -1)
+    # Large weights count more, too: outputs are then nearer than with importances alone (0.5B
+    # Qwen, ffn_down in Q4_K: a divergence of 0.00339 instead of 0.00354). Source: PR 4861.
+    square = blocks.square()
+    wide = importances.expand_as(rows).reshape(-1, size)
+    wide = wide * (square + 2 * square.mean(1, keepdim=True)).sqrt_()
+    return _SEARCHED[kind](blocks, wide).view(len(rows), -1)
 
 
 def to_q8_0(weight: torch.Tensor) -> torch.Tensor:
