@@ -98,6 +98,19 @@ def test_rows_do_not_depend_on_each_other(kind: str) -> None:
     assert torch.equal(whole[:3], torch.cat(parts))
 
 
+def test_threads_change_nothing() -> None:
+    weight, importances = sample()
+    wide, before = weight.repeat(3, 1), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = to_blocks("Q4_K", wide, importances)
+        torch.set_num_threads(3)
+        assert torch.equal(to_blocks("Q4_K", wide, importances), alone)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_experts_in_one_tensor() -> None:
     weight = sample()[0].view(3, 16, 2048)
     blocks = to_blocks("Q4_K", weight)

@@ -8,6 +8,7 @@ https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c); all others sear
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
@@ -38,8 +39,24 @@ def to_blocks(
     rows = weight.reshape(-1, weight.shape[-1])
     usable = _usable(importances)
     step = max(1, CHUNK_VALUES // rows.shape[1])
-    parts = [_rows(kind, rows[i : i + step].float(), usable) for i in range(0, len(rows), step)]
-    return torch.cat(parts).view(*weight.shape[:-1], -1)
+    parts = [rows[start : start + step] for start in range(0, len(rows), step)]
+    blocks = _at_once(lambda part: _rows(kind, part.float(), usable), parts)
+    return torch.cat(blocks).view(*weight.shape[:-1], -1)
+
+
+def _at_once(
+    quantized: Callable[[torch.Tensor], torch.Tensor], parts: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the parts quantized, each by one thread: threads that share the many small operations
+    of a part would wait for each other, on a busy machine most of the time."""
+    count = torch.get_num_threads()
+    if count == 1 or len(parts) == 1:
+        return [quantized(part) for part in parts]
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(quantized, parts))
+    finally:
+        torch.set_num_threads(count)
 
 
 def _usable(importances: torch.Tensor | None) -> torch.Tensor | None:
@@ -54,8 +71,15 @@ def _rows(kind: str, rows: torch.Tensor, importances: torch.Tensor | None) -> to
     if importances is None and kind in QUANTIZERS:
         return QUANTIZERS[kind](rows)
     size = BY_NAME[kind].values
-    wide = None if importances is None else importances.expand_as(rows).reshape(-1, size)
-    return _SEARCHED[kind](rows.reshape(-1, size), wide).view(len(rows), -1)
+    blocks = rows.reshape(-1, size)
+    if importances is None:
+        return _SEARCHED[kind](blocks, None).view(len(rows), -1)
+    # Large weights count more, too: outputs are then nearer than with importances alone (0.5B
+    # Qwen, ffn_down in Q4_K: a divergence of 0.00339 instead of 0.00354). Source: PR 4861.
+    square = blocks.square()
+    wide = importances.expand_as(rows).reshape(-1, size)
+    wide = wide * (square + 2 * square.mean(1, keepdim=True)).sqrt_()
+    return _SEARCHED[kind](blocks, wide).view(len(rows), -1)
 
 
 def to_q8_0(weight: torch.Tensor) -> torch.Tensor:
