@@ -125,9 +125,9 @@ class AsyncEngine(EngineOperations):
         for connection, (_, host) in zip(engine._connections, hosts, strict=True):
             host.watch(connection.note_exit)
         try:
+            await engine._connect()
             if prepares and engine.constraint_compiler is not None:
                 engine.constraint_compiler.start()
-            await engine._connect()
         except BaseException:
             engine._is_shut_down = True
             for connection in engine._connections:

@@ -26,8 +26,9 @@ class RowConstraints(RunnerPart):
         self._drawing = drawing
         drawing.cache = self._cache
 
-    def start(self) -> None:
-        """Prepare the vocabulary for constraints while weights are loaded."""
+    def open(self) -> None:
+        """Read the vocabulary for constraints in the background. While weights are loaded it would
+        take processor time from them."""
         self._cache.start()
 
     def prepare(self, item: Preparation) -> None:
