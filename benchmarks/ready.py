@@ -35,7 +35,7 @@ import numpy as np
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-SLOT_TOKENS = 2048
+SLOT_TOKENS = 1024
 LIMIT_S = 600.0
 PROMPT = "Name the planets, one a line, the largest first, and say of each how far it is away."
 LARGE = {"hidden": 4096, "inner": 14336, "layers": 32, "heads": 32, "kv_heads": 8}

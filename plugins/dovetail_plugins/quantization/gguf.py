@@ -50,6 +50,7 @@ class Gguf(StoredMethod):
         source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     )
     Options = IntegerOptions
+    has_own_rows = True
     stored_as = ("gguf",)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.headers import TensorHeader
@@ -59,6 +59,8 @@ class StoredMethod(PackingMethod):
 
     capabilities = frozenset({"from_checkpoint"})
     Options = ActivationOptions
+    has_own_rows: ClassVar[bool] = False
+    """Whether a row of a matrix depends on the same row of its tensors alone (StoredLinear)."""
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self.options = options
@@ -90,7 +92,12 @@ class StoredMethod(PackingMethod):
         layout = self.mixed(spec) or (None if self.is_plain(spec) else self.layout(spec))
         if layout is None:
             return plain_linear(spec, activations=self.activations)
-        return StoredLinear(layout.tensors, layout.weight, activations=self.activations)
+        return StoredLinear(
+            layout.tensors,
+            layout.weight,
+            activations=self.activations,
+            has_own_rows=self.has_own_rows,
+        )
 
     def mixed(self, spec: LinearSpec) -> StorageLayout | None:
         """Return the layout of a fused layer whose parts are stored differently; None if the parts

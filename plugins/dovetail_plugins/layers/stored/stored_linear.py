@@ -25,11 +25,20 @@ PartWeight = Callable[[Mapping[str, torch.Tensor]], Weight]
 
 
 class StoredLinear(MatrixLinear):
-    """A layer by its checkpoint's tensors."""
+    """A layer by its checkpoint's tensors. `has_own_rows`: a row of the matrix depends on the same
+    row of the tensors alone, so that fused parts of one tensor are made at once."""
 
-    def __init__(self, tensors: Tensors, weight: PartWeight, *, activations: str = AUTO) -> None:
+    def __init__(
+        self,
+        tensors: Tensors,
+        weight: PartWeight,
+        *,
+        activations: str = AUTO,
+        has_own_rows: bool = False,
+    ) -> None:
         self._tensors = tensors
         self._weight = weight
+        self._has_own_rows = has_own_rows
         self.activations = activations
 
     def stored(self, spec: LinearSpec) -> tuple[StoredTensor, ...]:
@@ -43,6 +52,8 @@ class StoredLinear(MatrixLinear):
         """
         stored = self.stored(spec)
         here = {name: tensor.cpu() for name, tensor in tensors.items()}
+        if self._has_own_rows and len(stored) == 1:
+            return self.packed(self._weight(here), spec, is_gated=spec.is_gated)
         weights = [
             self._weight(part_of(here, stored, spec, number))
             for number in range(len(spec.out_sizes))
