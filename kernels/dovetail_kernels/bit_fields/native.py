@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from dovetail_kernels.bit_fields.reference import Plane
+from dovetail_kernels.cpu.blocks import large_empty
 from dovetail_kernels.cpu.implementation import native_implementation
 from dovetail_kernels.cpu.library import Kernel, needed_library
 
@@ -44,7 +45,8 @@ def _kernel() -> Kernel:
 def values_of(blocks: torch.Tensor, planes: Sequence[Plane]) -> torch.Tensor:
     """Return the values of blocks. Shapes: blocks [n, S] uint8 -> [n, B] uint8"""
     blocks = blocks.contiguous()
-    values = torch.empty(len(blocks), planes[0].num_values, dtype=torch.uint8)
+    num_values = planes[0].num_values
+    values = large_empty(len(blocks) * num_values, needed_library()).view(-1, num_values)
     fields = [PlaneArgs(p.start, p.stop - p.start, p.bits, p.run, p.shift) for p in planes]
     args = BitFieldsArgs(
         blocks=blocks.data_ptr(),

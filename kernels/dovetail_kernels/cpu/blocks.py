@@ -51,5 +51,13 @@ def _new_block(num_bytes: int, library: Library) -> np.ndarray:
     return memory[start : start + num_bytes]
 
 
+def large_empty(num_bytes: int, library: Library) -> torch.Tensor:
+    """Return uninitialised memory on large pages, for what is written once and dropped: on small
+    ones the system's page faults take as long as the writing. Shapes: [num_bytes] uint8"""
+    if num_bytes < LARGE_PAGE_BYTES:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    return torch.from_numpy(_new_block(num_bytes, library))
+
+
 BLOCKS = Blocks()
 """This process's blocks."""

@@ -27,6 +27,7 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear.placement import register_stored
 from dovetail.layers.opaque import CompilerBoundary
 from dovetail.layers.residual import adds_in_place
+from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.layers.stored.products import multiplied
@@ -115,6 +116,10 @@ class MatrixLinear(LinearMethod):
         """Register the empty tensors as the checkpoint stores them. Mutates: layer"""
         self._spec = spec
         register_stored(layer, self.stored(spec), spec)
+        native = library() if spec.device == "cpu" else None
+        for parameter in layer.parameters(recurse=False) if native is not None else ():
+            if not parameter.is_meta:  # filling small pages takes as long in the system as copying
+                native.prefer_large_pages(parameter.data_ptr(), parameter.nbytes)
 
     def finish(self, layer: nn.Module) -> None:
         """Make the matrix. Mutates: layer (buffers in place of the checkpoint's tensors)"""
