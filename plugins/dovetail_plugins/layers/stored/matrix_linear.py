@@ -116,8 +116,10 @@ class MatrixLinear(LinearMethod):
         """Register the empty tensors as the checkpoint stores them. Mutates: layer"""
         self._spec = spec
         register_stored(layer, self.stored(spec), spec)
-        native = library() if spec.device == "cpu" else None
-        for parameter in layer.parameters(recurse=False) if native is not None else ():
+        native = library()
+        if native is None or spec.device != "cpu":
+            return
+        for parameter in layer.parameters(recurse=False):
             if not parameter.is_meta:  # filling small pages takes as long in the system as copying
                 native.prefer_large_pages(parameter.data_ptr(), parameter.nbytes)
 
