@@ -53,8 +53,8 @@ class CacheLsCommand(Command):
 def add_folder(parser: argparse.ArgumentParser) -> None:
     """Add the folder argument of a `cache` subcommand. Mutates: parser."""
     text = (
-        "the folder of a connector (kv_connector_extra_config.folder); without one, packed weights "
-        "(--weight-cache) are meant"
+        "the folder of a connector (kv_connector_extra_config.folder); by default the folder of "
+        "packed weights (--weight-cache)"
     )
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help=text)
 

@@ -46,7 +46,7 @@ class CacheRmCommand(Command):
 
         if args.all == (args.model is not None or args.unused_days is not None):
             raise ConfigError(
-                "it is not said which blocks are to go.",
+                "nothing was chosen for removal.",
                 where=WHERE,
                 fix="give --model, --unused-days or both, or --all alone.",
             )
