@@ -39,7 +39,7 @@ _ESCAPED = frozenset(b"n\\")
 
 
 class Vocabulary(Protocol):
-    """The bytes of each token, empty for tokens that are no text; which tokens end an answer."""
+    """The bytes of each token, empty for tokens without text; which tokens end an answer."""
 
     @property
     def tokens(self) -> Sequence[bytes]: ...

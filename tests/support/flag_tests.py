@@ -16,6 +16,7 @@ ENVIRONMENT = "plugins/config/parse/test_environment.py"
 SETTINGS = "core/engine/test_engine_settings.py"
 OBSERVERS = "core/config/rules/test_stat_loggers.py"
 WHOLE = "e2e/test_flags_take_effect.py"
+WEIGHTS = "plugins/weight_cache/test_restored.py"
 CODE = "plugins/test_checkpoint_code.py"
 CHAT = "plugins/apis/test_chat.py"
 EDGES = "plugins/server/http/test_edges.py"
@@ -468,6 +469,8 @@ FLAG_TESTS: dict[str, tuple[str, ...]] = {
     "ui": ("plugins/apis/test_ui.py::test_no_ui_takes_the_page_away",),
     "uds": (f"{FRONTEND_WHOLE}::test_a_unix_socket_answers",),
     "use_tqdm_on_load": (f"{WHOLE}::test_use_tqdm_on_load",),
+    "weight_cache": (f"{WEIGHTS}::test_no_weight_cache",),
+    "weight_cache_bytes": (f"{WEIGHTS}::test_no_weight_cache",),
     "uvicorn_log_level": (
         f"{FRONTEND_WHOLE}::test_tls_with_client_certificates",
         "plugins/server/launch/test_logs.py::test_uvicorns_level",

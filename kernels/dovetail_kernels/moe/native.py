@@ -10,7 +10,8 @@ import torch
 from dovetail_kernels.cpu.implementation import call_layer, native_implementation
 from dovetail_kernels.cpu.library import Library, needed_library
 from dovetail_kernels.cpu.row_stride import row_stride
-from dovetail_kernels.gemm.native import CODES, GemmArgs, Packed
+from dovetail_kernels.gemm.native import CODES, Packed
+from dovetail_kernels.gemm.native_args import GemmArgs
 from dovetail_kernels.op import Arguments
 
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32

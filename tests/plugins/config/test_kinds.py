@@ -64,6 +64,7 @@ def test_text_flags_without_a_kind_are_free_text() -> None:
         "log_prefix",
         "models",
         "logits_processor_pattern",
+        "mmproj",
         "model",
         "otlp_traces_endpoint",
         "pipeline_layer_split",

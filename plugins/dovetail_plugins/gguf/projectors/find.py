@@ -127,8 +127,8 @@ def fitting(model: GgufModel, config: Mapping[str, Any], file: Path) -> Found:
     clip = read_model(file)
     if clip.settings.get("general.architecture") != CLIP:
         raise ConfigError(
-            f'its general.architecture is "{clip.settings.get("general.architecture")}": it is no '
-            "projector file.",
+            f'its general.architecture is "{clip.settings.get("general.architecture")}": it is not '
+            "a projector file.",
             where=str(file),
             fix=f"give {FLAG} a file mmproj*{SUFFIX} of the model.",
         )

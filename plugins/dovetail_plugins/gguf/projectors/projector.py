@@ -106,7 +106,7 @@ class Pair:
         """Return the rows and columns of a projector's matrix. Raises: ConfigError"""
         shape = self.shape(name)
         if len(shape) != 2:
-            raise self.fault(f"the tensor {name} is no matrix.")
+            raise self.fault(f"the tensor {name} is not a matrix.")
         return shape[0], shape[1]
 
     def is_swapped(self, letter: str = "v") -> bool:

@@ -26,7 +26,7 @@ TOKENIZER = ByteTokenizer(None, "")
 
 def spec_of(*tasks: str, is_causal: bool = False, **fields: Any) -> Any:
     pooling = PoolingSpec(tasks=tasks, pooler=ANY, token_pooler=ANY, **fields) if tasks else None
-    model = SimpleNamespace(is_causal=is_causal)
+    model = SimpleNamespace(is_causal=is_causal, hf_config={})
     return SimpleNamespace(run=SimpleNamespace(pooling=pooling, model=model, max_model_tokens=64))
 
 
