@@ -455,7 +455,8 @@ UNASKED = {
     "tool_parser": {"parallel_calls"},  # every sample with several calls asks it
     # Claims about how it reads its input; runners act on them.
     "model": {"needs_host_rows", "encoder", "leaves_out_tokens", "media", "vectors"},
-    "quantizer": {"tables"},  # the command asks it: the kit hands over layers, not models
+    # The command asks these: the kit hands over layers, not models, and all that it measures.
+    "quantizer": {"tables", "squares"},
     "quantization": {"from_checkpoint"},  # needs a packed checkpoint, which the kit cannot invent
 }
 """Words that gate no clause, with the reason."""

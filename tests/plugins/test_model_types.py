@@ -71,7 +71,7 @@ def test_no_type_is_declared_twice() -> None:
 REMOTE = {
     *("baichuan", "exaone", "internlm2", "kimi_k2", "llama_bidirec", "mimo", "minicpm", "new")
 }
-REMOTE |= {"minimax_m1", "minimax_text_01"}
+REMOTE |= {"minimax_m1", "minimax_text_01", "deci", "deepseek", "nemotron-nas"}
 """Types that only code beside the checkpoint knows."""
 WHOLE = {"qwen2_vl", "qwen2_5_vl"}
 """Types whose old checkpoints keep the text part's settings beside the encoder's."""
