@@ -49,8 +49,10 @@ SHARED = set(
         "layers",
         "media_processors",
         "quantize",
+        "published",
         "ranks",
         "syntax",
+        "weight_cache",
     ]
 )
 """Folders of what plugins share, which hold none."""
