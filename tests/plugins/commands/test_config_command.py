@@ -231,7 +231,7 @@ def test_check_loads_torch_only_in_the_process_that_creates_the_model() -> None:
         ({"quantization_config": {"quant_method": "nobodys"}}, "nobodys"),
         ({"quantization_config": {"quant_method": "awq", "bits": 5}}, "bits"),
         ({"hidden_act": "no_such_function"}, "no_such_function"),
-        ({"num_hidden_layers": 9}, "missing"),
+        ({"num_hidden_layers": 9, "layer_types": ["full_attention"] * 9}, "missing"),
     ],
 )
 def test_check_refuses_the_class_and_the_quantization_that_serve_refuses(
