@@ -218,8 +218,8 @@ def checkpoint_shapes(
 
 def weight_map_of(model: Model) -> WeightMap:
     """Return how the names in a checkpoint map to a model's parameters: by its `published_names`,
-    then by its own map."""
-    own, first = model.weight_map(), model.published_names
+    which the parts of a drafter lack, then by its own map."""
+    own, first = model.weight_map(), getattr(model, "published_names", WeightMap())
     if first == WeightMap():
         return own
     conversion = None if own.conversion is None else partial(_converted, first, own.conversion)

@@ -177,12 +177,16 @@ def test_a_folder_of_several_models_must_be_narrowed(file: Path, tmp_path: Path)
     assert find_file(tmp_path / "b.gguf") == tmp_path / "b.gguf"
 
 
-def test_architectures_that_are_not_read_are_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("rwkv7", '"rwkv7".*not served from safetensors'), ("nobodys", '"nobodys".*llama.*qwen3')],
+)
+def test_architectures_that_are_not_read_are_named(name: str, reason: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r'"rwkv7".*llama.*qwen3'):
+    with pytest.raises(ConfigError, match=reason):
         read_config(tmp_path / "m.gguf")
 
 
