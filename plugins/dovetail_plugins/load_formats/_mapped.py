@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from pathlib import Path
 
 import torch
@@ -35,5 +36,5 @@ class MappedFile:
         """Drop the whole pages of a range. One that is used later is read again from the file."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = stop // mmap.PAGESIZE * mmap.PAGESIZE - first
-        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        if size > 0 and sys.platform == "linux":
             self._mapped.madvise(mmap.MADV_DONTNEED, first, size)

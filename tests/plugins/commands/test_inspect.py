@@ -186,7 +186,9 @@ def test_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_checkpoint_that_serve_refuses_is_still_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = big_checkpoint(tmp_path / "model", 2, architectures=["NobodyForCausalLM"])
+    path = big_checkpoint(
+        tmp_path / "model", 2, architectures=["NobodyForCausalLM"], model_type="nobodys"
+    )
     told = found(capsys, path)
     assert not told["would_start"]
     assert told["parameters"] == 2 * BLOCK_VALUES + TRUNK_VALUES
