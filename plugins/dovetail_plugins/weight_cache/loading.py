@@ -155,7 +155,7 @@ def _path_of(run: RunSpec) -> Path | None:
     """Return the file of a run's packed weights, None if it has none."""
     native = library()
     bound = run.load_options.get("weight_cache_bytes") or 0
-    if not bound or native is None or run.offload_bytes:
+    if not bound or native is None or run.device != "cpu" or run.offload_bytes:
         return None
     load_format = registry.admin.require_selection(run.load_format)
     if "random_weights" in load_format.capabilities:
