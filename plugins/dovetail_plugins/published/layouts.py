@@ -53,10 +53,10 @@ def _qwen(raw: Json) -> Json:
         "max_position_embeddings": raw.get("seq_length") or raw.get("max_position_embeddings"),
         "tie_word_embeddings": False,
     }
-    return _made(raw, "Qwen2ForCausalLM", "qwen2", own)
+    return _config_of(raw, "Qwen2ForCausalLM", "qwen2", own)
 
 
-def _made(raw: Json, name: str, model_type: str, own: Json) -> Json:
+def _config_of(raw: Json, name: str, model_type: str, own: Json) -> Json:
     """Return a config of these settings and the shared ones."""
     shared = {key: raw[key] for key in _SHARED if key in raw}
     stated = {key: value for key, value in own.items() if value is not None}
@@ -95,7 +95,7 @@ def _chatglm(raw: Json) -> Json:
         "max_position_embeddings": raw.get("seq_length"),
         "tie_word_embeddings": False,
     }
-    return _made(raw, "GlmForCausalLM", "glm", own)
+    return _config_of(raw, "GlmForCausalLM", "glm", own)
 
 
 def _bailing(raw: Json) -> Json:

@@ -84,14 +84,14 @@ class GgufQuantizer(Quantizer):
         squares = self._squares(stem, number, inputs, weight.shape[1])
         kind = self._type_of(name, stem, weight.shape[1], is_measured=squares is not None)
         blocks = to_blocks(kind, weight, squares)
-        meant = dequantize(kind, blocks) if kind in QUANTIZED else blocks
-        if not bool(meant.isfinite().all()):
+        floats = dequantize(kind, blocks) if kind in QUANTIZED else blocks
+        if not bool(floats.isfinite().all()):
             raise ConfigError(
                 f"its largest value is {float(weight.abs().max()):.3g}, which {kind} cannot hold.",
                 where=f"{name}{WEIGHT}",
                 fix="use --method gguf-bf16.",
             )
-        return Quantized(tensors={kind: blocks}, meant=meant.float())
+        return Quantized(tensors={kind: blocks}, meant=floats.float())
 
     def _squares(
         self, stem: str, number: int | None, inputs: Inputs | None, size: int

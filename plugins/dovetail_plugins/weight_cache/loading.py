@@ -35,7 +35,7 @@ LEAST_BYTES = 128 << 20
 
 
 class Load:
-    """The matrices of one load: those restored, and those that were made.
+    """The matrices of one load: restored ones and new ones.
 
     With a `writer` a matrix goes to the disk as soon as it is made, and the layer gets the file's
     memory in its place: a model may then be larger than this machine's.
@@ -47,7 +47,7 @@ class Load:
         self._restored, self._writer = restored, writer
         self.names = frozenset(key.rpartition("#")[0] for key in restored)
         self._uses: dict[str, int] = defaultdict(int)
-        self._made: dict[str, list[Matrix]] = {}
+        self._new: dict[str, list[Matrix]] = {}
         self._left_out: set[str] = set()
 
     def matrix(self, name: str, make: Callable[[], Matrix]) -> Matrix:
@@ -58,21 +58,21 @@ class Load:
             return _joined(self._restored[key])
         if name in self.names:
             raise AssertionError(f"{key} is missing in the weight cache, other parts are there")
-        made = make()
-        parts = natives_of(made)
+        matrix = make()
+        parts = natives_of(matrix)
         if parts is None:
             self._left_out.add(name)
-            return made
+            return matrix
         if self._writer is None:
-            self._made[key] = parts
-            return made
+            self._new[key] = parts
+            return matrix
         self._writer.add(key, parts)
         return _joined(self._writer.mapped(key))
 
     @property
-    def made(self) -> dict[str, list[Matrix]]:
-        """Return the matrices that were made, of layers all of whose matrices can be written."""
-        return {k: m for k, m in self._made.items() if k.rpartition("#")[0] not in self._left_out}
+    def new(self) -> dict[str, list[Matrix]]:
+        """Return new matrices, of layers all of whose matrices can be written."""
+        return {k: m for k, m in self._new.items() if k.rpartition("#")[0] not in self._left_out}
 
     def finish(self) -> None:
         """Complete what the writer has written. Raises: OSError"""
@@ -113,10 +113,10 @@ def loading(run: RunSpec) -> Iterator[None]:
             _LOAD.reset(tokens[0])
             PACKED_LAYERS.reset(tokens[1])
         load.finish()
-    if not restored and load.made and num_bytes_of(load.made) >= LEAST_BYTES:
+    if not restored and load.new and num_bytes_of(load.new) >= LEAST_BYTES:
         bound = int(run.load_options["weight_cache_bytes"])
         threading.Thread(
-            target=_write, args=(path, run.model.path, load.made, bound), daemon=True,
+            target=_write, args=(path, run.model.path, load.new, bound), daemon=True,
             name="weight-cache",
         ).start()  # fmt: skip
 

@@ -165,13 +165,13 @@ def _nearby(
     high: int,
 ) -> torch.Tensor:
     """Return the codes that are best of these and those next to them. Shapes: -> [B, S]"""
-    best, least = current, torch.full_like(current, torch.inf)
+    best, smallest = current, torch.full_like(current, torch.inf)
     for change in (0, -1, 1):
         tried = (current + change).clamp_(low, high)
         scale = (steps.unsqueeze(1) * tried).flatten()
         error = group.error(rounding(group.x * inverse(scale)).mul_(scale)).view_as(tried)
-        best = torch.where(error < least, tried, best)
-        least = torch.minimum(error, least)
+        best = torch.where(error < smallest, tried, best)
+        smallest = torch.minimum(error, smallest)
     return best
 
 
@@ -224,7 +224,7 @@ def _coded(best: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor
 
 def _nearby_pairs(group: Group, rounding: Rounding, steps: Steps, highest: int) -> Steps:
     """Return the codes that are best of these and those next to them."""
-    least = torch.full_like(steps.codes, torch.inf)
+    smallest = torch.full_like(steps.codes, torch.inf)
     best = steps
     for change in (0, -1, 1):
         for offset_change in (0, -1, 1):
@@ -236,15 +236,15 @@ def _nearby_pairs(group: Group, rounding: Rounding, steps: Steps, highest: int) 
             )
             scale, offset = tried.scale(), tried.offset()
             levels = rounding((group.x - offset).mul_(inverse(scale)))
-            error = group.error(levels.mul_(scale).add_(offset)).view_as(least)
-            is_better = error < least
+            error = group.error(levels.mul_(scale).add_(offset)).view_as(smallest)
+            is_better = error < smallest
             best = Steps(
                 steps=steps.steps,
                 codes=torch.where(is_better, tried.codes, best.codes),
                 offset_steps=steps.offset_steps,
                 offset_codes=torch.where(is_better, tried.offset_codes, best.offset_codes),
             )
-            least = torch.minimum(error, least)
+            smallest = torch.minimum(error, smallest)
     return best
 
 

@@ -124,18 +124,18 @@ class Collected:
     def write(self, path: Path) -> None:
         """Write the file. Raises: ConfigError when it cannot be"""
         tensors: dict[str, torch.Tensor] = {}
-        most = 0
+        longest = 0
         for stem, rows in self._sums.items():
             count, size = max(rows) + 1, len(next(iter(rows.values()))[0])
             sums, counts = torch.zeros(count, size), torch.zeros(count, 1)
             for number, (means, num_tokens) in rows.items():
                 sums[number], counts[number] = means * num_tokens, float(num_tokens)
-                most = max(most, num_tokens)
+                longest = max(longest, num_tokens)
             tensors |= {f"{stem}{WEIGHT}{SUMS}": sums, f"{stem}{WEIGHT}{COUNTS}": counts}
         settings: dict[str, Setting] = {
             "general.type": KIND,
             "imatrix.datasets": ["dovetail quantize --calibration"],
-            "imatrix.chunk_count": -(-most // WINDOW_TOKENS),
+            "imatrix.chunk_count": -(-longest // WINDOW_TOKENS),
             "imatrix.chunk_size": WINDOW_TOKENS,
         }
         write_file(path, settings, tensors)

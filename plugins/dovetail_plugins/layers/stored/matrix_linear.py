@@ -86,7 +86,7 @@ class TorchLinear(LinearMethod):
 class MatrixLinear(LinearMethod):
     """A layer that becomes a Matrix once it is filled; the loaded tensors are dropped then.
 
-    A subclass says which tensors are stored and which matrix they represent (`stored`, `made`);
+    A subclass names the stored tensors (`stored`) and makes their matrix (`packed_of`);
     `activations` is the method's option.
     """
 
@@ -95,10 +95,10 @@ class MatrixLinear(LinearMethod):
 
     def matrix(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return loaded tensors as the matrix that is multiplied, or one from the weight cache."""
-        return restored_or_made(spec.name, lambda: self.made(tensors, spec))
+        return restored_or_made(spec.name, lambda: self.packed_of(tensors, spec))
 
     @abstractmethod
-    def made(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+    def packed_of(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return loaded tensors as the matrix that is multiplied."""
 
     def packed(self, weight: Weight, spec: LinearSpec, *, is_gated: bool) -> Matrix:
@@ -195,6 +195,6 @@ class ConvertedLinear(MatrixLinear):
         """Return a `weight` in the type the checkpoint stores."""
         return (weight_tensor(spec, spec.weight_dtype or spec.dtype),)
 
-    def made(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+    def packed_of(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return a loaded weight, converted and packed."""
         return self.packed(self._convert(tensors["weight"]), spec, is_gated=spec.is_gated)

@@ -45,7 +45,7 @@ class StoredLinear(MatrixLinear):
         """Return the tensors of the layer."""
         return self._tensors(spec)
 
-    def made(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
+    def packed_of(self, tensors: Mapping[str, torch.Tensor], spec: LinearSpec) -> Matrix:
         """Return the loaded tensors as one matrix, or as several behind one interface.
 
         Checkpoint bits are decoded on the host: matrices go to the device packed.
