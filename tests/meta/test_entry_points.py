@@ -52,7 +52,7 @@ SHARED = set(
         "published",
         "ranks",
         "syntax",
-        "weight_cache",
+        "packed_weights",
     ]
 )
 """Folders of what plugins share, which hold none."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import ConfigError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.weight_cache.folder import cache_folder
+from dovetail_plugins.packed_weights.folder import cache_folder
 
 if TYPE_CHECKING:
     from dovetail_plugins.block_files import BlockFiles
-    from dovetail_plugins.weight_cache.stores import PackedModel
+    from dovetail_plugins.packed_weights.stores import PackedModel
 
 COLUMNS = ("MODEL", "FILES", "SIZE", "LAST USED", "FOLDER")
 DAY_S = 86_400
@@ -65,7 +65,7 @@ def stores_of(folder: Path | None) -> Sequence[BlockFiles | PackedModel]:
     from dovetail_plugins.block_files import stores_in
 
     if folder is None:
-        from dovetail_plugins.weight_cache.stores import packed_models
+        from dovetail_plugins.packed_weights.stores import packed_models
 
         return packed_models(cache_folder())
     if not folder.is_dir():

@@ -12,13 +12,13 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.commands.cache_ls import DAY_S, add_folder, stores_of
-from dovetail_plugins.weight_cache.folder import cache_folder
+from dovetail_plugins.packed_weights.folder import cache_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dovetail_plugins.block_files import BlockFiles
-    from dovetail_plugins.weight_cache.stores import PackedModel
+    from dovetail_plugins.packed_weights.stores import PackedModel
 
 WHERE = "dovetail cache rm"
 

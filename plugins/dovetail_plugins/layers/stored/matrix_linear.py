@@ -32,7 +32,7 @@ from dovetail_kernels.gemm.matrix import Matrix, runs_natively, stored_format
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.layers.stored.products import multiplied
 from dovetail_plugins.layers.stored.rounding import AUTO, BFLOAT16
-from dovetail_plugins.weight_cache.loading import restored_or_made
+from dovetail_plugins.packed_weights.loading import restored_or_made
 
 Convert = Callable[[torch.Tensor], Weight]
 """Converts a loaded weight [O, I] for multiplication."""

@@ -14,6 +14,6 @@ class PackingMethod(QuantMethod):
 
     def loading(self, run: RunSpec) -> AbstractContextManager[None]:
         """Return what restores packed weights, and writes them if there are none."""
-        from dovetail_plugins.weight_cache.loading import loading
+        from dovetail_plugins.packed_weights.loading import loading
 
         return loading(run)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail_plugins.weight_cache import entry_file
-from dovetail_plugins.weight_cache.folder import Entry, entries
+from dovetail_plugins.packed_weights import entry_file
+from dovetail_plugins.packed_weights.folder import Entry, entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dovetail.interfaces.data.spec import RunSpec
 
 LAYOUT_VERSION = 1
 """Rises when entries are written otherwise."""
-_PACKAGES = ("gguf", "layers", "load_formats", "models", "quantization", "weight_cache")
+_PACKAGES = ("gguf", "layers", "load_formats", "models", "packed_weights", "quantization")
 """Folders of this package whose code decides what is packed."""
 
 

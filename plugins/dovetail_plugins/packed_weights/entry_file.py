@@ -22,7 +22,7 @@ import torch
 from dovetail_kernels.checksum.native import sums_of
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.native import PackedFacts
-from dovetail_plugins.weight_cache.folder import UNFINISHED
+from dovetail_plugins.packed_weights.folder import UNFINISHED
 
 MAGIC = b"DTPACKS\x01"
 _TAIL = struct.Struct("<Q32s8s")

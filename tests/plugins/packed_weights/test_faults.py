@@ -21,8 +21,8 @@ from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.weight import Weight
 from dovetail_plugins.commands.cache_ls import CacheLsCommand
 from dovetail_plugins.commands.cache_verify import CacheVerifyCommand
-from dovetail_plugins.weight_cache import entry_file, folder, loading
-from dovetail_plugins.weight_cache.folder import SUFFIX, UNFINISHED, entries, make_room
+from dovetail_plugins.packed_weights import entry_file, folder, loading
+from dovetail_plugins.packed_weights.folder import SUFFIX, UNFINISHED, entries, make_room
 
 pytestmark = pytest.mark.skipif(library() is None, reason="nothing is packed without the library")
 KEY = "k" * 40
@@ -122,8 +122,8 @@ WRITER = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from plugins.weight_cache.test_faults import KEY, layers
-from dovetail_plugins.weight_cache import entry_file
+from plugins.packed_weights.test_faults import KEY, layers
+from dovetail_plugins.packed_weights import entry_file
 many = {f"{name}{i}": one for i in range(300) for name, one in layers().items()}
 print("ready", flush=True)
 while True:

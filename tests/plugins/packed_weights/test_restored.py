@@ -16,8 +16,8 @@ from dovetail.errors import ConfigError
 from dovetail.runner.load.loader import load_model
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.native import Packed
-from dovetail_plugins.weight_cache import loading
-from dovetail_plugins.weight_cache.folder import cache_folder, entries
+from dovetail_plugins.packed_weights import loading
+from dovetail_plugins.packed_weights.folder import cache_folder, entries
 from dovetail_testing.harness import PagedModel
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.gguf_files import write_gguf

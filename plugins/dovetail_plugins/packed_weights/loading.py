@@ -21,10 +21,10 @@ from dovetail.layers.dtypes import dtype_of
 from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
-from dovetail_plugins.weight_cache import entry_file
-from dovetail_plugins.weight_cache.entry_file import EntryWriter, natives_of
-from dovetail_plugins.weight_cache.folder import SUFFIX, cache_folder, make_room, note_use
-from dovetail_plugins.weight_cache.key import files_of, key_of
+from dovetail_plugins.packed_weights import entry_file
+from dovetail_plugins.packed_weights.entry_file import EntryWriter, natives_of
+from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
+from dovetail_plugins.packed_weights.key import files_of, key_of
 
 log = logging.getLogger(__name__)
 
