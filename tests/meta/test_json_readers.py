@@ -17,6 +17,7 @@ BY_THEMSELVES = {
     "core/dovetail/json_text.py": "the one reader of calls that models write",
     "plugins/dovetail_plugins/executors/_launched_ranks.py": "an address that rank 0 has written",
     "plugins/dovetail_plugins/gguf/blocks/grids.py": "a file of the package",
+    "plugins/dovetail_plugins/packed_weights/entry_file.py": "an index with a digest of its own",
     "plugins/dovetail_plugins/apis/ollama/weights.py": "facts that this process has written",
     "plugins/dovetail_plugins/tokenizers/_plain_words.py": "a tokenizer's own state",
 }

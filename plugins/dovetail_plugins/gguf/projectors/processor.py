@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail.config.checkpoint.json_files import read_json
 from dovetail.config.checkpoint.media_tokens import PROCESSOR
+from dovetail.json_values import json_value
 from dovetail_plugins.gguf.reading.file import find_file
 from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
 
@@ -36,7 +37,7 @@ def _written(path: str, config_text: str) -> tempfile.TemporaryDirectory[str]:
     file = find_file(path)
     assert file is not None, "the config of this model was read from a file"
     tokenizer, named = read_tokenizer(file)
-    config = json.loads(config_text)
+    config = json_value(config_text)
     processor = config.pop(PROCESSOR)
     words = processor.pop(_TOKENS, {})
     class_name = {"processor_class": processor["processor_class"]}
