@@ -57,7 +57,7 @@ KNOWN = {
     "plugins/dovetail_plugins/executors/uni.py::_WorkThread.__init__": SETTLES,
     "plugins/dovetail_plugins/kv_connectors/_peer_server.py::PeerServer._accept": A_PEER,
     "plugins/dovetail_plugins/stat_loggers/_otlp_sender.py::Sender.close": "ends with the process",
-    "plugins/dovetail_plugins/packed_weights/loading.py::loading": "writes a file; a fault is logged",
+    "plugins/dovetail_plugins/packed_weights/loading.py::loading": "logs its fault",
     "plugins/dovetail_plugins/workers/_second_team.py::SecondTeam.__init__": "does nothing at all",
 }
 """Where tasks and threads begin that need no supervisor, and why."""
