@@ -51,7 +51,7 @@ class GgufAdapter(AdapterMethod):
         source="https://github.com/ggml-org/llama.cpp/blob/master/convert_lora_to_gguf.py",
     )
     capabilities = frozenset({"changes_modules"})
-    peft_types = (SUFFIX,)
+    peft_types = (SUFFIX[1:].upper(),)
 
     def __init__(self, options: Any, model: ModelSpec) -> None:
         self._model = model

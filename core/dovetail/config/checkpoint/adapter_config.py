@@ -14,10 +14,10 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json, or the type of an adapter that is a file: its suffix. Raises:
+    """Return adapter_config.json, or of a file the type: its suffix in capitals. Raises:
     ConfigError"""
     if folder.is_file():
-        return {"peft_type": folder.suffix.lower()}
+        return {"peft_type": folder.suffix[1:].upper()}
     path = folder / CONFIG
     try:
         config = json_value(path.read_text(encoding="utf-8"))
