@@ -99,7 +99,7 @@ def one_round(args: argparse.Namespace) -> Iterator[tuple[str, Start]]:
         with started(args, *ours) as start:
             yield "dovetail, second start", start
             with started(args, *ours) as other:
-                yield "a second one beside it", other
+                yield "another dovetail meanwhile", other
     if args.xllamacpp:
         code = "import sys; port = sys.argv.pop(); sys.argv.insert(2, port); "
         code += "import benchmarks.peers.llamacpp_server as server; server.main()"

@@ -73,7 +73,7 @@ class GgufAdapter(AdapterMethod):
         return AdapterWeights(changes=changes)
 
     def _verify(self, found: GgufModel) -> None:
-        """Raises: ConfigError for a file that is no LoRA for the model"""
+        """Raises: ConfigError for a file that is not a LoRA for the model"""
         architecture = found.settings.get(ARCHITECTURE)
         wanted = {TYPE: "adapter", KIND: "lora", ARCHITECTURE: self._architecture or architecture}
         for key, value in wanted.items():
@@ -176,7 +176,7 @@ def _pairs(found: GgufModel) -> dict[str, tuple[TensorExtent, TensorExtent]]:
 
 
 def _scale(found: GgufModel, rank: int) -> float:
-    """Return the factor of a product. Raises: ConfigError for an alpha that is no number"""
+    """Return the factor of a product. Raises: ConfigError for an alpha that is not a number"""
     alpha = found.settings.get(ALPHA, 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise ConfigError(f"{alpha!r} is not a number.", where=f"{found.path}: {ALPHA}", fix=_FIX)

@@ -62,7 +62,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
 
 
 _FLAGS = {"adapter": "--lora-modules NAME=FILE", "mmproj": "--mmproj FILE"}
-"""`general.type` of files that are no model -> the flag that takes them."""
+"""`general.type` of files that are not models -> the flag that takes them."""
 
 
 def _check_kind(settings: Settings) -> None:

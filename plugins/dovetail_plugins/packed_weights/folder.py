@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail_plugins.state_folder import user_folder
+
 SUFFIX = ".packed"
 UNFINISHED = ".writing"
 STALE_S = 24 * 3600.0
@@ -37,9 +39,7 @@ class Entry:
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder, which may not exist yet."""
-    cache = Path(environ.get("XDG_CACHE_HOME", ""))
-    folder = cache if cache.is_absolute() else Path.home() / ".cache"
-    return folder / "dovetail" / "weights"
+    return user_folder("XDG_CACHE_HOME", ".cache", environ) / "weights"
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -26,7 +26,7 @@ def key_of(run: RunSpec, library: str, isa: str) -> str:
     """
     facts = {
         "layout": (LAYOUT_VERSION, library, isa, list(_code())),
-        "files": list(files_of(run)),
+        "files": list(_files(Path(run.model.path))),
         "model": run.model,
         "plugins": (run.model_plugin, run.load_format, run.quantization),
         "packages": _distributions((run.model_plugin, run.load_format, run.quantization)),
@@ -38,9 +38,9 @@ def key_of(run: RunSpec, library: str, isa: str) -> str:
     return hashlib.blake2b(encoded, digest_size=20).hexdigest()
 
 
-def files_of(run: RunSpec) -> Iterator[tuple[str, int, int]]:
-    """Yield name, bytes and time of change of a checkpoint's files."""
-    path = Path(run.model.path)
+def _files(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield name, bytes and time of change of a checkpoint's files, and of files of its kind next
+    to it: a projector may be among them."""
     files: Iterable[Path] = sorted(path.parent.iterdir() if path.is_file() else path.rglob("*"))
     for file in files:
         if file.is_file() and (not path.is_file() or file.suffix == path.suffix):

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from dovetail import registry
+from dovetail.config.checkpoint.sources.weights_check import weight_files
 from dovetail.config.rules.machine.platform import available_bytes
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import RunSpec
@@ -24,7 +25,7 @@ from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
 from dovetail_plugins.packed_weights.entry_file import EntryWriter, natives_of
 from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
-from dovetail_plugins.packed_weights.key import files_of, key_of
+from dovetail_plugins.packed_weights.key import key_of
 
 log = logging.getLogger(__name__)
 
@@ -123,12 +124,17 @@ def loading(run: RunSpec) -> Iterator[None]:
 
 def _is_large(run: RunSpec) -> bool:
     """Return whether the packed weights will not fit into the free memory."""
-    return sum(size for _, size, _ in files_of(run)) > MEMORY_SHARE * available_bytes()
+    return _weight_bytes(run) > MEMORY_SHARE * available_bytes()
+
+
+def _weight_bytes(run: RunSpec) -> int:
+    """Return the bytes of the model's own weight files: others may lie in their folder."""
+    return sum(file.stat().st_size for file in weight_files(run.model.path))
 
 
 def _writer(path: Path, run: RunSpec) -> EntryWriter:
     """Return the writer of an entry that must be written. Raises: ConfigError"""
-    num_bytes = sum(size for _, size, _ in files_of(run))
+    num_bytes = _weight_bytes(run)
     try:
         reason = make_room(path.parent, num_bytes, int(run.load_options["weight_cache_bytes"]))
         if reason is None:

@@ -109,7 +109,7 @@ def check_names(model: GgufModel, layout: FamilyNames) -> None:
 
 
 def _is_unread(layout: FamilyNames, name: str) -> bool:
-    """Return whether a tensor is no weight of the model, but a setting or part of a drafter."""
+    """Return whether a tensor is not a weight of the model, but a setting or part of a drafter."""
     return name.removesuffix(".weight") in ROPE or layout.is_left_out(name)
 
 

@@ -80,7 +80,7 @@ class Several(Matrix):
     """
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
-        self.parts = self._matrices = tuple(matrices)
+        self.parts = tuple(matrices)
         packed = [one for m in matrices if isinstance(one := m.packed, Packed)]
         self._all_packed = packed if len(packed) == len(matrices) else None
 
@@ -88,7 +88,7 @@ class Several(Matrix):
         """Return the tensors that the matrices keep, by name."""
         return {
             f"{number}_{name}": tensor
-            for number, matrix in enumerate(self._matrices)
+            for number, matrix in enumerate(self.parts)
             for name, tensor in matrix.tensors().items()
         }
 
@@ -102,7 +102,7 @@ class Several(Matrix):
         """Return x W^T + bias + residual, or act(gate) * up. Shapes: x [M, K] -> [M, N or F]"""
         if self._all_packed is not None and activation == "none":
             return multiply_beside(self._all_packed, x, bias, residual)
-        out = torch.cat([matrix.multiply(x) for matrix in self._matrices], dim=-1)
+        out = torch.cat([matrix.multiply(x) for matrix in self.parts], dim=-1)
         out = out if bias is None else out + bias
         if activation != "none":
             gate, up = out.chunk(2, dim=-1)
