@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from support.kv_packages import (
     facts,
     made,
     stores,
+    until,
     with_library,
 )
 
@@ -171,14 +171,7 @@ def lmcache(monkeypatch: pytest.MonkeyPatch) -> type[KVConnector]:
 
 
 def connected(cls: type[KVConnector], server: Server) -> KVConnector:
-    return made(cls, {"remote_url": f"lm://127.0.0.1:{server.port}", "timeout_s": 0.2})
-
-
-def until(is_so: Any) -> None:
-    deadline_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it did not come to be so"
-        time.sleep(0.001)
+    return made(cls, {"remote_url": f"lm://127.0.0.1:{server.port}", "timeout_s": 2})
 
 
 def test_engines_find_each_others_blocks(lmcache: type[KVConnector], server: Server) -> None:

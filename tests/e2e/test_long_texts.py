@@ -99,5 +99,5 @@ def test_others_are_served_meanwhile_and_the_memory_comes_back(server: ServerPro
             time.sleep(0.01)
     assert got == [200] * 3
     # Tokenizing one of them inline takes more than a second.
-    assert num > 50 and worst_s < 0.5, (num, worst_s)
+    assert num > 10 and worst_s < 0.5, (num, worst_s)
     assert process.memory_info().rss < before + (150 << 20)

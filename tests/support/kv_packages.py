@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +58,14 @@ def block(rank: int, key: bytes = KEY) -> bytearray:
     return content
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until a condition holds, for 20 seconds."""
+    deadline_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline_s, "the condition never held"
+        time.sleep(0.001)
+
+
 def check_a_store_of_values(first: KVConnector, second: KVConnector) -> None:
     """Check that two engines find each other's blocks once every rank has put its part."""
     index, (one, other) = first.index(facts()), stores(first)
@@ -65,7 +75,7 @@ def check_a_store_of_values(first: KVConnector, second: KVConnector) -> None:
     assert index.keep(KEY)  # what is not there is wanted again
     other.write(KEY, memoryview(block(1)))
     theirs = second.index(facts())
-    assert theirs.has(KEY) and index.has(KEY)
+    until(lambda: theirs.has(KEY) and index.has(KEY))  # a server may take a put in later
     assert [bytes(one.read(KEY)), bytes(other.read(KEY))] == [bytes(block(0)), bytes(block(1))]
     stranger = second.store(facts(identity="b" * 64))
     assert stranger.read(KEY) is None

@@ -149,7 +149,7 @@ GEMMA_TYPE = {"clip.projector_type": "gemma3"}
         (GEMMA_TYPE | SIZES, FITTING, "0 blocks, its settings say 2"),
         (GEMMA_TYPE | SIZES | {"clip.vision.attention.head_count": 3}, FITTING, "into 3 heads"),
         ({"clip.projector_type": "resampler"}, WIDE, '"resampler" is not supported; gemma3'),
-        ({"general.architecture": "llama"}, WIDE, "no projector file"),
+        ({"general.architecture": "llama"}, WIDE, "not a projector file"),
         (
             {"clip.vision.projector_type": "gemma4v", "clip.audio.projector_type": "gemma4a"},
             WIDE,
