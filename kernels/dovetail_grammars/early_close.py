@@ -38,6 +38,10 @@ _ESCAPED = frozenset(b"n\\")
 """Where these and few other bytes are allowed, a backslash is before them; "n" ends a line."""
 
 
+Ways = dict[int, list[int]]
+"""The way to the end that a search found, by the fingerprint of the mask at its beginning."""
+
+
 class Vocabulary(Protocol):
     """The bytes of each token, empty for tokens without text; which tokens end an answer."""
 
@@ -70,7 +74,7 @@ class EarlyClose:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._num_words = vocabulary.mask_words
-        tokens = vocabulary.tokens
+        self._tokens = tokens = vocabulary.tokens
         closing = [i for i, text in enumerate(tokens) if text and _CLOSERS.issuperset(text)]
         closing.sort(key=lambda i: -len(tokens[i]))
         by_text = {text: i for i, text in enumerate(tokens) if text in _SHORT}
@@ -93,28 +97,31 @@ class EarlyClose:
         bits = np.zeros(self._num_words * 32, dtype=np.uint8)
         bits[: len(plain)] = plain
         self._plain = np.packbits(bits, bitorder="little").view(np.uint32)
-        # Tokens that are no text, such as special tokens, come first, each as a kind of its own.
+        # Tokens that are no text, such as special tokens, are each a kind of their own; the others
+        # are of their first byte's kind, where all bytes of other characters than ASCII are one.
         others = [i for i, text in enumerate(tokens) if not text and i not in vocabulary.eos_ids]
-        self._by_length = np.array([*others, *by_length], dtype=np.int64)
-        firsts = [*range(256, 256 + len(others)), *(min(tokens[i][0], 128) for i in by_length)]
-        self._first_bytes = np.array(firsts, dtype=np.int64)
+        kinds = [*((min(tokens[i][0], 128), i) for i in by_length), *((256 + i, i) for i in others)]
+        kinds.sort(key=lambda kind: kind[0])
+        self._by_kind = np.array([i for _, i in kinds], dtype=np.int64)
+        self._kinds, starts = np.unique([kind for kind, _ in kinds], return_index=True)
+        self._kind_bounds = np.append(starts, len(kinds))
         by_text = {text: i for i, text in enumerate(tokens) if text in _LEAVING}
         leaving = [by_text[text] for text in _LEAVING if text in by_text]
         self._leaving = np.array(leaving, dtype=np.int64)
-        self._remembered: dict[int, list[int]] = {}
+        self._branches_of: dict[int, list[int]] = {}
 
     def path(self, matcher: Matcher, max_tokens: int) -> list[int] | None:
         """Return at most `max_tokens` tokens after which the answer may end, or None.
 
         The matcher's state is unchanged afterwards.
         """
-        return self._path(matcher, max_tokens, searches=True)[0]
+        return self._path(matcher, max_tokens, {}, searches=True)[0]
 
     def _path(
-        self, matcher: Matcher, max_tokens: int, *, searches: bool
+        self, matcher: Matcher, max_tokens: int, ways: Ways, *, searches: bool
     ) -> tuple[list[int] | None, bool]:
-        """Return a path, and whether it was not the greedy walk that found it."""
-        trail = _Trail(matcher, self._num_words)
+        """Return a path, and whether it was not the greedy walk that found it. Mutates: ways"""
+        trail = _Trail(matcher, self._num_words, ways)
         try:
             found, is_lost = self._walk(trail, max_tokens)
             if found is None and is_lost and searches:
@@ -149,7 +156,7 @@ class EarlyClose:
     def _known(self, trail: _Trail, mask: np.ndarray, max_tokens: int) -> list[int] | None:
         """Return the way that a search found where the same tokens were allowed, if it leads to the
         end here too."""
-        way = self._remembered.get(_fingerprint(mask)) if self._remembered else None
+        way = trail.ways.get(_fingerprint(mask)) if trail.ways else None
         start = len(trail.taken)
         if way is None or start + len(way) > max_tokens:
             return None
@@ -180,7 +187,7 @@ class EarlyClose:
                     continue
                 mask = trail.mask()
                 if self._may_end(mask):
-                    self._remember(root, trail.taken[start:])
+                    _remember(trail.ways, root, trail.taken[start:])
                     return trail.taken
                 state = _fingerprint(mask)
                 way = tuple(trail.taken)
@@ -200,35 +207,45 @@ class EarlyClose:
         return False
 
     def _branches(self, mask: np.ndarray) -> list[int]:
-        """Return the shortest and the longest of the allowed tokens with each first byte; bytes of
-        other characters than ASCII are as one. If there is one byte, the longest token, since all
-        are likely to begin one text; in text and in escapes, what may leave it or end a line."""
-        allowed = _bits(mask, self._by_length)
-        ids, firsts = self._by_length[allowed], self._first_bytes[allowed]
-        kinds, shortest = np.unique(firsts, return_index=True)
-        if len(kinds) == 1:
-            return [int(ids[-1])]
+        """Return the tokens worth trying: of few allowed ones, each that begins no other; of many,
+        the shortest and the longest with each first byte, where bytes of other characters than
+        ASCII are as one. In text and in escapes, what may leave it or end a line."""
+        state = _fingerprint(mask)
+        if (known := self._branches_of.get(state)) is None:
+            known = self._find_branches(mask)
+            _remember(self._branches_of, state, known)
+        return known
+
+    def _find_branches(self, mask: np.ndarray) -> list[int]:
+        allowed = self._by_kind[np.flatnonzero(bits := _bits(mask, self._by_kind))]
+        bounds = np.concatenate(([0], np.cumsum(bits)))[self._kind_bounds]
+        present = bounds[1:] > bounds[:-1]
+        kinds, first, last = self._kinds[present], bounds[:-1][present], bounds[1:][present] - 1
         if len(kinds) > _MAX_CHOICES:
             leaving: list[int] = self._leaving[_bits(mask, self._leaving)].tolist()
             return leaving
         if _ESCAPED.issubset(kinds.tolist()) and len(kinds) < 16:
-            return [int(ids[shortest[kinds == ord("n")][0]])]
-        longest = len(ids) - 1 - np.unique(firsts[::-1], return_index=True)[1]
-        pairs = np.stack((ids[shortest], ids[longest]), axis=1)
+            return [int(allowed[first[kinds == ord("n")][0]])]
+        if len(allowed) <= _MAX_CHOICES:
+            return self._longest(allowed.tolist())
+        pairs = np.stack((allowed[first], allowed[last]), axis=1)
         return list(dict.fromkeys(pairs.ravel().tolist()))
 
-    def _remember(self, fingerprint: int, way: list[int]) -> None:
-        if len(self._remembered) >= MAX_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[fingerprint] = way
+    def _longest(self, token_ids: list[int]) -> list[int]:
+        """Return the tokens that are not the beginning of another one."""
+        ordered = sorted(token_ids, key=self._tokens.__getitem__)
+        texts = [*map(self._tokens.__getitem__, ordered), b""]
+        pairs = zip(ordered, texts, texts[1:], strict=False)
+        return [i for i, text, after in pairs if not text or not after.startswith(text)]
 
-    def keep_closable(self, matcher: Matcher, mask: np.ndarray, left: int) -> None:
+    def keep_closable(self, matcher: Matcher, mask: np.ndarray, left: int, ways: Ways) -> None:
         """Limit a mask to tokens that let the answer end within `left` tokens, including the end.
 
-        If no way is that short, the mask stays unchanged. Mutates: mask
+        `ways` are those found for this answer; other answers have their own, so that none changes
+        another. If no way is short enough, the mask stays unchanged. Mutates: mask, ways
         """
         searches = left <= OFTEN_TOKENS or left % EVERY_TOKENS == 0
-        path, is_searched = self._path(matcher, left - 1, searches=searches)
+        path, is_searched = self._path(matcher, left - 1, ways, searches=searches)
         if path is None:
             return
         if is_searched and 3 * len(path) + SPARE_TOKENS < left:
@@ -238,18 +255,18 @@ class EarlyClose:
             safe |= mask & self._plain
             opening = self._opening[_bits(mask, self._opening)][:MAX_TRIED]
             for token_id in opening.tolist():
-                if self._leads_on(matcher, token_id, left - 2):
+                if self._leads_on(matcher, token_id, left - 2, ways):
                     safe[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
         next_id = path[0] if path else int(self._ends[0])
         safe[next_id // 32] |= np.uint32(1) << np.uint32(next_id % 32)
         mask[:] = safe
 
-    def _leads_on(self, matcher: Matcher, token_id: int, left: int) -> bool:
+    def _leads_on(self, matcher: Matcher, token_id: int, left: int, ways: Ways) -> bool:
         """Return whether the answer can end within `left` tokens after this one."""
         if not matcher.accept(token_id):
             return False
         try:
-            return self._path(matcher, left, searches=False)[0] is not None
+            return self._path(matcher, left, ways, searches=False)[0] is not None
         finally:
             matcher.rollback(1)
 
@@ -260,8 +277,9 @@ class EarlyClose:
 class _Trail:
     """The tokens that a matcher has accepted since the beginning of a search, in `taken`."""
 
-    def __init__(self, matcher: Matcher, num_words: int) -> None:
+    def __init__(self, matcher: Matcher, num_words: int, ways: Ways) -> None:
         self.taken: list[int] = []
+        self.ways = ways
         self._matcher = matcher
         self._mask = np.zeros(num_words, dtype=np.uint32)
 
@@ -304,6 +322,15 @@ def _fingerprint(mask: np.ndarray) -> int:
     return hash(mask.tobytes())
 
 
+def _remember(ways: Ways, state: int, way: list[int]) -> None:
+    """Add an entry to a bounded table. Mutates: ways"""
+    if len(ways) >= MAX_REMEMBERED:
+        ways.clear()
+    ways[state] = way
+
+
 def _bits(mask: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Return whether each token's bit is set. Shapes: [words] uint32, [N] -> [N] bool"""
+    if len(ids) > len(mask):
+        return np.unpackbits(mask.view(np.uint8), bitorder="little").view(bool)[ids]
     return (mask[ids // 32] >> (ids % 32).astype(np.uint32)) & np.uint32(1) != 0

@@ -53,6 +53,7 @@ class _Row:
     ) -> None:
         vocabulary = cache.vocabulary
         self._early_close = cache.early_close if cached.closes else None
+        self._ways_to_end: dict[int, list[int]] = {}
         self.output_ids = tokens.output_ids
         self.may_force = _may_force(tokens.params)
         self.max_tokens = tokens.params.max_tokens
@@ -179,7 +180,7 @@ class _Row:
         left = (self.max_tokens or 0) - len(self.output_ids)
         if left > WINDOW_TOKENS:
             return
-        early_close.keep_closable(matcher, mask, left)
+        early_close.keep_closable(matcher, mask, left, self._ways_to_end)
 
     def _allow_own_ends(self, mask: np.ndarray) -> None:
         """Allow the request's own end tokens if the text may end here, and only then."""

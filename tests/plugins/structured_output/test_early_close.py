@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_a_search_leaves_the_answer_where_it_is() -> None:
     assert close.path(matcher, len(path)) == path
     assert close.path(matcher, len(path) - 1) is None
     assert (allowed(matcher, VOCABULARY) == before).all()
+
+
+def test_a_search_tries_each_word_where_few_may_follow() -> None:
+    words = [b"***", b" D", b" Delete", b" Add", b" A", b" End", b" Update", b" Patch", b" File"]
+    vocabulary = replace(
+        VOCABULARY,
+        tokens=[*VOCABULARY.tokens, *words],
+        size=VOCABULARY.size + len(words),
+        encode=lambda text: None,
+    )
+    plugin = registry.load("structured_output_backend", "guidance")
+    made = plugin(plugin.Options(), vocabulary)
+    matcher = made.load(made.compile(NOT_JSON["patch"][0])).matcher()
+    for token_id in VOCABULARY.encode("*** Begin Patch\n*** Update File: a\n+b") or ():
+        assert matcher.accept(token_id)
+    path = EarlyClose(vocabulary).path(matcher, 8)
+    assert path is not None
+    assert b"".join(vocabulary.tokens[i] for i in path) == b"\n*** End Patch"
 
 
 def schemas(count: int, seed: int) -> Sequence[Any]:
