@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from dovetail.processes.process import child_environment
-from support.orphans import is_running
+from support.orphans import WARM, command_of, is_running
 
 READY = re.compile(r"^(?!\[.* at unix:).*ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
 """Of the server itself: one of several models has its name in brackets and a Unix socket."""
@@ -79,7 +79,8 @@ class ServerProcess:
         # Once the server has gone, what it left behind is known from before.
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
-                self._known[child.pid] = child
+                if WARM not in command_of(child):
+                    self._known[child.pid] = child
         return [child for child in self._known.values() if is_running(child)]
 
     def serving(self) -> list[psutil.Process]:
