@@ -202,9 +202,12 @@ WARM_FOLDERS = ("conformance", "contrib", "e2e", "plugins")
 @pytest.fixture(scope="module", autouse=True)
 def warm_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork what a module starts from a process that has the imports, unless it is marked
-    cold_start."""
+    cold_start. What failed beside other tests runs once more as users start it."""
     folder = request.node.nodeid.removeprefix("tests/").partition("/")[0]
-    if folder not in WARM_FOLDERS or request.node.get_closest_marker("cold_start"):
+    is_cold = request.node.get_closest_marker("cold_start") or request.config.getoption(
+        "--note-alone"
+    )
+    if folder not in WARM_FOLDERS or is_cold:
         yield
         return
     from support.warm_children import warm_children

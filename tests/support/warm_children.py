@@ -20,6 +20,7 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -39,16 +40,19 @@ PARENTS = ("dovetail", ENGINE)
 """The modules whose processes start some of CHILDREN."""
 CHILDREN = (RANK, ENGINE, API)
 IMPORTS = (
-    *("torch", "transformers", "transformers.modeling_utils", "uvicorn", RANK, ENGINE, API),
-    *("dovetail.cli.main", "dovetail.runner.worker.device_worker", "dovetail.server.launch.serve"),
+    *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
+    *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
+    *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
     *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media"),
 )
+NOT_YET = "prometheus_client"
+"""A package that reads its variable when it is imported, which a server sets before."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
 NOT_IMPORTED = (
     *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
-    *WAITING,
+    *("PROMETHEUS_", *WAITING),
 )
 """How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -123,6 +127,7 @@ def forked() -> Forks:
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to the whole group
         _only_keep(theirs.fileno())
         _serve(theirs)
         os._exit(0)
@@ -224,6 +229,7 @@ def _serve(orders: socket.socket) -> None:
 
 def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Be the child that is ordered, and end as it ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD, OUT_OF_THE_WAY) for one in descriptors]
     os.closerange(3, OUT_OF_THE_WAY)
     for one, number in zip(moved, order["numbers"], strict=True):
@@ -284,6 +290,7 @@ def main(number: int) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
+    assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread"
     _serve(socket.socket(fileno=number))
 
