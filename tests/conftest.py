@@ -195,19 +195,22 @@ def registry_is_left_as_found() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def warm_ranks() -> Iterator[None]:
-    """Fork ranks and engines from a process that has imported what they do."""
+WARM_FOLDERS = ("conformance", "contrib", "e2e", "plugins")
+"""Folders whose tests start servers and engines. Core's run without the plugins."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork what a module starts from a process that has the imports, unless it is marked
+    cold_start. What failed beside other tests runs once more as users start it."""
+    folder = request.node.nodeid.removeprefix("tests/").partition("/")[0]
+    is_cold = request.node.get_closest_marker("cold_start") or request.config.getoption(
+        "--note-alone"
+    )
+    if folder not in WARM_FOLDERS or is_cold:
+        yield
+        return
     from support.warm_children import warm_children
 
     with warm_children():
-        yield
-
-
-@pytest.fixture(scope="module")
-def warm_media_ranks() -> Iterator[None]:
-    """The same for models that see or hear."""
-    from support.warm_children import MEDIA, warm_children
-
-    with warm_children(MEDIA):
         yield

@@ -2,8 +2,8 @@
 
 `python -m dovetail_testing.isolated_import` reads JSON [[kind, target, [package, ...]], ...] from
 standard input and writes JSON {target: {"error": text or null, "imported": [package, ...]}}. torch,
-which most plugins need, is imported once and its memory shared by fork; no parallel region runs
-before. For many models, their shared modules are imported once too.
+which most plugins need, is imported once for several modules and its memory shared by fork; no
+parallel region runs before. For many models, their shared modules are imported once too.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def _environment() -> dict[str, str]:
 
 def _main() -> None:
     wanted: list[Wanted] = json.load(sys.stdin)
-    if wanted and importlib.util.find_spec("torch"):
-        importlib.import_module("torch")
-    importlib.import_module("dovetail.registry")
     modules: dict[str, list[Wanted]] = {}
     for one in wanted:
         modules.setdefault(one[1].rpartition(":")[0], []).append(one)
     groups = list(modules.values())
+    if len(groups) > 1 and importlib.util.find_spec("torch"):
+        importlib.import_module("torch")
+    importlib.import_module("dovetail.registry")
     answers = _import_groups([group for group in groups if any(one[2] for one in group)])
     groups = [group for group in groups if not any(one[2] for one in group)]
     if sum(group[0][0] == "model" for group in groups) >= MANY_MODELS:

@@ -84,7 +84,6 @@ def aligned(llm: LLM) -> list[list[int]]:
     return [numbers(one.pooled).astype(int).tolist() for one in found[:3] if one.pooled is not None]
 
 
-@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize(
     "flags",
     [

@@ -232,7 +232,6 @@ UNDIVIDED = {"speculative_config": {"draft_tensor_parallel_size": 1}}
 
 @pytest.mark.usefixtures("never_pauses")
 @pytest.mark.parametrize("flags", [UNDIVIDED, HALVES], ids=["undivided", "half batches"])
-@pytest.mark.usefixtures("warm_ranks")
 def test_two_ranks(folder: Path, target: Target, tmp_path: Path, flags: dict[str, Any]) -> None:
     """Beside a divided model a head guesses what it does alone: whole on each rank, or divided and
     of the states of half batches."""

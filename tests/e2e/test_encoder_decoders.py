@@ -135,7 +135,6 @@ def test_preemption(name: str, swap_space: float, tmp_path: Path) -> None:
         ("T5ForConditionalGeneration", "pipeline_parallel_size"),
     ],
 )
-@pytest.mark.usefixtures("warm_ranks")
 def test_two_ranks_or_stages(name: str, flag: str, tmp_path: Path) -> None:
     reference = write_encoder_decoder(tmp_path, name)
     prompts, inputs, starts = asked(name)

@@ -219,7 +219,6 @@ async def text_of(engine: AsyncEngine, prompt: str, params: SamplingParams) -> t
     return whole.text, whole.token_ids, whole.finish_reason
 
 
-@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("async_steps", [False, True])
 @pytest.mark.parametrize("in_process", [True, False])
 def test_streamed_through_the_async_engine(

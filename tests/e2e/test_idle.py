@@ -14,7 +14,7 @@ from support.kv_engines import free_port
 from support.server_process import ServerProcess
 from support.wake_ups import counts_wake_ups, wake_ups_a_second
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, counts_wake_ups]
+pytestmark = [pytest.mark.e2e, pytest.mark.cold_start, pytest.mark.slow, counts_wake_ups]
 
 FEW = ("--max-model-len", "64", "--dtype", "float32", "--kv-cache-memory-bytes", "1M")
 ASKED = {"prompt": "The", "max_tokens": 4}

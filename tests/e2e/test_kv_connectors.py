@@ -30,7 +30,7 @@ from support.kv_engines import GREEDY, Paths, connected, forget, loaded, settle,
 from support.tiny_encoder_decoders import write_encoder_decoder
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
+pytestmark = pytest.mark.e2e
 
 FAMILIES = (
     "LlamaForCausalLM",

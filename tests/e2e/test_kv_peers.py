@@ -21,7 +21,7 @@ from support.inside import block_store_of, core_of, host_blocks_of, kv_transfer_
 from support.kv_engines import ENGINE, Paths, forget, loaded, peer, settle, tokens, told
 
 paths = pytest.fixture(scope="module")(kv_engines.checkpoints)
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
+pytestmark = pytest.mark.e2e
 
 LONG = [3 + (7 * i + i // 9) % 60 for i in range(110)]
 PROMPTS = [LONG, LONG[:90], [*LONG[:66], 5, 6, 7], [9, 8, 7, *LONG[:80]]]

@@ -22,7 +22,7 @@ from dovetail.interfaces.data.pooling_params import PoolingParams
 from support.inside import core_of
 from support.tiny_decoders import SIZE, hidden_states, saved, tiny_model, to_length_1, write_modules
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
+pytestmark = pytest.mark.e2e
 
 ENGINE: dict[str, Any] = {
     "max_model_len": 64,

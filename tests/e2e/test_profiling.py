@@ -81,7 +81,6 @@ def test_two_ranks_are_profiled_while_a_request_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_ranks")
 def test_every_engine_writes_its_trace(tmp_path: Path) -> None:
     settings = {"torch_profiler_dir": str(tmp_path), "torch_profiler_use_gzip": True}
     with LLM(data_parallel_size=2, cpu_cores="nobind", profiler_config=settings, **ENGINE) as llm:

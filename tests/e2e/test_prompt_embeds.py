@@ -16,7 +16,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
+pytestmark = pytest.mark.e2e
 openai = pytest.importorskip("openai")
 
 FLAGS = ("--max-model-len", "120", "--dtype", "float32", "--served-model-name", "tiny")

@@ -23,7 +23,7 @@ from dovetail_plugins.bench.startup import spans_of
 from dovetail_plugins.commands._running import running_servers
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.cold_start]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 LONG: dict[str, Any] = {"prompt": "One two three", "max_tokens": 400, "ignore_eos": True}
 NUM_DISCONNECTS = 200

@@ -29,7 +29,7 @@ import pytest
 from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
 from support.demo_copies import demo_copy, with_file, with_header, with_weights
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.cold_start]
 
 LIMIT_S = 30.0
 LAST_LINES = 10

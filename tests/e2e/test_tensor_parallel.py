@@ -23,7 +23,7 @@ from dovetail.interfaces.stats import StepStats
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_ranks")]
+pytestmark = pytest.mark.e2e
 
 TOLERANCE = 2e-4
 ENGINE: dict[str, Any] = {

@@ -210,7 +210,6 @@ def test_layers_that_forget(tmp_path: Path) -> None:
         assert_same(engine.answers(greedy, [PROMPT, "abc"]), found)
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_two_ranks(folder: Path, plain: list[GenerationResult]) -> None:
     """A draft model that is divided as the model is (`test_draft_heads.py`: one that is not)."""
     asked = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}

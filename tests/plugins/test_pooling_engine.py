@@ -108,7 +108,6 @@ def test_prompts_that_cannot_be_pooled(either: LLM, prompt: list[int], said: str
     assert vectors(either, [[6, 7]]).shape[0] == 1
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_several_engines(folder: Path, encoder: LLM) -> None:
     texts = mixed_texts(16, most_words=30)
     with LLM(str(folder), data_parallel_size=2, use_tqdm_on_load=False) as llm:

@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 import pytest
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-WAIT_S = 10.0
+WAIT_S = 60.0
+"""After this something hangs; beside other tests a browser may be slow."""
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # which root cannot have
@@ -67,7 +68,6 @@ class Page:
 
     def call(self, module: str, expression: str, *args: Any) -> Any:
         """Return an expression's value in which `m` is a module of the page, `a` the arguments."""
-        self.driver.set_script_timeout(WAIT_S)
         return self.driver.execute_async_script(
             "const [path, expression, a, done] = arguments;"
             f"import(path).then((m) => done({expression}), (e) => done('failed: ' + e));",
@@ -162,6 +162,7 @@ def opened_browser(url: str) -> Iterator[Page]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
+    driver.set_script_timeout(WAIT_S)
     try:
         yield Page(driver, url)
     finally:

@@ -44,10 +44,11 @@ def own_children(*, recursive: bool = False) -> list[psutil.Process]:
     """Return the children of this process that a test has started; those of `warm_children` stay
     as long as this process."""
     found = psutil.Process().children(recursive=recursive)
-    return [child for child in found if WARM not in _command(child)]
+    return [child for child in found if WARM not in command_of(child)]
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """Return a process's command line; empty if it has ended."""
     try:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):

@@ -17,13 +17,14 @@ import httpx
 import psutil
 
 from dovetail.processes.process import child_environment
-from support.orphans import is_running
+from support.orphans import WARM, command_of, is_running
 
 READY = re.compile(r"^(?!\[.* at unix:).*ready in [\d.]+ s at ((?:https?://|unix:)\S+)")
 """Of the server itself: one of several models has its name in brackets and a Unix socket."""
 
-START_LIMIT_S = 90.0
-STOP_LIMIT_S = 20.0
+START_LIMIT_S = 240.0
+STOP_LIMIT_S = 60.0
+"""Hung, not slow: beside other tests a start may take long."""
 
 
 class ServerProcess:
@@ -72,14 +73,15 @@ class ServerProcess:
 
     def client(self, **options: Any) -> httpx.Client:
         """Return an HTTP client of the server."""
-        return httpx.Client(base_url=self.url, **({"timeout": 30.0} | options))
+        return httpx.Client(base_url=self.url, **({"timeout": 120.0} | options))
 
     def descendants(self) -> list[psutil.Process]:
         """Return the living processes that this server has ever been seen to have below it."""
         # Once the server has gone, what it left behind is known from before.
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children(recursive=True):
-                self._known[child.pid] = child
+                if WARM not in command_of(child):
+                    self._known[child.pid] = child
         return [child for child in self._known.values() if is_running(child)]
 
     def serving(self) -> list[psutil.Process]:

@@ -1,11 +1,12 @@
-"""Children of `dovetail.processes.process.spawn`, forked from a process that has their imports.
+"""Children that are forked from a process that has their imports already.
 
-For tests of what ranks and engines compute.
+For tests of what commands, servers, engines and ranks compute and answer. A server and its engine
+take five seconds of a processor to import what they need, and do the work of a test in a tenth of
+one.
 
-A rank takes a second of a processor to import torch and five to import transformers' models, and
-computes for a tenth of one. What else a child has is as `spawn` makes it: it is a child of this
-process, with its own pipes, descriptors, environment and death signal. How a child starts is for
-tests that do not use this.
+A child has what a started one has: it is a child of this process, with its own pipes, descriptors,
+environment, command line and death signal. Servers and engines that are forked fork theirs in the
+same way. Tests of how a process starts, or of what it costs, are marked `cold_start`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -28,126 +30,185 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dovetail.processes import process
 
 RANK, ENGINE = "dovetail_plugins.ranks.rank_process", "dovetail.engine.process"
-TEXT = ("torch", "transformers", RANK, ENGINE, "dovetail.runner.worker.device_worker")
-MEDIA = (*TEXT, "transformers.modeling_utils", "dovetail_plugins.models._media")
+API = "dovetail.server.launch.api_process"
+PARENTS = ("dovetail", ENGINE)
+"""The modules whose processes start some of CHILDREN."""
+CHILDREN = (RANK, ENGINE, API)
+IMPORTS = (
+    *("torch", "transformers", "transformers.modeling_utils", "fastapi", "uvicorn", RANK, ENGINE),
+    *("dovetail.cli.main", "dovetail.config.resolve", "dovetail.runner.worker.device_worker"),
+    *("dovetail.engine.loop", "dovetail.engine.client.async_engine"),
+    *("dovetail_plugins.commands.serve", "dovetail_plugins.models._media"),
+)
+NOT_YET = "prometheus_client"
+"""A package that reads its variable when it is imported, which a server sets before."""
 PR_SET_CHILD_SUBREAPER = 36
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """What engines set for their children, once they are there."""
-UNTOLD = ("PYTEST_CURRENT_TEST", *WAITING)
-"""Variables that differ from test to test and mean nothing to a child, or are set for all."""
+NOT_IMPORTED = (
+    *("PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "XDG_STATE_HOME", "DOVETAIL_"),
+    *("PROMETHEUS_", *WAITING),
+)
+"""How variables begin that no import reads, or that are set for all."""
 PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
 """What a Popen starts a child with; its beginning and its end are the same for a fork."""
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 LENGTH = struct.Struct(">I")
 DONE = b"."
 """The process between has ended."""
 MOST_DESCRIPTORS = 64
 OUT_OF_THE_WAY = 500
 """Descriptors that come are moved here before they get the numbers that they shall have."""
+ROOM = "-" * 4096
+"""A last argument, whose place in memory the command lines of children take."""
+ARG_START, ARG_END = 45, 46
+"""Fields of /proc/PID/stat after the name: where a process has its command line."""
 
 
 class Forks:
-    """The process that has imported `modules` and forks children. `start` returns a child's id."""
+    """A process with IMPORTS that forks children, at the other end of a socket."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._ours, theirs = socket.socketpair()
-        self.environment = _told(process.child_environment())
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "support.warm_children", str(theirs.fileno()), *modules],
-            stdin=subprocess.DEVNULL,
-            env=self.environment | WAITING,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+    def __init__(self, end: socket.socket, environment: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._end = end
+        self.environment = _imported(environment)
 
     def start(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
         """Fork a child, which gets descriptors of this process under the numbers that the order
-        tells. It becomes this process's own when the process between them ends, because this one
-        takes orphans in meanwhile."""
+        lists, and return its id. It becomes this process's own when the process between them ends,
+        because this one adopts orphans meanwhile."""
         text = json.dumps(order).encode()
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        try:
-            socket.send_fds(self._ours, [LENGTH.pack(len(text))], list(descriptors))
-            self._ours.sendall(text)
-            (pid,) = LENGTH.unpack(self._ours.recv(LENGTH.size, socket.MSG_WAITALL))
-            self._ours.recv(len(DONE))
-        finally:
-            libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+        with self._lock, _adopting():
+            socket.send_fds(self._end, [LENGTH.pack(len(text))], list(descriptors))
+            self._end.sendall(text)
+            (pid,) = LENGTH.unpack(self._end.recv(LENGTH.size, socket.MSG_WAITALL))
+            self._end.recv(len(DONE))
         return int(pid)
-
-    def end(self) -> None:
-        """End the process. Its children stay."""
-        self._ours.close()
-        self._process.wait(60)
-
-
-@cache
-def forks_of(modules: tuple[str, ...]) -> Forks:
-    """Return the process that has imported the modules, which ends with this one."""
-    forks = Forks(modules)
-    atexit.register(forks.end)
-    return forks
 
 
 @contextlib.contextmanager
-def warm_children(modules: tuple[str, ...] = TEXT) -> Iterator[None]:
-    """Fork ranks and engines while the with block runs; `modules` are imported once, when the first
-    starts. One that shall have other variables than that had is started as usual."""
-    assert threading.current_thread() is threading.main_thread(), "children end with this thread"
-
-    class Popen(subprocess.Popen[bytes]):
-        def _execute_child(self, *values: Any) -> None:
-            asked = dict(zip(PARAMETERS, values, strict=True))
-            module = asked["args"][-1]
-            source = forks_of(modules) if module in (RANK, ENGINE) else None
-            if source is not None and source.environment == _told(asked["env"]):
-                self._fork(source, module, asked)
-            else:
-                super()._execute_child(*values)  # type: ignore[misc]
-
-        def _fork(self, source: Forks, module: str, asked: dict[str, Any]) -> None:
-            assert asked["cwd"] is None
-            ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-            usual = [end if end >= 0 else number for number, end in enumerate(ends)]
-            order = {
-                "module": module,
-                "environment": dict(asked["env"]),
-                "numbers": [0, 1, 2, *asked["pass_fds"]],
-                "folder": str(Path.cwd()),
-                "group": asked["process_group"],
-                "parent": os.getpid(),
-            }
-            self.pid = source.start(order, [*usual, *asked["pass_fds"]])
-            self._child_created = True
-            for end in {*ends} - {-1, 0, 1, 2}:
-                os.close(end)
-
-    stand_in = ModuleType(subprocess.__name__)
-    vars(stand_in).update(vars(subprocess) | {"Popen": Popen})
-    process.subprocess = stand_in  # type: ignore[attr-defined]
+def _adopting() -> Iterator[None]:
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        process.subprocess = subprocess  # type: ignore[attr-defined]
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-def _told(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in UNTOLD}
+@cache
+def started() -> Forks:
+    """Return a process that has imported IMPORTS, which ends with this one."""
+    ours, theirs = socket.socketpair()
+    environment = process.child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    started_process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "support.warm_children", str(theirs.fileno()), ROOM],
+        stdin=subprocess.DEVNULL,
+        env=environment | WAITING,
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        started_process.wait(60)
+
+    atexit.register(end)
+    return Forks(ours, environment)
 
 
-def main(number: int, modules: Sequence[str]) -> None:
-    """Import the modules, then fork a child for every order that comes; end with the socket."""
-    for name in modules:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy every page
-    orders = socket.socket(fileno=number)
+def forked() -> Forks:
+    """Return a fork of this process, which has IMPORTS and one thread; it ends with this one."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to the whole group
+        _only_keep(theirs.fileno())
+        _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    return Forks(ours, os.environ)
+
+
+def _only_keep(number: int) -> None:
+    """Close all descriptors but one and standard error."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.closerange(3, number)
+    os.closerange(number + 1, 2 * OUT_OF_THE_WAY)
+
+
+class WarmPopen(subprocess.Popen[Any]):
+    """A Popen whose process is a fork where it runs one of the modules that have IMPORTS. One that
+    shall have other variables than the process with the imports has is started as usual, and so is
+    one with settings that a fork cannot have."""
+
+    source: Forks | None = None
+
+    def _execute_child(self, *values: Any) -> None:
+        wanted = dict(zip(PARAMETERS, values, strict=True))
+        is_warm = _module_of(wanted["args"]) in (*CHILDREN, *PARENTS) and _is_plain(wanted)
+        source = (self.source or started()) if is_warm else None
+        if source is not None and source.environment == _imported(wanted["env"] or os.environ):
+            self._fork(source, wanted)
+        else:
+            super()._execute_child(*values)  # type: ignore[misc]
+
+    def _fork(self, source: Forks, wanted: dict[str, Any]) -> None:
+        ends = [wanted[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        usual = [end if end >= 0 else number for number, end in enumerate(ends)]
+        order = {
+            "words": [str(word) for word in wanted["args"]],
+            "environment": dict(wanted["env"] or os.environ),
+            "numbers": [0, 1, 2, *wanted["pass_fds"]],
+            "folder": str(wanted["cwd"] or Path.cwd()),
+            "group": wanted["process_group"],
+            "parent": os.getpid(),
+        }
+        self.pid = source.start(order, [*usual, *wanted["pass_fds"]])
+        self._child_created = True
+        self._close_pipe_fds(*(wanted[name] for name in PIPES))  # type: ignore[attr-defined]
+
+
+def _is_plain(wanted: Mapping[str, Any]) -> bool:
+    return not (wanted["preexec_fn"] or wanted["start_new_session"] or wanted["shell"])
+
+
+def _module_of(words: Any) -> str | None:
+    """Return the module that a command line runs: `process` runs the one after it."""
+    if not isinstance(words, list) or words[0] != sys.executable:
+        return None
+    rest = words[2:] if words[1] == "-P" else words[1:]
+    if rest[0] != "-m":
+        return None
+    return str(rest[2] if rest[1] == process.__name__ else rest[1])
+
+
+@contextlib.contextmanager
+def warm_children() -> Iterator[None]:
+    """Fork commands, servers, engines and ranks while the with block runs. The imports are made
+    when the first starts."""
+    assert threading.current_thread() is threading.main_thread(), "children end with this thread"
+    usual = subprocess.Popen
+    subprocess.Popen = WarmPopen  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = usual  # type: ignore[misc]
+
+
+def _imported(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(NOT_IMPORTED)}
+
+
+def _serve(orders: socket.socket) -> None:
+    """Fork a child for every order that comes; end with the socket."""
     while True:
         head, descriptors, _, _ = socket.recv_fds(orders, LENGTH.size, MOST_DESCRIPTORS)
         if not head:
@@ -168,6 +229,7 @@ def main(number: int, modules: Sequence[str]) -> None:
 
 def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Be the child that is ordered, and end as it ends."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD, OUT_OF_THE_WAY) for one in descriptors]
     os.closerange(3, OUT_OF_THE_WAY)
     for one, number in zip(moved, order["numbers"], strict=True):
@@ -180,22 +242,58 @@ def _become(order: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    os._exit(_status_of(order["module"]))
+    words = order["words"]
+    if _module_of(words) in PARENTS:
+        WarmPopen.source = forked()
+        subprocess.Popen = WarmPopen  # type: ignore[misc]
+    _write_command_line(words)
+    os._exit(_status_of(words))
 
 
-def _status_of(module: str) -> int:
+def _write_command_line(words: Sequence[str]) -> None:
+    """Let the system list this process by its own command line."""
+    text = "\0".join(words).encode()
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    start, end = int(fields[ARG_START]), int(fields[ARG_END])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, min(len(text), end - start - 1))
+
+
+def _status_of(words: Sequence[str]) -> int:
     """Return the status with which the child ends, after what Python does at its end."""
     try:
-        status = process.main(module)
+        status = _run(words)
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     return status
 
 
+def _run(words: Sequence[str]) -> int:
+    at = words.index("-m") + 1
+    if words[at] == process.__name__:
+        return process.main(words[at + 1])
+    main = importlib.import_module("dovetail.cli.main")
+    sys.argv = ["dovetail", *words[at + 1 :]]
+    return int(main.main())
+
+
+def main(number: int) -> None:
+    """Import IMPORTS, then fork a child for every order that comes; end with the socket."""
+    for name in IMPORTS:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
+    assert NOT_YET not in sys.modules, "metrics of several processes would not be merged"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has one thread"
+    _serve(socket.socket(fileno=number))
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]))

@@ -55,7 +55,7 @@ class LMCache(KVConnector):
         """Return how to get LMCache where it is not installed."""
         if super().unavailable_reason() is None:
             return None
-        return "LMCache is not installed; run `pip install lmcache`"
+        return "LMCache is not installed. Fix: run `pip install lmcache`."
 
     @classmethod
     def sample_options(cls, folder: str) -> dict[str, object]:

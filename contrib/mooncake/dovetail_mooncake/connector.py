@@ -57,7 +57,7 @@ class Mooncake(KVConnector):
         """Return how to get Mooncake where it is not installed."""
         if super().unavailable_reason() is None:
             return None
-        return "Mooncake is not installed; run `pip install mooncake-transfer-engine`"
+        return "Mooncake is not installed. Fix: run `pip install mooncake-transfer-engine`."
 
     @classmethod
     def sample_options(cls, folder: str) -> dict[str, object]:

@@ -64,7 +64,7 @@ class Nixl(P2P):
         """Return how to get NIXL where it is not installed."""
         if super().unavailable_reason() is None:
             return None
-        return "NIXL is not installed; run `pip install nixl`"
+        return "NIXL is not installed. Fix: run `pip install nixl`."
 
     def carrier(self, facts: StoreFacts) -> Carrier:
         """Return an agent of NIXL. Raises: ConfigError"""

@@ -23,9 +23,10 @@ class Catalog:
     """The entries of all kinds."""
 
     def __init__(self) -> None:
-        self._added: list[Entry] = []
+        self._added: tuple[Entry, ...] = ()
         self._blocked: frozenset[str] = frozenset()
         self._shows_discovered = True
+        self._sorted: dict[str, tuple[tuple[object, ...], list[Entry]]] = {}
 
     def entries(self, kind: str) -> list[Entry]:
         """Return the entries of a kind sorted by name; imports nothing."""
@@ -91,7 +92,8 @@ class Catalog:
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries, each once. Mutates: self"""
         known = {(entry.kind, entry.id) for entry in self._added}
-        self._added += [entry for entry in entries if (entry.kind, entry.id) not in known]
+        new = [entry for entry in entries if (entry.kind, entry.id) not in known]
+        self._added = (*self._added, *new)
 
     def block(self, hidden: Iterable[str]) -> list[str]:
         """Hide plugins: each name is a distribution, name, name@distribution or kind:name.
@@ -123,7 +125,7 @@ class Catalog:
             for kind, names in added.items()
             for name, target in names.items()
         ]
-        self._added = entries if only else [*self._added, *entries]
+        self._added = tuple(entries) if only else (*self._added, *entries)
         self._shows_discovered = self._shows_discovered and not only
         try:
             yield
@@ -131,7 +133,16 @@ class Catalog:
             self._added, self._shows_discovered, self._blocked = before
 
     def _entries_of(self, group: str) -> list[Entry]:
+        """Return a group's entries, sorted again only after one of these three was replaced."""
         discovered = discovery.scan_kind(group) if self._shows_discovered else ()
+        state = (discovered, self._added, self._blocked)
+        known, entries = self._sorted.get(group, ((None,) * 3, []))
+        if any(one is not other for one, other in zip(known, state, strict=True)):
+            entries = self._sort(group, discovered)
+            self._sorted[group] = state, entries
+        return list(entries)
+
+    def _sort(self, group: str, discovered: Iterable[Entry]) -> list[Entry]:
         added = (entry for entry in self._added if entry.kind == group)
         found = {entry.id: entry for entry in (*discovered, *added)}
         shown = [e for e in found.values() if not (self._blocked and self._is_blocked(e))]

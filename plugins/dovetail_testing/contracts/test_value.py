@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+from types import ModuleType
+
 import msgspec
 import pytest
 
@@ -26,8 +30,17 @@ NUMBERS = {
 }
 
 
-class ValueContract:
+class ConstantContract:
     """Clauses of every value kind."""
+
+    def test_value_is_a_constant(self, entry: Entry, plugin: Value) -> None:
+        """The object is frozen."""
+        with pytest.raises(AttributeError):
+            plugin.value = plugin.value  # type: ignore[misc]
+
+
+class ValueContract(ConstantContract):
+    """Clauses of values that child processes receive."""
 
     def test_value_crosses_processes(self, entry: Entry, plugin: Value) -> None:
         """The value is plain data: None, text, a number, or a list or dataclass of such."""
@@ -35,10 +48,14 @@ class ValueContract:
         received = msgspec.msgpack.decode(packed, type=type(plugin.value))
         assert received == plugin.value, f"{plugin.value!r} arrives as {received!r}"
 
-    def test_value_is_a_constant(self, entry: Entry, plugin: Value) -> None:
-        """The object is frozen."""
-        with pytest.raises(AttributeError):
-            plugin.value = plugin.value  # type: ignore[misc]
+
+class FileImporterContract(ConstantContract):
+    """Clauses of what runs files written for another engine, in the process that reads them."""
+
+    def test_it_is_called_with_a_module_and_a_path(self, plugin: Value) -> None:
+        """The value is a function of the file's new module and the file's path."""
+        assert callable(plugin.value), f"{plugin.value!r} cannot be called"
+        inspect.signature(plugin.value).bind(ModuleType("file"), Path("file.py"))
 
 
 class HashContract(ValueContract):
@@ -96,8 +113,9 @@ class RopeContract(ValueContract):
         assert scale > 0, f"the factor is {scale}"
 
 
-_OWN_CLAUSES = {
+_OWN_CLAUSES: dict[str, type[ConstantContract]] = {
     "expert_placement": ExpertPlacementContract,
+    "file_importer": FileImporterContract,
     "hash_algorithm": HashContract,
     "rope_type": RopeContract,
 }

@@ -218,7 +218,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_running(tiny: Made, way: str) -> None:
     fields = dict(WAYS[way])

@@ -117,7 +117,6 @@ def test_answers_go_on_while_an_image_is_encoded(tmp_path: Path, architecture: s
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_media_ranks")
 @pytest.mark.parametrize("mode", ["weights", "data"])
 def test_over_ranks(tmp_path: Path, mode: str) -> None:
     verify_divided(

@@ -357,7 +357,6 @@ def jina_states(w: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
     return x
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_jina_on_two_ranks_and_one(tmp_path: Path) -> None:
     """No class of transformers has ALiBi among all tokens. Two ranks divide heads, with them the
     biases, and the gated inner layer."""

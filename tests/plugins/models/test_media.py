@@ -114,7 +114,6 @@ def test_greedy_text_by_torch_and_without_a_prefix_cache(folder: Path, scenes: A
     ],
     ids=["plain", "other-names", "deep"],
 )
-@pytest.mark.usefixtures("warm_media_ranks")
 def test_two_ranks_see_what_one_sees(family: str, ways: list[str], tmp_path: Path) -> None:
     """Pictures in pieces of a prompt, a prefix hit, and no picture, with logprobs. Ranks divide
     layers, or are stages, whose layers may both take deep vectors."""

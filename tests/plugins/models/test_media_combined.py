@@ -108,7 +108,6 @@ def test_together_as_alone(
     ],
     indirect=["folder"],
 )
-@pytest.mark.usefixtures("warm_media_ranks")
 def test_over_ranks_as_alone(
     folder: Path, prompts: list[Any], wanted: Any, settings: dict[str, Any]
 ) -> None:
