@@ -21,7 +21,9 @@ from dovetail.errors import ConfigError
 
 FLAG = "--models"
 MODELS = "models"
-PER_MODEL = ("load", "idle_after_s", "on_idle")
+ANY = "any"
+"""The word for every model of this machine, as a value of the flag and a key in its file."""
+PER_MODEL = ("load", "idle_after_s", "on_idle", "pinned")
 """Fields of GatewayConfig that can be set per model."""
 
 KEPT = frozenset(
@@ -88,6 +90,8 @@ class ModelEntry:
     """One model: its client-visible names, its config, and when it is in memory.
 
     `sleep_level` 0: an idle model is unloaded. `idle_after_s` 0: it stays loaded forever.
+    `is_pinned`: it does not make room for others. `aliases` are names that no list shows. `path`
+    is where a model lies that was found by its name; it may be deleted meanwhile.
     """
 
     names: tuple[str, ...]
@@ -95,6 +99,9 @@ class ModelEntry:
     loads_at_start: bool
     idle_after_s: float
     sleep_level: int
+    is_pinned: bool = False
+    aliases: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def name(self) -> str:
@@ -106,16 +113,36 @@ class ModelEntry:
         """Return all names that requests may use, including its adapters'."""
         return (*self.names, *adapter_names(self.config.lora, self.config.prompt_adapter))
 
+    @property
+    def names_and_aliases(self) -> tuple[str, ...]:
+        """Return all names that requests may use, including those that no list shows."""
+        return (*self.every_name, *self.aliases)
+
 
 def entries_of(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
     """Return the models in order. `config` is shared by all of them. Raises: ConfigError"""
-    if config.gateway.models is not None:
+    if config.gateway.models == ANY:
+        found = _of_words(config, models)
+    elif config.gateway.models is not None:
         found = _of_file(config, config.gateway.models, models)
     else:
         found = _of_words(config, models)
     _check_names(found)
     _check_folders(found)
     return tuple(found)
+
+
+def offers_any(config: Config) -> bool:
+    """Return whether every model of this machine may be named. Raises: ConfigError"""
+    path = config.gateway.models
+    if path is None or path == ANY:
+        return path == ANY
+    value = read_mapping(path, FLAG).get(ANY, False)
+    if not isinstance(value, bool):
+        raise ConfigError(
+            "must be true or false.", where=f"{path}, {ANY}", fix="write `any: true`."
+        )
+    return value
 
 
 def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
@@ -131,7 +158,7 @@ def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
         )
     given = names or tuple(models)
     return [
-        _entry(config.with_fields({"model": model, "served_model_name": [name]}))
+        entry_of(config.with_fields({"model": model, "served_model_name": [name]}))
         for model, name in zip(models, given, strict=True)
     ]
 
@@ -153,9 +180,9 @@ def _of_file(config: Config, path: str, models: Sequence[str]) -> list[ModelEntr
         )
     _check_possible(config, IMPOSSIBLE)
     content = read_mapping(path, FLAG)
-    rows = content.get(MODELS)
-    others = [str(key) for key in content if key != MODELS]
-    if others or not isinstance(rows, list) or not rows:
+    rows = content.get(MODELS, [] if content.get(ANY) is True else None)
+    others = [str(key) for key in content if key not in (MODELS, ANY)]
+    if others or not isinstance(rows, list) or not (rows or content.get(ANY)):
         raise ConfigError(
             f"must hold `{MODELS}:` with a list of models"
             + (f", and nothing beside it: {', '.join(others)}." if others else "."),
@@ -181,7 +208,7 @@ def _row(config: Config, where: str, row: Any) -> ModelEntry:
         )
     own = config.with_fields(fields, origin=where)
     _check_possible(own, NEVER, where)
-    return _entry(own)
+    return entry_of(own)
 
 
 def _check_possible(config: Config, names: Iterable[str], where: str | None = None) -> None:
@@ -195,7 +222,8 @@ def _check_possible(config: Config, names: Iterable[str], where: str | None = No
             )
 
 
-def _entry(config: Config) -> ModelEntry:
+def entry_of(config: Config, aliases: Iterable[str] = (), path: Path | None = None) -> ModelEntry:
+    """Return the entry of a model's own config. Raises: ConfigError"""
     gateway = config.gateway
     return ModelEntry(
         names=served_names(config.model),
@@ -203,6 +231,9 @@ def _entry(config: Config) -> ModelEntry:
         loads_at_start=bool(gateway.load),
         idle_after_s=gateway.idle_after_s,
         sleep_level=gateway.on_idle,
+        is_pinned=gateway.pinned,
+        aliases=tuple(aliases),
+        path=path,
     )
 
 

@@ -21,7 +21,8 @@ from dovetail.server.launch.serve import (
 from dovetail.server.launch.sockets import listening, url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 from dovetail_plugins.gateway.app import build_gateway
-from dovetail_plugins.gateway.entries import ModelEntry, entries_of
+from dovetail_plugins.gateway.catalogue import Catalogue
+from dovetail_plugins.gateway.entries import ModelEntry, entries_of, offers_any
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import need_of
 from dovetail_plugins.gateway.model import GatewayModel
@@ -78,6 +79,8 @@ def fleet_of(config: Config, models: Sequence[GatewayModel]) -> Fleet:
         start=ModelServer,
         wait_s=config.gateway.load_wait_s,
         limit_bytes=config.gateway.models_memory_bytes,
+        max_loaded=config.gateway.max_loaded_models,
+        catalogue=Catalogue(config) if offers_any(config) else None,
     )
 
 
@@ -92,7 +95,9 @@ async def _serve(
 
     def tell_ready() -> None:
         url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
-        logger.info("serving %s", ", ".join(n for m in models for n in m.entry.names))
+        names = [n for m in models for n in m.entry.names]
+        others = ["every model that `dovetail list` shows"] if fleet.catalogue else []
+        logger.info("serving %s", ", ".join(names + others))
         logger.info("ready in %.1f s at %s", timer.total_s(), url)
 
     async with fleet:
