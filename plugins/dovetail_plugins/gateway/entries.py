@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.sources.model_path import DEMO_NAME
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.yaml_files import fields_of, read_mapping
 from dovetail.config.rules.adapters import adapter_names
 from dovetail.config.rules.checks import checked
 from dovetail.config.rules.model.checkpoint import served_names
+from dovetail.config.rules.model.demo import DEMO_FIELDS
 from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.errors import ConfigError
@@ -70,6 +72,8 @@ SHARED = KEPT.difference(PER_MODEL) | {
 }
 """Flags of the shared address: set for all models, on the command line or in --config."""
 
+STORES = {"model_dir", "download_dir", "hf_token", "use_modelscope"}
+
 IMPOSSIBLE = {
     "keep_alive_on_engine_death": "a model whose engine has died is started again, for which its "
     "server has to end.",
@@ -119,8 +123,14 @@ class ModelEntry:
         return (*self.every_name, *self.aliases)
 
 
-def entries_of(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
-    """Return the models in order. `config` is shared by all of them. Raises: ConfigError"""
+def says_nothing_of_a_model(config: Config) -> bool:
+    """Return whether only flags of the address and of the stores are given."""
+    return config.origins.keys() <= SHARED | STORES | set(DEMO_FIELDS)
+
+
+def entries_of(config: Config, models: Sequence[str | None]) -> tuple[ModelEntry, ...]:
+    """Return the models in order; None is the demo model. `config` is shared by all of them.
+    Raises: ConfigError"""
     if config.gateway.models == ANY:
         found = _of_words(config, models)
     elif config.gateway.models is not None:
@@ -145,7 +155,7 @@ def offers_any(config: Config) -> bool:
     return value
 
 
-def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
+def _of_words(config: Config, models: Sequence[str | None]) -> list[ModelEntry]:
     """Return a model per word of the command line, named by --served-model-name in order."""
     _check_possible(config, IMPOSSIBLE)
     names = config.model.served_model_name
@@ -156,14 +166,18 @@ def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
             fix="give one name for each model, in their order; several names for one model go "
             "into a file for --models.",
         )
-    given = names or tuple(models)
+    given = names or tuple(model or DEMO_NAME for model in models)
     return [
-        entry_of(config.with_fields({"model": model, "served_model_name": [name]}))
+        entry_of(config.with_fields(_named(model) | {"served_model_name": [name]}))
         for model, name in zip(models, given, strict=True)
     ]
 
 
-def _of_file(config: Config, path: str, models: Sequence[str]) -> list[ModelEntry]:
+def _named(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}
+
+
+def _of_file(config: Config, path: str, models: Sequence[str | None]) -> list[ModelEntry]:
     """Return the models of a file, with their own flags overriding the command line's."""
     named = models[0] if models else config.model.model
     if named is not None:

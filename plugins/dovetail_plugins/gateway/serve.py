@@ -31,7 +31,7 @@ from dovetail_plugins.gateway.server import ModelServer
 logger = logging.getLogger("dovetail_plugins.gateway")
 
 
-def run(config: Config, models: Sequence[str]) -> int:
+def run(config: Config, models: Sequence[str | None]) -> int:
     """Serve several models until a signal arrives. Raises: ConfigError"""
     set_process_up(config)
     timer = StartupTimer()
@@ -46,7 +46,7 @@ def run(config: Config, models: Sequence[str]) -> int:
         return run_loop(serving, stopped_while_starting)
 
 
-def checked_entries(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
+def checked_entries(config: Config, models: Sequence[str | None]) -> tuple[ModelEntry, ...]:
     """Return the models to serve. Raises: ConfigError"""
     if launched(config.parallel) is not None:
         raise ConfigError(
@@ -97,7 +97,7 @@ async def _serve(
         url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
         names = [n for m in models for n in m.entry.names]
         others = ["every model that `dovetail list` shows"] if fleet.catalogue else []
-        logger.info("serving %s", ", ".join(names + others))
+        logger.info("serving %s", ", and ".join([", ".join(names)] * bool(names) + others))
         logger.info("ready in %.1f s at %s", timer.total_s(), url)
 
     async with fleet:
