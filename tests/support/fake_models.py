@@ -17,6 +17,7 @@ from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.server.families import build_apis
 from dovetail_plugins.gateway.app import build_gateway
+from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import MemoryNeed
@@ -141,7 +142,8 @@ def need_of_size(num_bytes: int) -> MemoryNeed:
 
 
 class Rig:
-    """A gateway over fake models: the application, the fleet, and every server ever started."""
+    """A gateway over fake models: the application, the fleet, and every server ever started. Those
+    of a catalogue need `sizes` or SIZE bytes."""
 
     def __init__(
         self,
@@ -150,6 +152,8 @@ class Rig:
         limit: int | None = None,
         sizes: dict[str, int] | None = None,
         frontend: dict[str, Any] | None = None,
+        catalogue: Catalogue | None = None,
+        max_loaded: int = 0,
         **entry: Any,
     ) -> None:
         self.started: list[FakeServer] = []
@@ -163,7 +167,15 @@ class Rig:
             )
             for name in names
         ]
-        self.fleet = Fleet(self.models, start=self.start, wait_s=wait_s, limit_bytes=limit)
+        self.fleet = Fleet(
+            self.models,
+            start=self.start,
+            wait_s=wait_s,
+            limit_bytes=limit,
+            max_loaded=max_loaded,
+            catalogue=catalogue,
+            measure=lambda entry: need_of_size((sizes or {}).get(entry.name, SIZE)),
+        )
         apis = build_apis().values()
         self.app: FastAPI = build_gateway(self.fleet, FrontendConfig(**(frontend or {})), apis)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from dovetail.interfaces.command import Command
 from dovetail.interfaces.plugin import Info
 from dovetail_plugins.commands._serve_flags import SERVE_FLAGS, add_serve_arguments
+
+if TYPE_CHECKING:
+    from dovetail.config.config import Config
 
 
 class ServeCommand(Command):
@@ -32,6 +36,10 @@ class ServeCommand(Command):
             from dovetail_plugins.gateway.serve import run as launch_several
 
             return launch_several(config, models)
+        if not models and _offers_this_machine(config):
+            from dovetail_plugins.gateway.serve import run as launch_several
+
+            return launch_several(config.with_fields({"models": "any"}, origin="default"), [None])
         check_one_model(config.origins)
         status = followed(config)
         if status is not None:
@@ -44,3 +52,15 @@ class ServeCommand(Command):
         from dovetail.server.launch.serve import run as launch
 
         return launch(config)
+
+
+def _offers_this_machine(config: Config) -> bool:
+    """Return whether nothing is said of the model to serve, and this machine has models."""
+    from dovetail_plugins.gateway.entries import says_nothing_of_a_model
+
+    if not says_nothing_of_a_model(config):
+        return False
+    from dovetail.config.checkpoint.stores.find import Stores
+
+    stores = Stores.of(config.load.model_dir, config.load.download_dir)
+    return any(not model.fault for model in stores.all_models())

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from dovetail.config.checkpoint.stores.stored import StoredModel
 from dovetail.config.sections.frontend import FrontendConfig
 from dovetail.interfaces.api import Api
 from dovetail.observability import metrics
@@ -160,6 +161,7 @@ async def list_models(request: Request) -> Response:
     state = _state(request)
     models = state.fleet.models
     cards = [_card(state, one, name) for one in models for name in one.entry.every_name]
+    cards += [_stored_card(state, one) for one in await state.fleet.others()]
     return JSONResponse({"object": "list", "data": cards})
 
 
@@ -167,7 +169,21 @@ async def show_model(request: Request) -> Response:
     """Return the card of one name."""
     name = request.path_params["name"]
     state = _state(request)
-    return JSONResponse(_card(state, state.fleet.find(name), name))
+    return JSONResponse(_card(state, await state.fleet.find(name), name))
+
+
+def _stored_card(state: GatewayState, model: StoredModel) -> dict[str, Any]:
+    """Return the card of a model of this machine that no request has named yet."""
+    fault = {"fault": model.fault} if model.fault else {}
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": state.created_s,
+        "owned_by": "dovetail",
+        "size_bytes": model.num_bytes,
+        "state": str(ModelState.UNLOADED),
+        **fault,
+    }
 
 
 def _card(state: GatewayState, model: GatewayModel, name: str) -> dict[str, Any]:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint.sources.model_path import DEMO_NAME
 from dovetail.config.config import Config, flags
 from dovetail.config.parse.yaml_files import fields_of, read_mapping
 from dovetail.config.rules.adapters import adapter_names
 from dovetail.config.rules.checks import checked
 from dovetail.config.rules.model.checkpoint import served_names
+from dovetail.config.rules.model.demo import DEMO_FIELDS
 from dovetail.config.sections.field import flags_of
 from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.errors import ConfigError
 
 FLAG = "--models"
 MODELS = "models"
-PER_MODEL = ("load", "idle_after_s", "on_idle")
+ANY = "any"
+"""The word for every model of this machine, as a value of the flag and a key in its file."""
+PER_MODEL = ("load", "idle_after_s", "on_idle", "pinned")
 """Fields of GatewayConfig that can be set per model."""
 
 KEPT = frozenset(
@@ -68,6 +72,8 @@ SHARED = KEPT.difference(PER_MODEL) | {
 }
 """Flags of the shared address: set for all models, on the command line or in --config."""
 
+STORES = {"model_dir", "download_dir", "hf_token", "use_modelscope"}
+
 IMPOSSIBLE = {
     "keep_alive_on_engine_death": "a model whose engine has died is started again, for which its "
     "server has to end.",
@@ -88,6 +94,8 @@ class ModelEntry:
     """One model: its client-visible names, its config, and when it is in memory.
 
     `sleep_level` 0: an idle model is unloaded. `idle_after_s` 0: it stays loaded forever.
+    `is_pinned`: it does not make room for others. `aliases` are names that no list shows. `path`
+    is where a model lies that was found by its name; it may be deleted meanwhile.
     """
 
     names: tuple[str, ...]
@@ -95,6 +103,9 @@ class ModelEntry:
     loads_at_start: bool
     idle_after_s: float
     sleep_level: int
+    is_pinned: bool = False
+    aliases: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def name(self) -> str:
@@ -106,10 +117,23 @@ class ModelEntry:
         """Return all names that requests may use, including its adapters'."""
         return (*self.names, *adapter_names(self.config.lora, self.config.prompt_adapter))
 
+    @property
+    def names_and_aliases(self) -> tuple[str, ...]:
+        """Return all names that requests may use, including those that no list shows."""
+        return (*self.every_name, *self.aliases)
 
-def entries_of(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
-    """Return the models in order. `config` is shared by all of them. Raises: ConfigError"""
-    if config.gateway.models is not None:
+
+def says_nothing_of_a_model(config: Config) -> bool:
+    """Return whether only flags of the address and of the stores are given."""
+    return config.origins.keys() <= SHARED | STORES | set(DEMO_FIELDS)
+
+
+def entries_of(config: Config, models: Sequence[str | None]) -> tuple[ModelEntry, ...]:
+    """Return the models in order; None is the demo model. `config` is shared by all of them.
+    Raises: ConfigError"""
+    if config.gateway.models == ANY:
+        found = _of_words(config, models)
+    elif config.gateway.models is not None:
         found = _of_file(config, config.gateway.models, models)
     else:
         found = _of_words(config, models)
@@ -118,7 +142,20 @@ def entries_of(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
     return tuple(found)
 
 
-def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
+def offers_any(config: Config) -> bool:
+    """Return whether every model of this machine may be named. Raises: ConfigError"""
+    path = config.gateway.models
+    if path is None or path == ANY:
+        return path == ANY
+    value = read_mapping(path, FLAG).get(ANY, False)
+    if not isinstance(value, bool):
+        raise ConfigError(
+            "must be true or false.", where=f"{path}, {ANY}", fix="write `any: true`."
+        )
+    return value
+
+
+def _of_words(config: Config, models: Sequence[str | None]) -> list[ModelEntry]:
     """Return a model per word of the command line, named by --served-model-name in order."""
     _check_possible(config, IMPOSSIBLE)
     names = config.model.served_model_name
@@ -129,14 +166,18 @@ def _of_words(config: Config, models: Sequence[str]) -> list[ModelEntry]:
             fix="give one name for each model, in their order; several names for one model go "
             "into a file for --models.",
         )
-    given = names or tuple(models)
+    given = names or tuple(model or DEMO_NAME for model in models)
     return [
-        _entry(config.with_fields({"model": model, "served_model_name": [name]}))
+        entry_of(config.with_fields(_named(model) | {"served_model_name": [name]}))
         for model, name in zip(models, given, strict=True)
     ]
 
 
-def _of_file(config: Config, path: str, models: Sequence[str]) -> list[ModelEntry]:
+def _named(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}
+
+
+def _of_file(config: Config, path: str, models: Sequence[str | None]) -> list[ModelEntry]:
     """Return the models of a file, with their own flags overriding the command line's."""
     named = models[0] if models else config.model.model
     if named is not None:
@@ -153,9 +194,9 @@ def _of_file(config: Config, path: str, models: Sequence[str]) -> list[ModelEntr
         )
     _check_possible(config, IMPOSSIBLE)
     content = read_mapping(path, FLAG)
-    rows = content.get(MODELS)
-    others = [str(key) for key in content if key != MODELS]
-    if others or not isinstance(rows, list) or not rows:
+    rows = content.get(MODELS, [] if content.get(ANY) is True else None)
+    others = [str(key) for key in content if key not in (MODELS, ANY)]
+    if others or not isinstance(rows, list) or not (rows or content.get(ANY)):
         raise ConfigError(
             f"must hold `{MODELS}:` with a list of models"
             + (f", and nothing beside it: {', '.join(others)}." if others else "."),
@@ -181,7 +222,7 @@ def _row(config: Config, where: str, row: Any) -> ModelEntry:
         )
     own = config.with_fields(fields, origin=where)
     _check_possible(own, NEVER, where)
-    return _entry(own)
+    return entry_of(own)
 
 
 def _check_possible(config: Config, names: Iterable[str], where: str | None = None) -> None:
@@ -195,7 +236,8 @@ def _check_possible(config: Config, names: Iterable[str], where: str | None = No
             )
 
 
-def _entry(config: Config) -> ModelEntry:
+def entry_of(config: Config, aliases: Iterable[str] = (), path: Path | None = None) -> ModelEntry:
+    """Return the entry of a model's own config. Raises: ConfigError"""
     gateway = config.gateway
     return ModelEntry(
         names=served_names(config.model),
@@ -203,6 +245,9 @@ def _entry(config: Config) -> ModelEntry:
         loads_at_start=bool(gateway.load),
         idle_after_s=gateway.idle_after_s,
         sleep_level=gateway.on_idle,
+        is_pinned=gateway.pinned,
+        aliases=tuple(aliases),
+        path=path,
     )
 
 

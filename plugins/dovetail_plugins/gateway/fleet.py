@@ -1,5 +1,7 @@
 """Fleet: several models, loaded when requested and unloaded when idle or in the way.
 
+With a catalogue, any model of this machine joins the fleet when a request first names it.
+
 One task at a time changes a model's state (`Model.change`); requests wait for it, up to a limit.
 Memory is freed for one model after another, least recently used first. A model leaves memory only
 when no request runs on it.
@@ -15,12 +17,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Self
 
-from dovetail.errors import DovetailError, Overloaded, RequestError, model_not_found
+from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail.errors import ConfigError, DovetailError, Overloaded, RequestError, model_not_found
 from dovetail.observability.supervise import supervised
 from dovetail_plugins.apis.ollama.models import LATEST
 from dovetail_plugins.gateway import metrics
+from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.entries import ModelEntry
-from dovetail_plugins.gateway.memory_need import free_beside
+from dovetail_plugins.gateway.memory_need import MemoryNeed, free_beside, need_of
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
 from dovetail_plugins.gateway.server import ModelFailed, Server
 
@@ -47,7 +51,8 @@ class Fleet:
     """All models. It is an async context manager that ends their servers at exit.
 
     `start` starts a model's server. `limit_bytes` limits the estimated need of loaded models; None:
-    the limit is the free memory.
+    the limit is the free memory. `max_loaded` limits their number; 0: it does not. `catalogue` has
+    the models that may join, whose need `measure` estimates.
     """
 
     is_alive = True
@@ -60,9 +65,15 @@ class Fleet:
         start: Callable[[ModelEntry], Server],
         wait_s: float,
         limit_bytes: int | None = None,
+        max_loaded: int = 0,
+        catalogue: Catalogue | None = None,
+        measure: Callable[[ModelEntry], MemoryNeed] = need_of,
     ) -> None:
         self.models = tuple(models)
-        self._by_name = {name: model for model in models for name in model.entry.every_name}
+        self.catalogue = catalogue
+        self.max_loaded = max_loaded
+        self._measure = measure
+        self._joining = asyncio.Lock()
         self._start = start
         self.wait_s = wait_s
         self.limit_bytes = limit_bytes
@@ -78,15 +89,72 @@ class Fleet:
     async def __aexit__(self, *reason: object) -> None:
         await self.shutdown()
 
-    def find(self, name: str | None) -> GatewayModel:
+    async def find(self, name: str | None) -> GatewayModel:
         """Return the model with this name; the first model if there is none. The tag that Ollama's
-        clients append may be present. Raises: NotFound"""
+        clients append may be present. Raises: NotFound; RequestError for a model that cannot be
+        served"""
         if not name:
-            return self.models[0]
-        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+            return self._first()
+        found = self.known(name)
+        if found is None and self.catalogue is not None:
+            async with self._joining:
+                found = self.known(name) or await self._joined(self.catalogue, name)
         if found is None:
-            raise model_not_found(name, self._by_name)
+            raise model_not_found(name, await self._all_names())
         return found
+
+    def known(self, name: str) -> GatewayModel | None:
+        """Return the model of the fleet with this name, if there is one. A model whose files are
+        gone leaves the fleet here, unless it is loaded. Mutates: self"""
+        names = (name, name.removesuffix(LATEST))
+        for model in self.models:
+            if any(one in model.entry.names_and_aliases for one in names):
+                if model.is_resident or model.entry.path is None or model.entry.path.exists():
+                    return model
+                self.leave(model)
+        return None
+
+    async def others(self) -> list[StoredModel]:
+        """Return the models of this machine that may join the fleet."""
+        return [one for one in await self.stored() if self.known(one.name) is None]
+
+    async def stored(self) -> tuple[StoredModel, ...]:
+        """Return all models of this machine, if requests may name them."""
+        return await asyncio.to_thread(self.catalogue.models) if self.catalogue else ()
+
+    def leave(self, model: GatewayModel) -> None:
+        """Take an unloaded model out of the fleet. Mutates: self"""
+        self.models = tuple(one for one in self.models if one is not model)
+
+    def _first(self) -> GatewayModel:
+        if not self.models:
+            raise RequestError(
+                "the request names no model, and no model is loaded.",
+                where="model",
+                fix="`dovetail list` shows the models of this machine; GET /v1/models lists them.",
+            )
+        return self.models[0]
+
+    async def _joined(self, catalogue: Catalogue, name: str) -> GatewayModel | None:
+        """Add a model of this machine to the fleet. Raises: RequestError if it cannot be served.
+        Mutates: self"""
+        stored = await asyncio.to_thread(catalogue.find, name)
+        if stored is None:
+            return None
+        try:
+            entry = await asyncio.to_thread(catalogue.entry, stored)
+            model = GatewayModel(entry, await asyncio.to_thread(self._measure, entry))
+        except ConfigError as error:
+            raise RequestError(
+                f'the model "{stored.name}" cannot be served: {error}', where="model"
+            ) from error
+        self.models = (*self.models, model)
+        logger.info("%s: %s", model.name, stored.path)
+        return model
+
+    async def _all_names(self) -> list[str]:
+        others = [model.name for model in await self.others()]
+        return [name for model in self.models for name in model.entry.every_name] + others
 
     async def load_at_start(self) -> None:
         """Load the models with `loads_at_start`, in order. A failure is logged, and requests for
@@ -267,6 +335,9 @@ class Fleet:
         fit even alone"""
         while True:
             others = [one for one in self.models if one is not model and one.is_resident]
+            if self.max_loaded and len(others) >= self.max_loaded:
+                await self._let_one_go(others)
+                continue
             room = await self._room_beside(model, others)
             if room is None or model.need.num_bytes <= room:
                 return
@@ -298,6 +369,23 @@ class Fleet:
         self._unload(found, "room")
         assert found.change is not None
         await asyncio.shield(found.change)
+
+    def let_go(self, model: GatewayModel) -> asyncio.Task[None]:
+        """Unload a model once its requests have ended, also one that is being loaded. Return the
+        task that ends when it is out of memory."""
+
+        async def run() -> None:
+            while model.change is not None:
+                await asyncio.shield(model.change)
+            if model.is_resident:
+                self._unload(model, "asked")
+            if model.change is not None:
+                await asyncio.shield(model.change)
+
+        task = asyncio.ensure_future(run())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     def _unload(self, model: GatewayModel, why: str) -> None:
         """Start to end a model's server once no request runs on it. Mutates: model"""
@@ -336,8 +424,8 @@ class Fleet:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def _put_away_if_idle(self, model: GatewayModel, now_s: float) -> None:
-        after_s = model.entry.idle_after_s
-        if not after_s or model.state is not ModelState.LOADED or not model.is_idle:
+        after_s = model.idle_after_s
+        if after_s is None or model.state is not ModelState.LOADED or not model.is_idle:
             return
         if now_s - model.last_used_s < after_s:
             return
@@ -378,7 +466,7 @@ class Fleet:
 def leaving_first(models: Sequence[GatewayModel], now_s: float) -> GatewayModel | None:
     """Return the model that should leave memory first: a sleeping, an idle, or a busy one that has
     had its turn; least recently used first. None if no model may leave."""
-    able = [one for one in models if one.change is None]
+    able = [one for one in models if one.change is None and not one.entry.is_pinned]
     asleep = [one for one in able if one.state is ModelState.ASLEEP]
     loaded = [one for one in able if one.state is ModelState.LOADED]
     idle = [one for one in loaded if one.is_idle and now_s - one.loaded_s >= SETTLED_S]

@@ -12,14 +12,25 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from dovetail.errors import EngineDead, Overloaded
+from dovetail.errors import DovetailError, EngineDead, Overloaded, RequestError
 from dovetail.server.http.errors import ClientDisconnected, ErrorBodies, problem_of
 from dovetail.server.http.middleware import REQUEST_ID
+from dovetail_plugins.apis.ollama.response import (
+    answer_fields,
+    as_message,
+    as_response,
+    empty_delta,
+    encoded,
+)
 from dovetail_plugins.gateway.fleet import Fleet
+from dovetail_plugins.gateway.keep_alive import PATHS as KEEP_ALIVE_PATHS
+from dovetail_plugins.gateway.keep_alive import keep_alive_s
 from dovetail_plugins.gateway.model import GatewayModel, ModelState
-from dovetail_plugins.gateway.routing import named_model
+from dovetail_plugins.gateway.progress import LINES, LoadProgress
+from dovetail_plugins.gateway.routing import OLLAMA_LINES, Asked, asked_of, stream_of
 from dovetail_plugins.gateway.server import Server
 from dovetail_plugins.http_client.response import Header, StreamedResponse
 
@@ -68,7 +79,7 @@ class Forward:
         if self._is_draining():
             raise Overloaded("the server is shutting down.")
         body = await Request(scope, receive).body()
-        name = named_model(scope, body)
+        asked = asked_of(scope, body)
         has_started = False
 
         async def note(message: Message) -> None:
@@ -77,7 +88,7 @@ class Forward:
             await send(message)
 
         disconnected = asyncio.ensure_future(_disconnected(receive))
-        work = asyncio.ensure_future(self._answer(scope, body, name, note))
+        work = asyncio.ensure_future(self._answer(scope, body, asked, note))
         try:
             await asyncio.wait((disconnected, work), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -89,24 +100,59 @@ class Forward:
             work.cancel()
             await asyncio.gather(disconnected, work, return_exceptions=True)
 
-    async def _answer(self, scope: Scope, body: bytes, name: str | None, send: Send) -> None:
-        models = [self._fleet.find(name)]
-        if name is None and not body:
+    async def _answer(self, scope: Scope, body: bytes, asked: Asked, send: Send) -> None:
+        model = await self._fleet.find(asked.model)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in KEEP_ALIVE_PATHS:
+            model.keep_alive_s = keep_alive_s(asked.keep_alive)
+            if asked.keep_alive is not None and model.keep_alive_s == 0 and asked.is_empty:
+                await self._unload(model, asked, path, scope, send)
+                return
+        models = [model]
+        if asked.model is None and not body:
             # An object id belongs to the model that created it, which is one of the loaded ones.
             models += [one for one in self._fleet.models[1:] if one.state is ModelState.LOADED]
+        progress = LoadProgress(stream_of(path, asked), path, asked.model or model.name, send)
         for model in models:
-            if await self._tried(model, scope, body, send, is_last=model is models[-1]):
+            if await self._tried(model, scope, body, send, progress, is_last=model is models[-1]):
                 return
 
+    async def _unload(
+        self, model: GatewayModel, asked: Asked, path: str, scope: Scope, send: Send
+    ) -> None:
+        """Unload a model once its requests have ended, and answer as Ollama does."""
+        self._fleet.let_go(model)
+        shape = as_message if path == "/api/chat" else as_response
+        said = answer_fields(
+            asked.model or model.name, shape(empty_delta()), {"done_reason": "unload"}
+        )
+        await Response(encoded(said), media_type="application/json")(scope, _never, send)
+
     async def _tried(
-        self, model: GatewayModel, scope: Scope, body: bytes, send: Send, *, is_last: bool
+        self,
+        model: GatewayModel,
+        scope: Scope,
+        body: bytes,
+        send: Send,
+        progress: LoadProgress,
+        *,
+        is_last: bool,
     ) -> bool:
         """Forward a request; return whether it was answered. A 404 counts only for the last
         model."""
-        async with self._fleet.lease(model) as server, _answer_of(server, scope, body) as answer:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                lease = stack.enter_async_context(self._fleet.lease(model))
+                server = await progress.during(lease)
+                answer = await stack.enter_async_context(_answer_of(server, scope, body))
+            except (RequestError, EngineDead) as error:
+                if not progress.has_begun:
+                    raise
+                await progress.fail(_last_event(scope, error))
+                return True
             if answer.status == 404 and not is_last:
                 return False
-            await _pass_back(answer, scope, send, model)
+            await _pass_back(answer, scope, send, model, progress)
         return True
 
 
@@ -142,30 +188,56 @@ def _headers_on(scope: Scope) -> list[Header]:
 
 
 async def _pass_back(
-    answer: StreamedResponse, scope: Scope, send: Send, model: GatewayModel
+    answer: StreamedResponse,
+    scope: Scope,
+    send: Send,
+    model: GatewayModel,
+    progress: LoadProgress,
 ) -> None:
     """Send the answer to the client piece by piece."""
     dropped = OF_THE_CONNECTION | _RETURNED_ANEW
     headers = [(name, value) for name, value in answer.headers if name not in dropped]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if progress.has_begun and answer.status != 200:
+        body = b"".join([piece async for piece in answer.pieces()])
+        await progress.fail(_as_last_event(scope, progress, body))
+        return
+    if not progress.has_begun:
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
         async for piece in answer.pieces():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except ConnectionError as error:
         logger.error("%s: its server ended within an answer: %s", model.name, error)
         if dict(headers).get(b"content-type", b"").startswith(EVENT_STREAM):
-            last = _last_event(scope)
+            last = _last_event(scope, EngineDead("the model's server ended within the answer."))
             await send({"type": "http.response.body", "body": last, "more_body": False})
         return  # other answers stay incomplete, and the connection is closed
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _last_event(scope: Scope) -> bytes:
-    """Return an error event that ends a broken stream, in the format of the path's family."""
-    found = problem_of(EngineDead("the model's server ended within the answer."))
+def _last_event(scope: Scope, error: DovetailError) -> bytes:
+    """Return an error that ends a broken stream, in the format of the path's family."""
+    found = problem_of(error)
+    bodies: ErrorBodies = scope["state"]["error_bodies"]
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    own = bodies.body_of(path)
+    if own is None:
+        return b"\n\ndata: " + found.body() + b"\n\ndata: [DONE]\n\n"
+    body = own(found.status, found.info, scope["state"]["request_id"])
+    return body + b"\n" if path in OLLAMA_LINES else b"\n\nevent: error\ndata: " + body + b"\n\n"
+
+
+def _as_last_event(scope: Scope, progress: LoadProgress, body: bytes) -> bytes:
+    """Return a whole error of the model's server as the end of a stream that has begun."""
+    if progress.framing == LINES:
+        return body + b"\n"
     bodies: ErrorBodies = scope["state"]["error_bodies"]
     own = bodies.body_of(scope["path"].removeprefix(scope.get("root_path", "")))
     if own is None:
-        return b"\n\ndata: " + found.body() + b"\n\ndata: [DONE]\n\n"
-    error = own(found.status, found.info, scope["state"]["request_id"])
-    return b"\n\nevent: error\ndata: " + error + b"\n\n"
+        return b"data: " + body + b"\n\ndata: [DONE]\n\n"
+    return b"event: error\ndata: " + body + b"\n\n"
+
+
+async def _never() -> Message:
+    """Receive nothing: the body has been read."""
+    return await asyncio.Future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 import time
 from typing import Any
 
@@ -50,6 +51,8 @@ class GatewayModel:
         self.may_start_s = 0.0
         self.loaded_s = 0.0
         self.last_used_s = 0.0
+        self.keep_alive_s: float | None = None
+        """How long it stays loaded when idle, as a request asked; None: as its entry says."""
         self.card: dict[str, Any] = {}
 
     @property
@@ -66,6 +69,21 @@ class GatewayModel:
     def is_idle(self) -> bool:
         """Return whether no request runs on it or waits for it."""
         return self.num_running == 0 and self.num_waiting == 0
+
+    @property
+    def idle_after_s(self) -> float | None:
+        """Return after how long without requests it leaves memory; None: never."""
+        if self.keep_alive_s is not None:
+            return self.keep_alive_s if math.isfinite(self.keep_alive_s) else None
+        return self.entry.idle_after_s or None
+
+    def idle_for_s(self) -> float | None:
+        """Return in how many seconds it leaves memory if no request comes; None: it stays."""
+        after_s = self.idle_after_s
+        if after_s is None:
+            return None
+        passed_s = time.monotonic() - self.last_used_s if self.is_idle else 0.0
+        return max(0.0, after_s - passed_s)
 
     async def ask(self, path: str) -> Response | None:
         """Return its server's answer to a GET; None if it is not loaded or does not answer."""

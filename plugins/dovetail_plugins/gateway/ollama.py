@@ -3,44 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from dovetail.config.checkpoint.stores.stored import StoredModel
+from dovetail_plugins.apis.ollama.models import NEVER
 from dovetail_plugins.apis.ollama.response import written_time
+from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.model import GatewayModel
 
 
 async def list_models(request: Request) -> Response:
-    """Return all names. Of unloaded models only the name is known."""
+    """Return all names. Of unloaded models that were named at the start only the name is known."""
     state = request.app.state.server
-    models: Sequence[GatewayModel] = state.fleet.models
+    fleet: Fleet = state.fleet
+    models: Sequence[GatewayModel] = fleet.models
     created = written_time(datetime.fromtimestamp(state.created_s, UTC))
     known = await asyncio.gather(*(_listed_models(model, "/api/tags") for model in models))
-    rows = [
-        row
-        for model, model_rows in zip(models, known, strict=True)
-        for row in model_rows or [_unloaded(name, created) for name in model.entry.every_name]
-    ]
+    stored = {one.name: one for one in await fleet.stored()}
+    rows = []
+    for model, model_rows in zip(models, known, strict=True):
+        names = model.entry.every_name
+        rows += model_rows or [
+            _of_store(stored[name]) if name in stored else _unloaded(name, created)
+            for name in names
+        ]
+    rows += [_of_store(one) for one in await fleet.others()]
     return JSONResponse({"models": rows})
 
 
 async def list_loaded(request: Request) -> Response:
-    """Return the names of the models that are loaded."""
+    """Return the names of the models that are loaded, and until when they stay."""
     models: Sequence[GatewayModel] = request.app.state.server.fleet.models
     known = await asyncio.gather(*(_listed_models(model, "/api/ps") for model in models))
-    return JSONResponse({"models": [row for rows in known for row in rows]})
+    rows = [
+        row | {"expires_at": _expiry(model)}
+        for model, model_rows in zip(models, known, strict=True)
+        for row in model_rows
+    ]
+    return JSONResponse({"models": rows})
 
 
 async def _listed_models(model: GatewayModel, path: str) -> list[Any]:
-    """Return what a model's server lists; empty if the model is not loaded."""
+    """Return what a model's server lists, without aliases; empty if the model is not loaded."""
     answer = await model.ask(path)
-    return answer.json()["models"] if answer is not None and answer.status == 200 else []
+    rows = answer.json()["models"] if answer is not None and answer.status == 200 else []
+    return [row for row in rows if row["name"] not in model.entry.aliases]
+
+
+def _expiry(model: GatewayModel) -> str:
+    """Return when a model leaves memory if no other request comes."""
+    left_s = model.idle_for_s()
+    if left_s is None:
+        return NEVER
+    return written_time(datetime.now(UTC) + timedelta(seconds=left_s))
 
 
 def _unloaded(name: str, created: str) -> dict[str, Any]:
     facts = {"modified_at": created, "size": 0, "digest": "", "details": {}}
     return {"name": name, "model": name, **facts}
+
+
+def _of_store(model: StoredModel) -> dict[str, Any]:
+    """Return what the stores know of a model that is not loaded."""
+    path = model.path
+    changed_s = path.stat().st_mtime if path.exists() else 0.0
+    digest = hashlib.sha256(f"{path} {model.num_bytes} {changed_s}".encode()).hexdigest()
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": written_time(datetime.fromtimestamp(changed_s, UTC)),
+        "size": model.num_bytes,
+        "digest": digest,
+        "details": {
+            "parent_model": "",
+            "format": "gguf" if path.is_file() else "safetensors",
+            "family": model.family,
+            "families": [model.family] if model.family else [],
+            "parameter_size": "",
+            "quantization_level": model.label,
+        },
+    }

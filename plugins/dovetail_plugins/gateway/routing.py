@@ -1,7 +1,8 @@
-"""The model that a request names: in its JSON body, its form, or its query."""
+"""What a gateway reads of a request: the model that it names, and how its answer is to arrive."""
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -14,32 +15,58 @@ from dovetail_plugins.apis.batches.multipart import parts_of
 
 FIELD = "model"
 FORM = "multipart/form-data"
+OLLAMA_LINES = ("/api/chat", "/api/generate")
+"""Ollama's paths that stream unless the body says otherwise."""
 
 
-class _Named(msgspec.Struct):
-    """A JSON body, reduced to the field read here."""
+class Asked(msgspec.Struct):
+    """A JSON body, reduced to the fields read here. Each may be of any type: the model's server
+    reports what is wrong with the others."""
 
     model: str | None = None
+    stream: Any = None
+    keep_alive: Any = None
+    prompt: Any = None
+    messages: Any = None
+    suffix: Any = None
+    images: Any = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether a request of Ollama's asks only to load or unload the model."""
+        return not (self.prompt or self.messages or self.suffix or self.images)
 
 
-def named_model(scope: Scope, body: bytes) -> str | None:
-    """Return the model name in a request, None if there is none.
+def asked_of(scope: Scope, body: bytes) -> Asked:
+    """Return what a request says of its model; a query parameter wins over the body.
 
-    An invalid body counts as having none: the first model's server then reports the fault.
+    An invalid body counts as saying nothing: the first model's server then reports the fault.
     """
+    asked = _of_body(scope, body)
     values = parse_qs(scope["query_string"].decode("latin-1")).get(FIELD)
     if values:
-        return values[-1]
+        asked.model = values[-1]
+    return asked
+
+
+def stream_of(path: str, asked: Asked) -> str | None:
+    """Return the framing of a streamed answer: "events", or Ollama's "lines"; None: it is whole."""
+    if path in OLLAMA_LINES:
+        return None if asked.stream is False else "lines"
+    return "events" if asked.stream is True else None
+
+
+def _of_body(scope: Scope, body: bytes) -> Asked:
     kind = Headers(scope=scope).get("content-type", "")
     if kind.startswith(FORM):
-        return _of_form(kind, body)
+        return Asked(model=_of_form(kind, body))
     if body.lstrip()[:1] != b"{":
-        return None
+        return Asked()
     try:
-        named: _Named = json_struct(body, _Named)
+        asked: Asked = json_struct(body, Asked)
     except InvalidJson:
-        return None
-    return named.model
+        return Asked()
+    return asked
 
 
 def _of_form(kind: str, body: bytes) -> str | None:

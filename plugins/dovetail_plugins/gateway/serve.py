@@ -21,7 +21,8 @@ from dovetail.server.launch.serve import (
 from dovetail.server.launch.sockets import listening, url_of
 from dovetail.server.launch.startup_timer import StartupTimer
 from dovetail_plugins.gateway.app import build_gateway
-from dovetail_plugins.gateway.entries import ModelEntry, entries_of
+from dovetail_plugins.gateway.catalogue import Catalogue
+from dovetail_plugins.gateway.entries import ModelEntry, entries_of, offers_any
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import need_of
 from dovetail_plugins.gateway.model import GatewayModel
@@ -30,7 +31,7 @@ from dovetail_plugins.gateway.server import ModelServer
 logger = logging.getLogger("dovetail_plugins.gateway")
 
 
-def run(config: Config, models: Sequence[str]) -> int:
+def run(config: Config, models: Sequence[str | None]) -> int:
     """Serve several models until a signal arrives. Raises: ConfigError"""
     set_process_up(config)
     timer = StartupTimer()
@@ -45,7 +46,7 @@ def run(config: Config, models: Sequence[str]) -> int:
         return run_loop(serving, stopped_while_starting)
 
 
-def checked_entries(config: Config, models: Sequence[str]) -> tuple[ModelEntry, ...]:
+def checked_entries(config: Config, models: Sequence[str | None]) -> tuple[ModelEntry, ...]:
     """Return the models to serve. Raises: ConfigError"""
     if launched(config.parallel) is not None:
         raise ConfigError(
@@ -78,6 +79,8 @@ def fleet_of(config: Config, models: Sequence[GatewayModel]) -> Fleet:
         start=ModelServer,
         wait_s=config.gateway.load_wait_s,
         limit_bytes=config.gateway.models_memory_bytes,
+        max_loaded=config.gateway.max_loaded_models,
+        catalogue=Catalogue(config) if offers_any(config) else None,
     )
 
 
@@ -92,7 +95,9 @@ async def _serve(
 
     def tell_ready() -> None:
         url = url_of(sock, has_tls=config.frontend.ssl_certfile is not None)
-        logger.info("serving %s", ", ".join(n for m in models for n in m.entry.names))
+        names = [n for m in models for n in m.entry.names]
+        others = ["every model that `dovetail list` shows"] if fleet.catalogue else []
+        logger.info("serving %s", ", and ".join([", ".join(names)] * bool(names) + others))
         logger.info("ready in %.1f s at %s", timer.total_s(), url)
 
     async with fleet:

@@ -127,7 +127,7 @@ def child_fields(entry: ModelEntry, path: str) -> dict[str, Any]:
     }
     own = {
         "uds": path,
-        "served_model_name": entry.names,
+        "served_model_name": (*entry.names, *entry.aliases),
         "disable_uvicorn_access_log": True,
         "timeout_keep_alive": KEEP_ALIVE_S,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_adapters_are_names_of_their_model(tmp_path: Path) -> None:
     need = MemoryNeed(num_bytes=0, context_tokens=8, is_host=True, free_bytes=lambda: None)
     models = [GatewayModel(entry, need) for entry in (first, second)]
     fleet = Fleet(models, start=lambda _: pytest.fail("nothing starts"), wait_s=0)
-    assert fleet.find("poems") is models[0]
+    assert asyncio.run(fleet.find("poems")) is models[0]
     with pytest.raises(ConfigError, match='two models are called "sql"'):
         of_file(tmp_path, text.replace("name: b}", "name: sql}"))
     for flag in ("allow_runtime_lora_updating: true", "lora_resolver_cache_dir: /z"):

@@ -13,9 +13,10 @@ class GatewayConfig:
 
     models: str | None = flag(
         None,
-        metavar="FILE.yaml",
-        help="serve the models of this file behind one address: `models:` and a list, each with "
-        "`model` and its own flags",
+        metavar="any|FILE.yaml",
+        help="any: serve every model that `dovetail list` shows, each loaded when a request names "
+        "it; or a file of models to serve behind one address: `models:` and a list, each with "
+        "`model` and its own flags, and `any: true` for all others of this machine",
     )
     load: int = flag(
         1,
@@ -33,7 +34,8 @@ class GatewayConfig:
         le=365 * 86400,
         unit="seconds",
         help="how long a model of several goes without requests before --on-idle is done; 0 is "
-        "for ever",
+        "for ever. Ollama's clients may set it for a model with keep_alive",
+        default_note="0; 300 for models loaded by name with --models any",
     )
     on_idle: int = flag(
         0,
@@ -52,6 +54,17 @@ class GatewayConfig:
         unit="seconds",
         help="how long a request waits for its model to be loaded or woken up before it is "
         "answered with 503",
+    )
+    pinned: bool = flag(
+        False,
+        help="a model of several never leaves memory to make room, only when it is idle",
+    )
+    max_loaded_models: int = flag(
+        0,
+        ge=0,
+        le=1024,
+        metavar="NUM",
+        help="how many of several models are loaded at a time; 0: as many as fit into memory",
     )
     models_memory_bytes: int | None = flag(
         None,
