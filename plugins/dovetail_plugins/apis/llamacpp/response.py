@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.engine.client.results.logprobs import finite
-from dovetail.engine.client.results.outputs import RequestMetrics
 from dovetail.interfaces.data.step import TokenLogprobs
 from dovetail.server.endpoint import (
     AnswerEnd,
@@ -23,11 +22,11 @@ from dovetail.server.endpoint import (
     data_frame,
     engine_names,
 )
+from dovetail_plugins.apis._llama_timings import progress, timings
 from dovetail_plugins.apis.llamacpp.errors import error_body
 from dovetail_plugins.apis.llamacpp.limits import LIMIT
 
-EOS, WORD, NOT_YET = "eos", "word", "none"
-MS = 1e3
+EOS, WORD = "eos", "word"
 Fields = dict[str, Any]
 Numbered = tuple[int, Step]
 
@@ -103,14 +102,7 @@ class Answer:
         """Return the event that says how much of the prompt is processed: all of it, before the
         first token."""
         event = self._head("", [], stop=False) | self._counts(step)
-        metrics = step.metrics
-        took_s = metrics.first_token_s - metrics.first_scheduled_s if metrics is not None else 0
-        event["prompt_progress"] = {
-            "total": step.num_prompt_tokens,
-            "cache": step.num_cached_tokens,
-            "processed": step.num_prompt_tokens,
-            "time_ms": round(MS * max(took_s, 0)),
-        }
+        event["prompt_progress"] = progress(step)
         if self.shown.times_each:
             event["timings"] = timings(step, 0)
         return event
@@ -146,35 +138,6 @@ class Answer:
 
     def _counts(self, step: Step) -> Fields:
         return {"tokens_predicted": self.num_tokens, "tokens_evaluated": step.num_prompt_tokens}
-
-
-def timings(step: Step, num_generated: int) -> Fields:
-    """Return how long prompt and answer took, without the time in the queue; zeros if unknown."""
-    num_prompt = step.num_prompt_tokens - step.num_cached_tokens
-    prompt_ms, answer_ms = _durations(step.metrics)
-    num_decoded = max(num_generated - 1, 0)
-    return {
-        "cache_n": step.num_cached_tokens,
-        "prompt_n": num_prompt,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": _ratio(prompt_ms, num_prompt),
-        "prompt_per_second": _ratio(MS * num_prompt, prompt_ms),
-        "predicted_n": num_generated,
-        "predicted_ms": answer_ms,
-        "predicted_per_token_ms": _ratio(answer_ms, num_decoded),
-        "predicted_per_second": _ratio(MS * num_decoded, answer_ms),
-    }
-
-
-def _durations(metrics: RequestMetrics | None) -> tuple[float, float]:
-    if metrics is None or not metrics.first_scheduled_s or not metrics.first_token_s:
-        return 0.0, 0.0
-    first_s = metrics.first_token_s
-    return MS * (first_s - metrics.first_scheduled_s), MS * (metrics.last_token_s - first_s)
-
-
-def _ratio(amount: float, by: float) -> float:
-    return amount / by if by > 0 else 0.0
 
 
 def _probability(position: TokenLogprobs, shown: Shown) -> Fields:
