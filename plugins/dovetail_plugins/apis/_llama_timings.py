@@ -17,6 +17,12 @@ TIMINGS, PROGRESS = "timings_per_token", "return_progress"
 MS = 1e3
 
 
+def honoured(body: BaseModel) -> list[str]:
+    """Return these fields if a body sets them to true or false."""
+    extra = body.model_extra or {}
+    return [name for name in (TIMINGS, PROGRESS) if isinstance(extra.get(name), bool)]
+
+
 def is_wanted(body: BaseModel, field: str) -> bool:
     """Return whether a body without these fields of its own sets one of them."""
     return (body.model_extra or {}).get(field) is True
