@@ -27,9 +27,11 @@ SCHEMA = {
 def client() -> Iterator[httpx.Client]:
     flags = ("--max-model-len", "512", "--max-num-seqs", "4", "--enable-dev-endpoints")
     probabilities = ("--logprobs-mode", "processed_logprobs")
-    with ServerProcess("--port", "0", *flags, *probabilities) as server:
-        with server.wait_ready().client() as made:
-            yield made
+    with (
+        ServerProcess("--port", "0", *flags, *probabilities) as server,
+        server.wait_ready().client() as made,
+    ):
+        yield made
 
 
 def told(client: httpx.Client, path: str, body: Any = None) -> Any:
@@ -151,8 +153,9 @@ def test_prefixes_are_reused_unless_not_wanted(client: httpx.Client) -> None:
     told(client, "/completion", body)
     assert told(client, "/completion", body)["tokens_cached"] > 0
     assert told(client, "/completion", body | {"cache_prompt": False})["tokens_cached"] == 0
-    erased = told(client, "/slots/0?action=erase", {})
-    assert erased["id_slot"] == 0 and erased["n_erased"] > 0
+    refused = client.post("/slots/0?action=erase", json={})
+    assert refused.status_code == 501 and "/reset_prefix_cache" in refused.text
+    assert client.post("/reset_prefix_cache").status_code == 200
     assert told(client, "/completion", body)["tokens_cached"] == 0
 
 

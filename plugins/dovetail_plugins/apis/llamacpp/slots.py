@@ -1,4 +1,4 @@
-"""GET /slots and POST /slots/{id}: the requests that run, and what can be done to their prompts.
+"""GET /slots and POST /slots/{id}: the requests that run, and why their prompts are not saved.
 
 A slot here is one of the sequences that run at the same time; it has no memory of its own, because
 all requests share one cache of prefixes. Source: the API page of llama.cpp's server.
@@ -26,12 +26,11 @@ NO_SLOT = -1
 
 @dataclass(slots=True, kw_only=True)
 class SlotUse:
-    """A prompt in a slot. `num_prompt` and `num_decoded` are its tokens so far."""
+    """A prompt in a slot. `num_decoded` is how many tokens it has generated so far."""
 
     slot: int
     task: int
     settings: Mapping[str, Any]
-    num_prompt: int = 0
     num_decoded: int = 0
     has_new_line: bool = False
 
@@ -40,7 +39,6 @@ class SlotUse:
         self"""
         async with aclosing(steps):
             async for step in steps:
-                self.num_prompt = step.num_prompt_tokens
                 self.num_decoded = step.num_generated_tokens
                 self.has_new_line |= "\n" in step.text
                 yield step
@@ -48,11 +46,9 @@ class SlotUse:
 
 @dataclass(slots=True, kw_only=True)
 class Slots:
-    """The prompts of this family that run in this process, and how many tokens each slot had last.
-    At most one entry a slot."""
+    """The prompts of this family that run in this process, by slot."""
 
     running: dict[int, SlotUse] = field(default_factory=dict)
-    last_tokens: dict[int, int] = field(default_factory=dict)
     _tasks: Iterator[int] = field(default_factory=itertools.count)
 
     @contextmanager
@@ -70,9 +66,8 @@ class Slots:
         try:
             yield uses
         finally:
-            for slot, use in held.items():
+            for slot in held:
                 del self.running[slot]
-                self.last_tokens[slot] = use.num_prompt + use.num_decoded
 
 
 SlotsOf = Annotated[Slots, Depends(state_of(Slots))]
@@ -122,32 +117,29 @@ def _slot(server: App, slot: int, use: SlotUse | None, *, is_busy: bool) -> dict
     }
 
 
+STORES = (
+    'start the server with --kv-transfer-config and the connector "shared_storage", which writes '
+    "prefixes to files and finds them again."
+)
+ACTIONS = {
+    "save": STORES,
+    "restore": STORES,
+    "erase": "send cache_prompt false with a request, or POST /reset_prefix_cache to a server with "
+    "--enable-dev-endpoints, which drops the prefixes of all requests.",
+}
+"""Action -> what to do instead."""
+
+
 async def change_slot(
-    id_slot: int,
-    server: ServerOf,
-    slots: SlotsOf,
-    action: str = "",
-    body: SlotRequest | None = None,
-) -> Any:
-    """Erase what the cache holds; to save and to restore one slot's part of it is refused."""
+    id_slot: int, server: ServerOf, action: str = "", body: SlotRequest | None = None
+) -> None:
+    """Refuse to save, restore or erase the cache of one slot, which has none of its own."""
     if not 0 <= id_slot < server.engine.spec.total_rows:
         raise RequestError(f"there is no slot {id_slot}.", where="id_slot")
-    if action in ("save", "restore"):
-        raise not_supported(
-            "a slot has no cache of its own: all requests share the prefixes that are cached.",
-            where=f"action={action}",
-            fix='start the server with --kv-transfer-config and the connector "shared_storage", '
-            "which writes them to files and finds them again.",
-        )
-    if action != "erase":
-        raise RequestError("must be save, restore or erase.", where="action")
-    if not server.frontend.enable_dev_endpoints:
-        raise not_supported(
-            "erasing drops the prefixes of all requests.",
-            where="action=erase",
-            fix="start the server with --enable-dev-endpoints.",
-        )
-    await server.engine.reset_prefix_cache()
-    erased = slots.last_tokens.pop(id_slot, 0)
-    slots.last_tokens.clear()
-    return {"id_slot": id_slot, "n_erased": erased}
+    if action not in ACTIONS:
+        raise RequestError(f"must be {', '.join(ACTIONS)}.", where="action")
+    raise not_supported(
+        "a slot has no cache of its own: all requests share the prefixes that are cached.",
+        where=f"action={action}",
+        fix=ACTIONS[action],
+    )
