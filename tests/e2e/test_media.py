@@ -128,6 +128,25 @@ def test_every_dialect_sees_the_same(client: Any, url: str, pictures: Path, want
     assert "vision" in card.capabilities and "audio" not in card.capabilities
 
 
+def test_a_picture_at_llama_cpps_marker(url: str, pictures: Path, wanted: str) -> None:
+    messages = turns(data_url(pictures, 0))
+    text = httpx.post(f"{url}/apply-template", json={"messages": messages}).json()["prompt"]
+    marker = httpx.get(f"{url}/props").json()["media_marker"]
+    assert httpx.get(f"{url}/props").json()["modalities"]["vision"] is True
+    marked = text.replace("<image>", marker)
+    assert marked != text
+    prompt = {"prompt_string": marked, "multimodal_data": [inline(pictures, 0)]}
+    body = {"prompt": [prompt, "plain"], "n_predict": 8, "temperature": 0}
+    first, second = httpx.post(f"{url}/completion", json=body, timeout=60).json()
+    assert first["content"] == wanted and first["tokens_evaluated"] > 16
+    assert second["tokens_evaluated"] < 16
+    for data, words in (("%%", "base64"), ("AAAA", "known format"), ("UklGRgAA", "audio")):
+        refused = httpx.post(
+            f"{url}/completion", json={"prompt": prompt | {"multimodal_data": [data]}}
+        )
+        assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+
+
 def test_a_file_and_its_data_are_one_content(client: Any, pictures: Path, wanted: str) -> None:
     by_path = answer(client, f"file://{pictures}/0.png")
     assert by_path.choices[0].message.content == wanted

@@ -23,6 +23,7 @@ from dovetail.server.app import build_app
 from dovetail.server.families import ServedApi, build_apis
 from dovetail.server.generate.rendering.chat import ChatRenderer
 from dovetail.server.generate.tools.parsers import Parsers
+from dovetail_plugins.apis.llamacpp.slots import Slots
 from dovetail_plugins.apis.messages.routes import MessagesState
 from dovetail_plugins.apis.responses.mcp import McpServer
 from dovetail_plugins.apis.responses.state import ResponsesState
@@ -90,6 +91,7 @@ def built_in_apis(tool_servers: Sequence[McpServer] = ()) -> list[ServedApi]:
     states = {
         "responses": ResponsesState(tool_servers=tool_servers),
         "messages": MessagesState(),
+        "llamacpp": Slots(),
         "ui": PageFiles(),
     }
     return [

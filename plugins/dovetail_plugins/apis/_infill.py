@@ -24,12 +24,14 @@ text."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillTokens:
     """The tokens of a model family. With `is_suffix_first` the suffix precedes the prefix; an empty
-    `middle` is omitted. `ends` may end the answer, in addition to the model's own end tokens."""
+    `middle` is omitted. `repository` starts a repository and each of its files, for models that
+    know them. `ends` may end the answer, in addition to the model's own end tokens."""
 
     prefix: str
     suffix: str
     middle: str = ""
     is_suffix_first: bool = False
+    repository: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
 
@@ -38,6 +40,7 @@ LAYOUTS = (
         prefix="<|fim_prefix|>",
         suffix="<|fim_suffix|>",
         middle="<|fim_middle|>",
+        repository=("<|repo_name|>", "<|file_sep|>"),
         ends=(
             "<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>",
         ),
@@ -46,6 +49,7 @@ LAYOUTS = (
         prefix="<fim_prefix>",
         suffix="<fim_suffix>",
         middle="<fim_middle>",
+        repository=("<repo_name>", "<file_sep>"),
         ends=("<|endoftext|>", "<fim_pad>", "<file_sep>"),
     ),
     InfillTokens(
@@ -77,13 +81,15 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infill:
-    """A layout as token ids of one tokenizer. Every prompt begins with `head`."""
+    """A layout as token ids of one tokenizer. Every prompt begins with `head`. `repository` has all
+    of its tokens or none."""
 
     head: tuple[int, ...]
     prefix: int
     suffix: int
     middle: tuple[int, ...]
     is_suffix_first: bool
+    repository: tuple[int, ...]
     ends: tuple[int, ...]
 
     def prompt(self, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
@@ -98,18 +104,18 @@ def infill_of(tokenizer: Tokenizer) -> Infill:
     """Return the layout of this tokenizer. Raises: RequestError if it has none"""
     for layout in LAYOUTS:
         names = [layout.prefix, layout.suffix, *([layout.middle] if layout.middle else [])]
-        ids = [_token_id(tokenizer, name) for name in names]
-        known = [token_id for token_id in ids if token_id is not None]
+        known = _known(tokenizer, names)
         if len(known) < len(names):
             continue
-        ends = (_token_id(tokenizer, name) for name in layout.ends)
+        repository = _known(tokenizer, layout.repository)
         return Infill(
             head=_head(tokenizer),
             prefix=known[0],
             suffix=known[1],
-            middle=tuple(known[2:]),
+            middle=known[2:],
             is_suffix_first=layout.is_suffix_first,
-            ends=tuple(token_id for token_id in ends if token_id is not None),
+            repository=repository if len(repository) == len(layout.repository) else (),
+            ends=_known(tokenizer, layout.ends),
         )
     raise RequestError(
         "this model cannot fill in the middle: its tokenizer has no tokens for prefix and suffix.",
@@ -127,6 +133,12 @@ def suffix_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if ids[: len(probe)] == probe:
         return ids[len(probe) :]
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _known(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of the texts that are single tokens."""
+    ids = (_token_id(tokenizer, text) for text in texts)
+    return tuple(token_id for token_id in ids if token_id is not None)
 
 
 def _token_id(tokenizer: Tokenizer, text: str) -> int | None:

@@ -201,6 +201,7 @@ def _card(state: GatewayState, model: GatewayModel, name: str) -> dict[str, Any]
 
 OWN: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("/health", health, ("GET",)),
+    ("/v1/health", health, ("GET",)),
     ("/ping", health, ("GET", "POST")),
     ("/live", live, ("GET",)),
     ("/ready", ready, ("GET",)),

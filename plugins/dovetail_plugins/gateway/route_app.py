@@ -34,7 +34,8 @@ def build_route(
     app.state.open_requests = OpenRequests()
     app.state.open_endpoints = {router.health}
     app.state.flags_by_path = dict[str, str]()
-    app.router.routes.append(Route(HEALTH, router.health, methods=["GET"]))
+    for path in (HEALTH, f"/v1{HEALTH}"):
+        app.router.routes.append(Route(path, router.health, methods=["GET"]))
     app.router.routes.append(Route("/{path:path}", router))
     add_front_door(
         app,

@@ -129,8 +129,9 @@ ROWS: RequestFields = {
     **ignored(LLAMA, "it is for speed: where a prompt is found again", "cache_prompt", "id_slot",
               "n_cache_reuse"),
     **ignored(LLAMA, "a context never shifts here", "n_keep", "n_discard"),
-    **ignored(LLAMA, "the answer has the shape of this API", "response_fields",
-              "timings_per_token", "return_progress"),
+    **ignored(LLAMA, "the answer has the shape of this API", "response_fields"),
+    **ignored(LLAMA, "/completion and chat show times and progress", "timings_per_token",
+              "return_progress"),
     **ignored(LLAMA, "--sse-keep-alive-interval sets it", "sse_ping_interval"),
     **ignored(OLLAMA, "a server has its model loaded", "keep_alive"),
 }  # fmt: skip

@@ -29,8 +29,12 @@ LLAMA_ORDERS = (
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "dkypmxt",
+    "edkypmxt",
+    "edskypmxt",
 )
-"""The default orders of llama.cpp's samplers. To send one is to ask for nothing."""
+"""The default orders of llama.cpp's samplers, as words and as letters, which its page sends. To
+send one is to ask for nothing."""
 
 
 def _biases(value: Any, sent: Sent) -> list[tuple[str, str, Any]]:

@@ -67,6 +67,14 @@ def test_requests_reach_the_model_that_they_name() -> None:
         assert broken.json()["by"] == "a"  # whose server says what is wrong with it
         assert (await client.get("/v1/responses/resp_b")).json() == {"by": "b"}
         assert (await client.get("/v1/responses/resp_c")).status_code == 404
+        for path in ("/completion", "/infill", "/tokenize", "/embedding", "/apply-template"):
+            assert (await client.post(path, json={"prompt": "hi"})).json()["by"] == "a"
+            assert (await client.post(path, json={"model": "b"})).json()["by"] == "b"
+        assert (await client.post("/lora-adapters", json=[{"id": 0}])).json()["by"] == "a"
+        for path in ("/props", "/slots", "/lora-adapters"):
+            assert (await client.get(path)).json()["by"] == "a"
+            assert (await client.get(f"{path}?model=b")).json()["by"] == "b"
+        assert (await client.get("/v1/health")).json()["status"] == "ok"
 
     within(rig, work)
     assert rig.names_started() == ["a", "b"]

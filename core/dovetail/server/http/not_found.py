@@ -46,8 +46,7 @@ def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> P
         return problem(405, what, code="method_not_allowed", headers=headers)
     if not is_other_method and (error.status_code, error.detail) != (404, "Not Found"):
         return found
-    missing = unsupported_route(own)
-    if missing is not None:
+    if (missing := unsupported_route(own)) is not None:
         return problem(404, missing, code="not_supported", headers=headers)
     if own in flags:
         what = f"{path} is there only where the server was started {flags[own]}."
@@ -59,10 +58,11 @@ def not_found(error: HTTPException, scope: Scope, flags: Mapping[str, str]) -> P
 
 
 def _nearest(path: str, scope: Scope) -> str | None:
-    """Return the path that was probably meant: another prefix, or a few different letters."""
+    """Return the path that was probably meant: a letter or two, another prefix, or more letters."""
     routes = scope["app"].router.routes if "app" in scope else ()
     known = [route.path for route in routes if isinstance(route, Route)]
     bare = "/" + "/".join(part for part in path.split("/") if part)
     ends = [one for one in known if one.endswith(bare) or (len(one) > 1 and bare.endswith(one))]
     found = sorted(ends, key=len, reverse=True) if len(bare) > 1 else []
-    return next(iter(found or get_close_matches(bare, known, n=1, cutoff=0.75)), None)
+    near, far = (get_close_matches(bare, known, n=1, cutoff=cutoff) for cutoff in (0.9, 0.75))
+    return next(iter(near or found or far), None)

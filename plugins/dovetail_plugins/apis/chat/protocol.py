@@ -107,6 +107,12 @@ class ChatReply(Reply):
     kv_transfer_params: dict[str, Any] | None = None
 
 
+class TimedChatReply(ChatReply):
+    """The whole answer with its times, for a request that wants them."""
+
+    timings: dict[str, Any]
+
+
 class ChatChunkChoice(Reply):
     """A piece of one of n answers."""
 
@@ -132,3 +138,5 @@ class ChatChunk(Reply):
     prompt_token_ids: list[int] | None = None
     metrics: Timings | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
+    prompt_progress: dict[str, int] | None = None

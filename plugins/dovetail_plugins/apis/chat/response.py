@@ -25,6 +25,7 @@ from dovetail.server.endpoint import (
     chat_logprobs,
     prompt_logprobs,
 )
+from dovetail_plugins.apis._llama_timings import progress, timings
 from dovetail_plugins.apis.chat.protocol import (
     CallCustom,
     CallFunction,
@@ -37,6 +38,7 @@ from dovetail_plugins.apis.chat.protocol import (
     ReplyDelta,
     ReplyMessage,
     ReplyToolCall,
+    TimedChatReply,
     ToolCallPiece,
 )
 from dovetail_plugins.usage import StreamUsage, UsageCounter
@@ -69,7 +71,8 @@ def reasoning_names(field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatResponseOptions:
-    """Options of a chat response. `echo` is text prepended to every answer."""
+    """Options of a chat response. `echo` is text prepended to every answer. `times_each` and
+    `shows_progress` are llama.cpp's."""
 
     role: str
     num_top_logprobs: int | None = None
@@ -82,6 +85,17 @@ class ChatResponseOptions:
     reasoning_names: tuple[str, ...] = BOTH_NAMES
     echo: str = ""
     shows_timings: bool = False
+    times_each: bool = False
+    shows_progress: bool = False
+
+    def step_fields(self, step: Step, *, is_first: bool) -> dict[str, Any]:
+        """Return a chunk's times, and the first one's progress, if they are wanted."""
+        fields: dict[str, Any] = {}
+        if self.times_each:
+            fields["timings"] = timings(step, step.num_generated_tokens)
+        if self.shows_progress and is_first:
+            fields["prompt_progress"] = progress(step)
+        return fields
 
     def extra_fields(self, counts: UsageCounter) -> dict[str, Any]:
         """Return the answer's fields besides its text: its timings if shown, and the KV transfer
@@ -160,9 +174,9 @@ class ChatChunks:
         async for step in steps:
             self._counts.note(step)
             for choice in self._choices(step):
-                fields: dict[str, Any] = {}
+                fields = self._options.step_fields(step, is_first=self._is_first)
                 if self._is_first:
-                    fields = _prompt_fields(step, self._generation, self._options)
+                    fields |= _prompt_fields(step, self._generation, self._options)
                     self._is_first = False
                 yield self._chunk([choice], fields)
         if self._options.stream_usage != "never" or self._counts.transfer:
@@ -245,13 +259,15 @@ async def chat_reply(
     async for step in steps:
         counts.note(step)
         fields = _prompt_fields(step, generation, options) | fields
+        if options.times_each:
+            fields["timings"] = timings(step, step.num_generated_tokens)
         answer = answers.setdefault(step.index, _Answer())
         answer.collected.add(e for e in step.events if _is_shown(e, options))
         answer.logprobs += _step_logprobs(step, generation, options) or ()
         answer.token_ids += step.token_ids
         if step.finish_reason is not None:
             answer.finish_reason, answer.stop_reason = step.finish_reason, step.stop_reason
-    return ChatReply(
+    return (TimedChatReply if options.times_each else ChatReply)(
         id=f"chatcmpl-{meta.request_id}",
         object="chat.completion",
         created=meta.created_s,

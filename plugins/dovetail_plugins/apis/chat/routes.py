@@ -17,6 +17,7 @@ from dovetail.server.endpoint import (
     json_response,
     prepare,
 )
+from dovetail_plugins.apis._llama_timings import PROGRESS, TIMINGS, honoured, is_wanted
 from dovetail_plugins.apis.chat.response import (
     CHAT,
     ChatChunks,
@@ -32,7 +33,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, server: Se
     options = _response_options(server, body)
     async with AsyncExitStack() as owned:
         owned.enter_context(server.admission.admit(max(body.n or 1, body.best_of or 1)))
-        ignored = server.fields.check(body, known=("messages.",))
+        ignored = server.fields.check(body, known=("messages.", *honoured(body)))
         generation = await prepare(server, body, request, dialect=CHAT, ignored=ignored)
         steps = generation.steps(server, is_whole=not body.stream)
         owned.push_async_callback(steps.aclose)
@@ -58,6 +59,8 @@ def _response_options(server: App, body: ChatRequest) -> ChatResponseOptions:
         stream_usage=stream_usage(server, body.stream, body.stream_options),
         shows_cached=shows_cached(server, body),
         shows_timings=server.frontend.enable_per_request_metrics,
+        times_each=is_wanted(body, TIMINGS),
+        shows_progress=is_wanted(body, PROGRESS),
     )
 
 

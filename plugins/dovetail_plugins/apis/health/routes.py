@@ -37,12 +37,14 @@ async def ready(server: ServerOf) -> Response:
 async def health(server: ServerOf) -> Response:
     """Return whether the engine is alive and makes progress on queued work. With several engines
     each is reported; the server is healthy while one of them works. Tasks that failed in the last
-    minute and were restarted are listed."""
+    minute and were restarted are listed. A healthy server's body has llama.cpp's shape."""
     reason = _dead_reason(server) or _stall_reason(server)
     states = server.engine.states()
     failed = sorted({*failing(), *(name for state in states for name in state.failing)})
-    if reason is not None or (len(states) == 1 and not failed):
+    if reason is not None:
         return _answer(reason)
+    if len(states) == 1 and not failed:
+        return JSONResponse({"status": "ok"})
     engines = [_engine_report(state) for state in states]
     is_whole = not failed and all(one["state"] in ("up", "asleep") for one in engines)
     report: dict[str, Any] = {"status": "ok" if is_whole else "degraded", "engines": engines}
@@ -120,6 +122,7 @@ class HealthApi(Api):
     info = Info(summary="health, load, metrics and version")
     routes = (
         Route(method="GET", path="/health", endpoint=health, is_open=True),
+        Route(method="GET", path="/v1/health", endpoint=health, is_open=True),
         Route(method="GET", path="/live", endpoint=live, is_open=True),
         Route(method="GET", path="/ready", endpoint=ready, is_open=True),
         Route(method="GET", path="/ping", endpoint=ping, is_open=True),

@@ -1,7 +1,7 @@
 """Bodies of /score and /rerank.
 
 Source: the HTTP API of `vllm serve`; the API references of Jina, Cohere and
-text-embeddings-inference, rerank.
+text-embeddings-inference, rerank; the API page of llama.cpp's server, /reranking.
 """
 
 from __future__ import annotations

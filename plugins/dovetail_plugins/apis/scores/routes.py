@@ -96,13 +96,14 @@ def _reply(
     ranking: Ranking,
     documents: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the answer in the format of Jina and Cohere."""
+    """Return the answer in the format of Jina, Cohere and llama.cpp."""
     results = []
     for index, number in ranking:
         document = {} if documents is None else {"document": {"text": documents[index]}}
         results.append({"index": index, "relevance_score": number, **document})
     return {
         "id": f"rerank-{request_id}",
+        "object": "list",
         "model": model,
         "usage": answers.usage(server).model_dump(),
         "results": results,
@@ -130,7 +131,7 @@ class ScoresApi(Api):
 
     info = Info(
         summary="scores of pairs of texts, and documents sorted by them",
-        source="the APIs of vLLM, Jina, Cohere and text-embeddings-inference",
+        source="the APIs of vLLM, Jina, Cohere, text-embeddings-inference and llama.cpp's server",
     )
     routes = (
         *(
@@ -146,6 +147,6 @@ class ScoresApi(Api):
                 tasks=TASKS,
                 takes_any_length=True,
             )
-            for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+            for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
         ),
     )

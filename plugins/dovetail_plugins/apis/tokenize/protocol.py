@@ -1,4 +1,7 @@
-"""Bodies of /tokenize and /detokenize."""
+"""Bodies of /tokenize and /detokenize.
+
+Source: the HTTP API of `vllm serve`; the API page of llama.cpp's server (`content`).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,15 @@ MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(Body):
-    """A request to tokenize text, or messages to be rendered."""
+    """A request to tokenize text, or messages to be rendered. A text in `content` is answered in
+    llama.cpp's format."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
@@ -52,6 +60,7 @@ class DetokenizeRequest(Body):
 
 
 class DetokenizeReply(Reply):
-    """The text."""
+    """The text, in vLLM's field and in llama.cpp's."""
 
     prompt: str
+    content: str

@@ -27,6 +27,7 @@ from dovetail.server.endpoint import (
     in_words_of,
     json_reply,
 )
+from dovetail_plugins.apis.tokenize.content import content_reply
 from dovetail_plugins.apis.tokenize.protocol import (
     DetokenizeReply,
     DetokenizeRequest,
@@ -44,6 +45,8 @@ async def tokenize(body: TokenizeRequest, request: Request, server: ServerOf) ->
 async def _tokenize(server: App, body: TokenizeRequest) -> Response:
     text, _ = await server.text_for(body.model)
     ignored = server.fields.check(body, known=("messages.",), is_answered=False)
+    if body.content is not None:
+        return await content_reply(text, body, ignored)
     rendered = await _rendered(text, body)
     ignored += server.fields.report(rendered.unused)
     with in_words_of(CHAT_NAMES if body.messages else {}):
@@ -127,14 +130,15 @@ async def detokenize(body: DetokenizeRequest, server: ServerOf) -> Any:
     prompt = await server.run(
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens)
     )
-    return json_reply(DetokenizeReply(prompt=prompt), ignored)
+    return json_reply(DetokenizeReply(prompt=prompt, content=prompt), ignored)
 
 
 class TokenizeApi(Api):
     """Text to token ids and back."""
 
     info = Info(
-        summary="converts text to token ids and back", source="the HTTP API of `vllm serve`"
+        summary="converts text to token ids and back",
+        source="the HTTP API of `vllm serve`, and the API page of llama.cpp's server",
     )
     routes = (
         Route(method="POST", path="/tokenize", endpoint=tokenize, body=TokenizeRequest),
