@@ -1,6 +1,6 @@
 // The models of the server: their state and memory; load and unload them, fetch and delete them.
 
-import { announce, el, iconButton } from "./dom.js";
+import { announce, el, iconButton, size } from "./dom.js";
 import { ask, values } from "./server.js";
 
 const PERIOD_MS = 2000;
@@ -314,12 +314,4 @@ function factsOf(card, isChosen) {
   }
   if (card.fault) facts.push(card.fault);
   return facts;
-}
-
-/** Return a number of bytes as people write it. */
-function size(bytes) {
-  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-  const at = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log2(bytes || 1) / 10)));
-  const digits = at > 1 ? 1 : 0;
-  return `${(bytes / 2 ** (10 * at)).toLocaleString("en", { maximumFractionDigits: digits })} ${units[at]}`;
 }
