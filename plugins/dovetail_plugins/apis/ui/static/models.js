@@ -8,8 +8,9 @@ const CHOSEN = "dovetail.model";
 
 /** Return the choice in an element: find, refresh, choose, current, speech, isOfSeveral, isFixed.
  *
- * `changed` gets the chosen model's card of /v1/models; `wanted` returns the name to begin with. */
-export function makeModels(root, { changed, wanted }) {
+ * `changed` gets the chosen model's card of /v1/models, `listed` all cards; `wanted` returns the name
+ * to begin with. */
+export function makeModels(root, { changed, listed, wanted }) {
   let models = [];
   let chosen = null;
   const list = el("select", { id: "model-choice", onchange: () => choose(list.value) });
@@ -17,7 +18,7 @@ export function makeModels(root, { changed, wanted }) {
   /** Ask the server for its models; where it does not tell, say why. */
   async function find() {
     try {
-      models = (await askJson("v1/models")).data;
+      take((await askJson("v1/models")).data);
     } catch (error) {
       root.replaceChildren(
         el("span", { class: "fault" }, error.message),
@@ -36,12 +37,17 @@ export function makeModels(root, { changed, wanted }) {
    * was known. */
   async function refresh() {
     if (isFixed()) return models;
-    models = (await askJson("v1/models")).data;
+    take((await askJson("v1/models")).data);
     const before = chosen;
     chosen = card(chosen?.id) ?? models[0] ?? null;
     if (document.activeElement !== list) draw();
     if (!isSame(before, chosen)) changed(chosen);
     return models;
+  }
+
+  function take(cards) {
+    models = cards;
+    listed(models);
   }
 
   /** Take another model, unless the server has none of that name. */
