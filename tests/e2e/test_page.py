@@ -308,9 +308,9 @@ def test_a_stream_is_read_however_it_is_cut(modules: Page) -> None:
 
 
 def test_a_request_holds_what_was_set(page: Page) -> None:
-    """Also pictures, for which the demo model gets no control."""
+    """Also pictures, which the demo model does not take."""
     page.wait(lambda: page.text("#model-name"))
-    assert not page.all("[aria-label='Add pictures']")
+    assert page.one("[aria-label='Add files']").get_attribute("title") == "Add files: texts"
     call = {"id": "a", "name": "f", "arguments": "{}"}
     body = page.call(
         "answer.js",

@@ -54,7 +54,7 @@ class Page:
     def open(self, view: str = "chat", *, key: str | None = None) -> Self:
         """Load the page anew as a reader who was never here. `key` was typed already."""
         if not self.driver.current_url.startswith(self.url):
-            self.driver.get(self.url)
+            self.driver.get(f"{self.url}/ui/icon.svg")  # the page would ask for the key
         self.run("localStorage.clear(); sessionStorage.clear()")
         if key is not None:
             self.run("sessionStorage.setItem('dovetail.key', arguments[0])", key)

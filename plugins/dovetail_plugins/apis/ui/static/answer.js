@@ -73,10 +73,7 @@ function sentMessage(message) {
   if (message.role === "tool") {
     return { role: "tool", tool_call_id: message.callId, content: message.content };
   }
-  if (message.role === "user" && message.images?.length) {
-    const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-    return { role: "user", content: [{ type: "text", text: message.content }, ...images] };
-  }
+  if (message.role === "user") return { role: "user", content: userContent(message) };
   const sent = { role: message.role, content: message.content };
   if (message.toolCalls?.length) {
     sent.tool_calls = message.toolCalls.map(({ id, name, arguments: args }) => ({
@@ -86,6 +83,24 @@ function sentMessage(message) {
     }));
   }
   return sent;
+}
+
+/** Return a user's text with its text files before it, and parts where there are media. */
+function userContent({ content, images = [], sounds = [], files = [] }) {
+  const text = [...files.map(quotedFile), content].filter(Boolean).join("\n\n");
+  if (!images.length && !sounds.length) return text;
+  const media = [
+    ...images.map((url) => ({ type: "image_url", image_url: { url } })),
+    ...sounds.map(({ data, format }) => ({ type: "input_audio", input_audio: { data, format } })),
+  ];
+  return text ? [{ type: "text", text }, ...media] : media;
+}
+
+/** Return a file as a block of code, whose fence is longer than any in it. */
+function quotedFile({ name, text }) {
+  const runs = text.match(/`+/g) ?? [];
+  const fence = "`".repeat(Math.max(3, ...runs.map((run) => run.length + 1)));
+  return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 /** Return a message that nothing has come of yet. */

@@ -1,17 +1,21 @@
-// The page as a whole: which of its three views is shown, which model is served, the key.
+// The page as a whole: which of its views is shown, which model is served, the key.
 
 import { makeChat } from "./chat.js";
+import { makeComparePage } from "./compare_page.js";
 import { askForKey } from "./key_dialog.js";
 import { makeModels } from "./models.js";
+import { makeModelsPage } from "./models_page.js";
 import { setKeyAsker } from "./server.js";
 import { makeSettingsPage } from "./settings_page.js";
 import { makeStatePage } from "./state_page.js";
 
-const TITLES = { chat: "Chat", server: "Server", settings: "Settings" };
+const TITLES = { chat: "Chat", compare: "Compare", models: "Models", server: "Server",
+  settings: "Settings" };
 
 /** Return a view's element. Its id is not its address, to which the browser would jump. */
 const place = (name) => document.getElementById(`view-${name}`);
 const models = makeModels(document.getElementById("model-name"), {
+  listed: (cards) => (document.getElementById("tab-compare").hidden = cards.length < 2),
   wanted: () => views.chat.conversation.model,
   changed: (model) => {
     views.chat.setModel(model);
@@ -20,6 +24,8 @@ const models = makeModels(document.getElementById("model-name"), {
 });
 const views = {
   chat: makeChat(place("chat"), models),
+  compare: makeComparePage(place("compare"), models, () => views.chat.conversation.options),
+  models: makeModelsPage(place("models"), models),
   server: makeStatePage(place("server"), models),
   settings: makeSettingsPage(place("settings"), models),
 };

@@ -1,15 +1,16 @@
 // The chat: one conversation at a time, and what happens to it. Messages, the list, the composer and
 // the options draw themselves; here is what they have in common.
 
-import { addChunk, emptyAnswer, requestBody } from "./answer.js";
+import { emptyAnswer, requestBody } from "./answer.js";
+import { dropFiles } from "./attachments.js";
 import { makeComposer } from "./composer.js";
 import { makeConversationList } from "./conversation_list.js";
 import { announce, el, iconButton } from "./dom.js";
 import { messageView } from "./message_view.js";
 import { makeOptions } from "./options.js";
 import { showPurpose } from "./purpose.js";
-import { ask, events } from "./server.js";
 import { listed, load, newConversation, save, watch } from "./store.js";
+import { fill, loadNote } from "./stream.js";
 
 const CURRENT = "dovetail.current";
 const NEAR_END = 80;
@@ -41,7 +42,7 @@ class Chat {
     });
     this.options = makeOptions({ changed: () => this.#keep() });
     this.composer = makeComposer({
-      send: (text, images) => this.send(text, images),
+      send: (text, attached) => this.send(text, attached),
       stop: () => this.stop(),
       toggleOptions: () => this.options.toggle(),
       failed: (told) => this.#tell(told),
@@ -62,6 +63,7 @@ class Chat {
         el("div", { class: "foot" }, this.toEnd, this.fault, this.composer.node)),
       this.options.node);
     this.scroller.addEventListener("click", () => this.list.close());
+    dropFiles(this.root, (files) => this.composer.attach(files));
     this.root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.running) this.stop();
     });
@@ -75,7 +77,8 @@ class Chat {
 
   setModel(model) {
     const can = new Set(model?.capabilities ?? []);
-    this.composer.setTakesImages(can.has("vision"));
+    this.composer.setTakes(model?.capabilities ? { images: can.has("vision"),
+      sounds: can.has("audio") } : { images: true, sounds: true }); // unknown until it is loaded
     this.composer.setSpeechModel(this.models.speech());
     this.options.setCapabilities(can);
     showPurpose(this.root, model);
@@ -103,7 +106,7 @@ class Chat {
     const { messages } = this.conversation;
     this.views = messages.map((message, index) => messageView(message, this.#actions(index)));
     this.log.replaceChildren(...this.views.map((view) => view.node));
-    if (!messages.length) this.log.append(welcome((text) => this.send(text, [])));
+    if (!messages.length) this.log.append(welcome((text) => this.send(text)));
   }
 
   #actions(index) {
@@ -117,11 +120,10 @@ class Chat {
     };
   }
 
-  send(text, images) {
+  /** Send a message with what is attached to it: images, sounds, files. */
+  send(text, attached = {}) {
     if (!this.#isReady()) return false;
-    const message = { role: "user", content: text };
-    if (images.length) message.images = images;
-    this.conversation.messages.push(message);
+    this.conversation.messages.push({ role: "user", content: text, ...attached });
     this.#answer();
     return true;
   }
@@ -200,11 +202,10 @@ class Chat {
     const cards = await this.models.refresh().catch(() => []); // the answer tells what is wrong
     const card = cards.find((one) => one.id === model);
     if (!card?.state || card.state === "loaded") return;
-    view.setNote(`${model} is being loaded. The answer begins when it is there.`);
+    if (card.state !== "leaving") view.setNote(loadNote(model));
   }
 
   async #read(body, answer, view, signal) {
-    const response = await ask("v1/chat/completions", { body, signal });
     let savedMs = performance.now();
     let isDue = false;
     const update = () => {
@@ -213,9 +214,8 @@ class Chat {
       view.update();
       if (isAtEnd) this.#scroll(false);
     };
-    for await (const chunk of events(response)) {
+    const changed = () => {
       const nowMs = performance.now();
-      addChunk(answer, chunk, nowMs);
       if (!isDue) {
         isDue = true;
         requestAnimationFrame(update);
@@ -224,7 +224,8 @@ class Chat {
         savedMs = nowMs;
         this.#keep();
       }
-    }
+    };
+    await fill(answer, body, { signal, changed, noted: (text) => view.setNote(text) });
   }
 
   /** Draw and keep the whole answer; another conversation may be shown meanwhile. */

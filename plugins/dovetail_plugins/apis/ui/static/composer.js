@@ -1,27 +1,21 @@
-// Where one writes: the text, pictures where the model takes them, speech where a model hears it,
-// send and stop.
+// Where one writes: the text, files that go with it, speech where a model hears it, send and stop.
 
+import { makeAttachments } from "./attachments.js";
 import { el, icon, iconButton } from "./dom.js";
 import { makeSpeech } from "./speech.js";
-
-const MAX_IMAGE_BYTES = 8 * 2 ** 20;
 
 /** Return the composer: its node, and what the chat tells it. */
 export function makeComposer({ send, stop, toggleOptions, failed }) {
   let isRunning = false;
-  let images = [];
   const text = el("textarea", { id: "composer-text", rows: 1, "aria-label": "Message",
-    placeholder: "Write a message", oninput: fit, onkeydown: onKey });
-  const previews = el("div", { class: "previews" });
-  const file = el("input", { type: "file", accept: "image/*", multiple: true, hidden: true,
-    onchange: () => addImages(file.files) });
-  const attach = iconButton("image", "Add pictures", () => file.click(), { hidden: true });
+    placeholder: "Write a message", oninput: fit, onkeydown: onKey, onpaste: onPaste });
+  const attachments = makeAttachments({ failed, changed: () => text.focus() });
   const optionsButton = iconButton("sliders", "Options of this chat", toggleOptions,
     { "aria-expanded": "false" });
   const speech = makeSpeech({ heard: add, failed });
   const button = el("button", { type: "submit", class: "send" });
-  const form = el("form", { class: "composer", onsubmit: submit }, previews, text,
-    el("div", { class: "composer-row" }, optionsButton, attach, file, speech.nodes,
+  const form = el("form", { class: "composer", onsubmit: submit }, attachments.previews, text,
+    el("div", { class: "composer-row" }, optionsButton, attachments.nodes, speech.nodes,
       el("p", { class: "hint quiet" }, "Enter sends, Shift + Enter begins a line"), button));
   setRunning(false);
   form.addEventListener("click", (event) => {
@@ -42,11 +36,18 @@ export function makeComposer({ send, stop, toggleOptions, failed }) {
       return;
     }
     const written = text.value.trim();
-    if ((!written && !images.length) || !send(written, images)) return;
+    if ((!written && attachments.isEmpty()) || !send(written, attachments.values())) return;
     text.value = "";
-    images = [];
-    previews.replaceChildren();
+    attachments.clear();
     fit();
+  }
+
+  /** Take files from the clipboard; where there is text as well, that is what was meant. */
+  function onPaste(event) {
+    const { files, types } = event.clipboardData;
+    if (!files.length || types.includes("text/plain")) return;
+    event.preventDefault();
+    attachments.add(files);
   }
 
   /** Add to what is written. */
@@ -70,38 +71,13 @@ export function makeComposer({ send, stop, toggleOptions, failed }) {
     button.classList.toggle("is-stop", value);
   }
 
-  async function addImages(files) {
-    for (const one of files) {
-      if (one.type.startsWith("image/") && one.size <= MAX_IMAGE_BYTES) addImage(await dataUrl(one));
-    }
-    file.value = "";
-  }
-
-  function addImage(url) {
-    images.push(url);
-    const preview = el("span", { class: "preview" }, el("img", { src: url, alt: "Added picture" }),
-      iconButton("close", "Leave this picture out", () => {
-        images = images.filter((other) => other !== url);
-        preview.remove();
-      }));
-    previews.append(preview);
-  }
-
   return {
     node: form,
     optionsButton,
     setRunning,
     focus: () => text.focus({ preventScroll: true }),
-    setTakesImages: (takes) => (attach.hidden = !takes),
+    attach: attachments.add,
+    setTakes: attachments.setTakes,
     setSpeechModel: speech.setModel,
   };
-}
-
-function dataUrl(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
 }

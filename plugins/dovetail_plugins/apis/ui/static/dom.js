@@ -49,6 +49,15 @@ export function download(name, text, type = "application/json") {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
+/** Return a number of bytes as people write it. */
+export function size(bytes) {
+  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+  const at = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+  const number = bytes / 2 ** (10 * at);
+  const digits = at > 1 ? 1 : 0;
+  return `${number.toLocaleString("en", { maximumFractionDigits: digits })} ${units[at]}`;
+}
+
 /** Copy a text, and let the button say so for a moment. */
 export async function copy(text, button) {
   if (navigator.clipboard) await navigator.clipboard.writeText(text);
@@ -83,7 +92,8 @@ const ICONS = {
   save: "M12 4v11M7 10.5l5 5 5-5M5 20h14",
   upload: "M12 15V4M7 8.5l5-5 5 5M5 20h14",
   close: "M6 6l12 12M18 6 6 18",
-  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
+  clip: "M19 11.5l-7.2 7.2a4.6 4.6 0 0 1-6.5-6.5l7.6-7.6a3.1 3.1 0 0 1 4.4 4.4l-7.3 7.3a1.5 1.5 0 0 1-2.2-2.2l6.6-6.6",
+  page: "M7 4h7l4 4v12H7zM14 4v4h4",
   microphone: "M12 4a3 3 0 0 1 3 3v4a3 3 0 0 1-6 0V7a3 3 0 0 1 3-3zM6 11a6 6 0 0 0 12 0M12 17v3.5",
   sound: "M4 10v4M8 7v10M12 4v16M16 7v10M20 10v4",
   pause: "M9 6v12M15 6v12",

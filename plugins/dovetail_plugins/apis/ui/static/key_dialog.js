@@ -2,8 +2,9 @@
 
 import { el } from "./dom.js";
 
-/** Return the key that the reader types; null if none. `wasRefused`: one was sent and is wrong. */
-export function askForKey(wasRefused) {
+/** Return the key that the reader types; null if none. `wasRefused`: one was sent and is wrong;
+ * `isManaging`: it is one for managing models. */
+export function askForKey(wasRefused, isManaging) {
   return new Promise((resolve) => {
     const field = el("input", {
       type: "password", id: "key", autocomplete: "off", required: true,
@@ -17,7 +18,8 @@ export function askForKey(wasRefused) {
         event.preventDefault();
         dialog.close("given");
       } },
-        el("h2", { id: "key-title" }, "This server needs a key"),
+        el("h2", { id: "key-title" },
+          isManaging ? "Managing models needs a key" : "This server needs a key"),
         el("label", { for: "key" }, "API key"),
         field,
         el("p", { id: "key-note", class: wasRefused ? "fault" : "quiet" }, note),

@@ -1,6 +1,7 @@
 // One message: text, thinking and tool calls folded, what it cost, what can be done with it.
 
 import { speed } from "./answer.js";
+import { attachedNodes } from "./attachments.js";
 import { announce, copy, el, iconButton } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
@@ -22,15 +23,16 @@ export function messageView(message, actions) {
 function userView(message, actions) {
   const node = el("article", { class: "message user", "aria-label": "You" });
   const draw = () => {
-    const images = (message.images ?? []).map((src) => el("img", { src, alt: "Sent picture" }));
     node.replaceChildren(
-      el("div", { class: "bubble" }, images, el("p", { class: "plain" }, message.content)),
+      el("div", { class: "bubble" }, attachedNodes(message),
+        message.content ? el("p", { class: "plain" }, message.content) : null),
       el("div", { class: "actions" }, copyButton(() => message.content),
         iconButton("edit", "Edit this message", edit)));
   };
   const edit = () => {
     const text = el("textarea", { rows: 3, "aria-label": "Edited message", value: message.content });
-    const submit = () => text.value.trim() && actions.edit(text.value.trim());
+    const isEnough = () => text.value.trim() || attachedNodes(message).length;
+    const submit = () => isEnough() && actions.edit(text.value.trim());
     const leave = () => {
       draw();
       node.querySelector(".actions button:last-child").focus();
@@ -88,8 +90,8 @@ function answerView(message, actions) {
     update();
   };
   const setNote = (text) => {
+    if (!note) announce(text); // what follows only counts the seconds
     note = text;
-    announce(text);
     update();
   };
   update();

@@ -6,10 +6,11 @@ import { askJson } from "./server.js";
 
 const CHOSEN = "dovetail.model";
 
-/** Return the choice in an element: find, refresh, choose, current, speech, isOfSeveral.
+/** Return the choice in an element: find, refresh, choose, current, speech, isOfSeveral, isFixed.
  *
- * `changed` gets the chosen model's card of /v1/models; `wanted` returns the name to begin with. */
-export function makeModels(root, { changed, wanted }) {
+ * `changed` gets the chosen model's card of /v1/models, `listed` all cards; `wanted` returns the name
+ * to begin with. */
+export function makeModels(root, { changed, listed, wanted }) {
   let models = [];
   let chosen = null;
   const list = el("select", { id: "model-choice", onchange: () => choose(list.value) });
@@ -17,7 +18,7 @@ export function makeModels(root, { changed, wanted }) {
   /** Ask the server for its models; where it does not tell, say why. */
   async function find() {
     try {
-      models = (await askJson("v1/models")).data;
+      take((await askJson("v1/models")).data);
     } catch (error) {
       root.replaceChildren(
         el("span", { class: "fault" }, error.message),
@@ -26,18 +27,27 @@ export function makeModels(root, { changed, wanted }) {
       return;
     }
     const names = [chosen?.id, wanted(), localStorage.getItem(CHOSEN)];
-    chosen = names.map(card).find(Boolean) ?? models[0] ?? null;
+    const first = models.find(({ state }) => state === "loaded") ?? models[0];
+    chosen = names.map(card).find(Boolean) ?? first ?? null;
     draw();
     changed(chosen);
   }
 
-  /** Learn anew which models are loaded; return the cards. A fault leaves what was known. */
+  /** Learn anew which models there are and which are loaded; return the cards. A fault leaves what
+   * was known. */
   async function refresh() {
-    if (!isOfSeveral()) return models;
-    models = (await askJson("v1/models")).data;
-    chosen = card(chosen?.id) ?? chosen;
+    if (isFixed()) return models;
+    take((await askJson("v1/models")).data);
+    const before = chosen;
+    chosen = card(chosen?.id) ?? models[0] ?? null;
     if (document.activeElement !== list) draw();
+    if (!isSame(before, chosen)) changed(chosen);
     return models;
+  }
+
+  function take(cards) {
+    models = cards;
+    listed(models);
   }
 
   /** Take another model, unless the server has none of that name. */
@@ -54,6 +64,8 @@ export function makeModels(root, { changed, wanted }) {
   /** Return the name of the model that writes down speech: the chosen one before others, or null. */
   const speech = () => [chosen, ...models].find(hears)?.id ?? null;
   const isOfSeveral = () => models.length > 1;
+  /** Return whether the server has one model for ever: its card has no state. */
+  const isFixed = () => models.length === 1 && !models[0].state;
 
   function draw() {
     if (!isOfSeveral()) {
@@ -67,7 +79,13 @@ export function makeModels(root, { changed, wanted }) {
     }
   }
 
-  return { find, refresh, choose, current: () => chosen, speech, isOfSeveral };
+  return { find, refresh, choose, current: () => chosen, speech, isOfSeveral, isFixed };
+}
+
+/** Return whether two cards say the same of what a model can do. */
+function isSame(one, other) {
+  return one?.id === other?.id
+    && one?.capabilities?.join() === other?.capabilities?.join();
 }
 
 const hears = (model) => model?.capabilities?.includes("transcription");

@@ -41,21 +41,34 @@ export function load(id) {
 function isConversation(value) {
   const isText = (text) => typeof text === "string";
   const isCall = (call) => [call?.id, call?.name, call?.arguments].every(isText);
+  const isFile = (file) => isText(file?.name) && isText(file.text);
+  const isSound = (sound) => [sound?.name, sound?.format, sound?.data].every(isText);
   const isMessage = (one) => ROLES.has(one?.role) && isText(one.content)
-    && (one.toolCalls ?? []).every(isCall) && (one.images ?? []).every(isText);
+    && (one.toolCalls ?? []).every(isCall) && (one.images ?? []).every(isText)
+    && (one.sounds ?? []).every(isSound) && (one.files ?? []).every(isFile);
   return isText(value?.id) && isText(value.name) && Number.isFinite(value.changed)
     && value.options !== null && typeof value.options === "object"
     && Object.values(value.options).every(isText)
     && Array.isArray(value.messages) && value.messages.every(isMessage);
 }
 
-/** Keep a conversation. Return what hinders it, in words; an empty text where nothing does. */
+/** Keep a conversation, without its pictures and sounds where there is no room for them. Return what
+ * hinders it, in words; an empty text where nothing does. */
 export function save(conversation) {
+  if (isKept(conversation)) return "";
+  const messages = conversation.messages.map(({ images, sounds, ...rest }) => rest);
+  return isKept({ ...conversation, messages })
+    ? "This browser has no room for the pictures and sounds of this chat: they are kept until the "
+      + "page is closed, its texts longer."
+    : "This browser has no room left for conversations: export and delete some.";
+}
+
+function isKept(conversation) {
   try {
     localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
-    return "";
+    return true;
   } catch {
-    return "This browser has no room left for conversations: export and delete some.";
+    return false;
   }
 }
 
