@@ -6,12 +6,16 @@ Entries are written in the background when the model is loaded: the server is re
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+
+from torch import nn
 
 from dovetail import registry
 from dovetail.config.checkpoint.sources.weights_check import weight_files
@@ -23,12 +27,14 @@ from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
-from dovetail_plugins.packed_weights.entry_file import EntryWriter, natives_of
+from dovetail_plugins.packed_weights.entry_file import EntryWriter, MappedEntry, Place, natives_of
 from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
 from dovetail_plugins.packed_weights.key import key_of
 
 log = logging.getLogger(__name__)
 
+Follow = Callable[[nn.Module], None]
+"""Takes a loaded model, once."""
 MEMORY_SHARE = 0.8
 """Weights that take a larger share of the free memory are read from disk."""
 LEAST_BYTES = 128 << 20
@@ -46,6 +52,7 @@ class Load:
         self, restored: Mapping[str, list[Matrix]], writer: EntryWriter | None = None
     ) -> None:
         self._restored, self._writer = restored, writer
+        self.mapped_places: list[Place] = []
         self.names = frozenset(key.rpartition("#")[0] for key in restored)
         self._uses: dict[str, int] = defaultdict(int)
         self._new: dict[str, list[Matrix]] = {}
@@ -68,7 +75,9 @@ class Load:
             self._new[key] = parts
             return matrix
         self._writer.add(key, parts)
-        return _joined(self._writer.mapped(key))
+        mapped = self._writer.mapped(key)
+        self.mapped_places += self._writer.places(key, mapped)
+        return _joined(mapped)
 
     @property
     def new(self) -> dict[str, list[Matrix]]:
@@ -91,35 +100,61 @@ def restored_or_made(name: str, make: Callable[[], Matrix]) -> Matrix:
 
 
 @contextmanager
-def loading(run: RunSpec) -> Iterator[None]:
+def loading(run: RunSpec) -> Iterator[Follow | None]:
     """Restore what there is of a model's packed weights within a with block; if there is nothing,
-    write them: after it, in the background, or within it where they do not fit into memory."""
+    write them: after it, in the background, or within it where they do not fit into memory. Then
+    the block gets what the loaded model is to be passed to, which follows it while it runs."""
     path = _path_of(run)
     if path is None:
-        yield
+        yield None
         return
     is_large = _is_large(run)
-    restored = _read(path, checks_tensors=not is_large)
+    entry = _read(path, checks_tensors=not is_large)
     with ExitStack() as stack:
         writer = None
         if is_large:
             log.info("the weights are larger than the free memory: they are read from disk")
-            if not restored:
+            if entry is None:
                 writer = stack.enter_context(_writer(path, run))
-        load = Load(restored, writer)
+        load = Load({} if entry is None else entry.layers, writer)
         tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
         try:
-            yield
+            yield partial(_follow, run, path, load, entry, writer) if is_large else None
         finally:
             _LOAD.reset(tokens[0])
             PACKED_LAYERS.reset(tokens[1])
+            if entry is not None:
+                os.close(entry.descriptor)
         load.finish()
-    if not restored and load.new and num_bytes_of(load.new) >= LEAST_BYTES:
+    if entry is None and load.new and num_bytes_of(load.new) >= LEAST_BYTES:
         bound = int(run.load_options["weight_cache_bytes"])
         threading.Thread(
             target=_write, args=(path, run.model.path, load.new, bound), daemon=True,
             name="weight-cache",
         ).start()  # fmt: skip
+
+
+def _follow(
+    run: RunSpec,
+    path: Path,
+    load: Load,
+    entry: MappedEntry | None,
+    writer: EntryWriter | None,
+    model: nn.Module,
+) -> None:
+    """Let a model that is larger than memory run from its entry. Mutates: the model's hooks"""
+    from dovetail_plugins.packed_weights.from_disk import FromDisk
+    from dovetail_plugins.packed_weights.residency import Residency, reason_against
+
+    reason = reason_against()
+    if reason is not None:
+        log.info("the system alone decides which weights are in memory: %s", reason)
+        return
+    places, descriptor = load.mapped_places, writer.descriptor() if writer else 0
+    if entry is not None:
+        places = [place for name in entry.layers for place in entry.places(name)]
+        descriptor = os.dup(entry.descriptor)
+    FromDisk(Residency(descriptor, str(path)), places, run.rank.local_size).attach(model)
 
 
 def _is_large(run: RunSpec) -> bool:
@@ -171,18 +206,18 @@ def _path_of(run: RunSpec) -> Path | None:
     return cache_folder() / (key_of(run, native.path.name, native.isa) + SUFFIX)
 
 
-def _read(path: Path, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]:
-    """Return an entry's layers, none if there is no entry or a damaged one, which is removed."""
+def _read(path: Path, *, checks_tensors: bool = True) -> MappedEntry | None:
+    """Return an entry; None if there is none or a damaged one, which is removed."""
     try:
         key = path.name.removesuffix(SUFFIX)
-        found = entry_file.read(path, key, checks_tensors=checks_tensors)
+        found = entry_file.mapped_entry(path, key, checks_tensors=checks_tensors)
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, entry_file.Damaged) as error:
         log.warning("the packed weights in %s are not used: %s", path, error)
         if isinstance(error, entry_file.Damaged):
             path.unlink(missing_ok=True)
-        return {}
+        return None
     note_use(path)
     log.info("mapped packed weights of %s", path)
     return found
