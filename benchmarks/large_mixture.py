@@ -8,7 +8,7 @@ with `--tokenizer core/dovetail/demo_model`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ class Shape:
     heads: int = 16
     kv_heads: int = 2
     head_size: int = 128
-    skew: float = 0.6
+    skew: float = 0.25
 
     @property
     def expert_bytes(self) -> int:
@@ -37,21 +37,33 @@ class Shape:
         return 3 * self.hidden * self.inner * _BLOCK_BYTES // _BLOCK_VALUES
 
 
-def write_mixture(target: Path, shape: Shape, seed: int = 0) -> None:
-    """Write the file. Mutates: nothing else. Raises: OSError"""
+def write_mixture(target: Path, shape: Shape) -> None:
+    """Write a mixture of experts. Raises: OSError"""
+    _write(target, shape, has_experts=True)
+
+
+def write_dense(target: Path, shape: Shape) -> None:
+    """Write a model of the same size without experts, in more layers. Raises: OSError"""
+    expert_bytes = shape.experts * shape.expert_bytes * shape.layers
+    wide = replace(shape, inner=8192)
+    _write(target, replace(wide, layers=expert_bytes // wide.expert_bytes), has_experts=False)
+
+
+def _write(target: Path, shape: Shape, *, has_experts: bool, seed: int = 0) -> None:
     import gguf
 
     generator = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(target, "qwen3moe", use_temp_file=False)
+    writer = gguf.GGUFWriter(target, "qwen3moe" if has_experts else "qwen3")
     for name, value in (
         ("context_length", 2048), ("embedding_length", shape.hidden),
         ("feed_forward_length", shape.inner), ("block_count", shape.layers),
         ("head_count", shape.heads), ("head_count_kv", shape.kv_heads),
         ("key_length", shape.head_size), ("value_length", shape.head_size),
+        ("vocab_size", VOCABULARY),
         ("layer_norm_rms_eps", 1e-6), ("rope_freq_base", 10000.0),
         ("expert_count", shape.experts), ("expert_used_count", shape.picked),
-        ("expert_feed_forward_length", shape.inner), ("vocab_size", VOCABULARY),
-    ):  # fmt: skip
+        ("expert_feed_forward_length", shape.inner),
+    )[: None if has_experts else -3]:  # fmt: skip
         getattr(writer, f"add_{name}")(value)
 
     def add(name: str, *sizes: int) -> None:
@@ -75,6 +87,11 @@ def write_mixture(target: Path, shape: Shape, seed: int = 0) -> None:
         add(f"{block}.attn_k.weight", keys, shape.hidden)
         add(f"{block}.attn_v.weight", keys, shape.hidden)
         add(f"{block}.attn_output.weight", shape.hidden, queries)
+        if not has_experts:
+            add(f"{block}.ffn_gate.weight", shape.inner, shape.hidden)
+            add(f"{block}.ffn_up.weight", shape.inner, shape.hidden)
+            add(f"{block}.ffn_down.weight", shape.hidden, shape.inner)
+            continue
         router = generator.standard_normal((shape.experts, shape.hidden)) * 0.02
         router *= generator.lognormal(0.0, shape.skew, (shape.experts, 1))
         writer.add_tensor(f"{block}.ffn_gate_inp.weight", router.astype(np.float32))

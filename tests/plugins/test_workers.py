@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,10 +31,10 @@ from support.inside import calls_of, core_of, runner_of
 
 def test_a_container_limits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = CpuWorker(NoOptions(), tiny_run())
-    monkeypatch.setattr(platform, "container_rooms", list)
+    monkeypatch.setattr(platform, "memory_limits", list)
     unlimited = worker.free_bytes()
     assert 0 < unlimited < psutil.virtual_memory().total
-    monkeypatch.setattr(platform, "container_rooms", lambda: [1_500_000_005])
+    monkeypatch.setattr(platform, "memory_limits", lambda: [(3_000_000_000, 1_499_999_995)])
     assert worker.free_bytes() <= 1_500_000_005 - cpu.MARGIN_BYTES
 
 

@@ -277,9 +277,7 @@ def _check(raw: torch.Tensor, word: str, name: str, stored: StoredTensor) -> Non
         raise Damaged(f"{word} of {name} is damaged")
 
 
-def _places(
-    name: str, stored: Sequence[StoredMatrix], matrices: Sequence[Matrix]
-) -> list[Place]:
+def _places(name: str, stored: Sequence[StoredMatrix], matrices: Sequence[Matrix]) -> list[Place]:
     """Return where mapped matrices of a layer are."""
     found = []
     for one, matrix in zip(stored, matrices, strict=True):

@@ -13,6 +13,8 @@ import ctypes
 import mmap
 import os
 import sys
+import weakref
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -36,23 +38,18 @@ class Residency:
     places at a time."""
 
     def __init__(self, descriptor: int, path: str) -> None:
-        """`descriptor` is closed with this object; `path` is for people. Raises: OSError"""
-        self._file = os.fdopen(descriptor, "rb", buffering=0)
-        self._path = path
+        """`descriptor` is closed with this object; `path` is for people."""
+        self._descriptor, self._path = descriptor, path
         self._facts: tuple[int, int] | None = None
         self._direct = _direct(descriptor)
-
-    def close(self) -> None:
-        """Close the file; what is resident stays so."""
-        self._file.close()
-        if self._direct is not None:
-            os.close(self._direct)
-            self._direct = None
+        opened = [one for one in (descriptor, self._direct) if one is not None]
+        self.close = weakref.finalize(self, _close, opened)
+        """Closes the file; what is resident stays so. May be called twice."""
 
     def check(self) -> None:
         """Compare the file with what it was at the first call, when it is finished. Raises:
         WeightsChanged"""
-        facts = os.fstat(self._file.fileno())
+        facts = os.fstat(self._descriptor)
         current = facts.st_size, facts.st_mtime_ns
         self._facts = self._facts or current
         if current != self._facts:
@@ -79,7 +76,7 @@ class Residency:
     def release(self, place: Place) -> None:
         """Map a place again; its memory is free then. Mutates: the mapping, not its bytes"""
         size = _whole_pages(place.num_bytes)
-        _map(place.address, size, _PRIVATE | _FIXED, self._file.fileno(), place.start)
+        _map(place.address, size, _PRIVATE | _FIXED, self._descriptor, place.start)
 
     def expect_single_pages(self, place: Place) -> None:
         """Let the system read no more than the pages that are used of a mapped place: a table of
@@ -89,7 +86,7 @@ class Residency:
     def _fill(self, buffer: memoryview, place: Place) -> None:
         """Read a place's bytes. Raises: OSError; Damaged if the file ends before"""
         direct = self._direct
-        descriptor = self._file.fileno() if direct is None else direct
+        descriptor = self._descriptor if direct is None else direct
         done = 0
         while done < place.num_bytes:
             count = os.preadv(descriptor, [buffer[done:]], place.start + done)
@@ -120,6 +117,11 @@ def _direct(descriptor: int) -> int | None:
     with contextlib.suppress(OSError):
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT)
     return None
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for one in descriptors:
+        os.close(one)
 
 
 def _whole_pages(num_bytes: int) -> int:

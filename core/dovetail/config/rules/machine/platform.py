@@ -8,17 +8,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import util
 from pathlib import Path
 
-_CGROUP, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_MEMORY_GROUPS = (
-    ("", "memory.max", "memory.current", True),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", False),
-)
-_NO_LIMIT = 1 << 60
-"""Version 1 writes a number above it where there is no limit."""
+from dovetail_kernels.cpu.control_groups import memory_limits
+
+_CGROUP = Path("/sys/fs/cgroup")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -59,43 +55,15 @@ def torch_cuda_version() -> str | None:
 
 def memory_limit_bytes() -> int | None:
     """Return the memory limit of this process's control groups; None: no limit."""
-    return min((limit for limit, _ in _memory_limits()), default=None)
-
-
-def container_rooms() -> list[int]:
-    """Return the bytes that each limited control group of this process may still take. File content
-    counts as free: the kernel drops it when memory is needed."""
-    return [max(0, limit - used) for limit, used in _memory_limits()]
+    return min((limit for limit, _ in memory_limits()), default=None)
 
 
 def available_bytes() -> int:
     """Return the main memory that this process may still allocate, container limits included."""
     import psutil  # in the parent only, and only while resolving
 
-    return min([int(psutil.virtual_memory().available), *container_rooms()])
-
-
-def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Yield limit and use, without file content, of this process's control groups and those around
-    them, in both versions. Source: Linux, Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst"""
-    for root, limit_name, used_name, is_version_2 in _MEMORY_GROUPS:
-        lines = (line.split(":", 2) for line in _text(_OWN_GROUPS).splitlines())
-        wanted = "" if is_version_2 else "memory"
-        found = [path for _, parts, path in lines if wanted in parts.split(",")]
-        group = _CGROUP / root / (found[0] if found else "").lstrip("/")
-        for folder in (group, *group.parents):
-            limit, used = _number(folder / limit_name), _number(folder / used_name)
-            if limit is not None and used is not None and limit < _NO_LIMIT:
-                yield limit, used - _cached_bytes(_text(folder / "memory.stat"))
-            if folder == _CGROUP / root:
-                break
-
-
-def _cached_bytes(stat: str) -> int:
-    """Return the file content of a memory.stat, that of groups within included."""
-    found = dict(line.split(None, 1) for line in stat.splitlines() if " " in line)
-    words = ("active_file", "inactive_file")
-    return sum(int(found.get(f"total_{word}", found.get(word, 0))) for word in words)
+    rooms = (max(0, limit - used) for limit, used in memory_limits())
+    return min(int(psutil.virtual_memory().available), *rooms, 1 << 62)
 
 
 def usable_cores(processors: Iterable[int] = ()) -> int:
@@ -135,15 +103,3 @@ def quota_cores() -> int | None:
     except (OSError, ValueError):
         return None
     return None if quota == "max" else max(1, int(quota) // int(period))
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
