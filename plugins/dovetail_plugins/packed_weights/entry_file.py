@@ -129,6 +129,11 @@ class EntryWriter:
         content = _content(self._file, start, self._end - start)
         return [_restored(name, one, content, first=start, checks=False) for one in stored]
 
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the file."""
+        return self._path.parent
+
     def places(self, name: str, matrices: Sequence[Matrix]) -> list[Place]:
         """Return where the mapped matrices of a layer are."""
         return _places(name, self._layers[name], matrices)

@@ -23,19 +23,15 @@ from torch import nn
 
 from dovetail.config.rules.machine.platform import available_bytes, memory_limit_bytes
 from dovetail_kernels.cpu.program import refuse_recording
+from dovetail_plugins.packed_weights.bounds import EXPERTS_SHARE, NUM_READERS, margin_bytes
 from dovetail_plugins.packed_weights.entry_file import Place
 from dovetail_plugins.packed_weights.owners import owners
 from dovetail_plugins.packed_weights.residency import Residency
 
 log = logging.getLogger(__name__)
 
-NUM_READERS = 4
 HALF_LIFE_STEPS = 64.0
 """After so many steps a choice of an expert counts half."""
-MARGIN_SHARE, MIN_MARGIN_BYTES, MAX_MARGIN_BYTES = 0.1, 96 << 20, 1 << 30
-"""What stays free, as a share of all memory, and its bounds."""
-EXPERTS_SHARE = 0.25
-"""Dense layers leave this share of the memory to experts, if there are any."""
 _LARGEST_USE = 1e100
 
 
@@ -235,5 +231,4 @@ class FromDisk:
 
 
 def _margin_bytes() -> int:
-    total = memory_limit_bytes() or psutil.virtual_memory().total
-    return min(MAX_MARGIN_BYTES, max(MIN_MARGIN_BYTES, int(MARGIN_SHARE * total)))
+    return margin_bytes(memory_limit_bytes() or psutil.virtual_memory().total)

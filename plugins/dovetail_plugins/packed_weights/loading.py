@@ -27,6 +27,7 @@ from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
+from dovetail_plugins.packed_weights.bounds import is_larger_than_memory
 from dovetail_plugins.packed_weights.entry_file import EntryWriter, MappedEntry, Place, natives_of
 from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
 from dovetail_plugins.packed_weights.key import key_of
@@ -35,8 +36,6 @@ log = logging.getLogger(__name__)
 
 Follow = Callable[[nn.Module], None]
 """Takes a loaded model, once."""
-MEMORY_SHARE = 0.8
-"""Weights that take a larger share of the free memory are read from disk."""
 LEAST_BYTES = 128 << 20
 """Smaller models are packed again: that takes less than a second."""
 
@@ -74,8 +73,11 @@ class Load:
         if self._writer is None:
             self._new[key] = parts
             return matrix
-        self._writer.add(key, parts)
-        mapped = self._writer.mapped(key)
+        try:
+            self._writer.add(key, parts)
+            mapped = self._writer.mapped(key)
+        except OSError as error:
+            raise _no_room(self._writer.folder, str(error)) from error
         self.mapped_places += self._writer.places(key, mapped)
         return _joined(mapped)
 
@@ -85,9 +87,13 @@ class Load:
         return {k: m for k, m in self._new.items() if k.rpartition("#")[0] not in self._left_out}
 
     def finish(self) -> None:
-        """Complete what the writer has written. Raises: OSError"""
-        if self._writer is not None and not self._left_out:
+        """Complete what the writer has written. Raises: ConfigError"""
+        if self._writer is None or self._left_out:
+            return
+        try:
             self._writer.finish()
+        except OSError as error:
+            raise _no_room(self._writer.folder, str(error)) from error
 
 
 _LOAD: ContextVar[Load | None] = ContextVar("weight_cache_load", default=None)
@@ -159,7 +165,7 @@ def _follow(
 
 def _is_large(run: RunSpec) -> bool:
     """Return whether the packed weights will not fit into the free memory."""
-    return _weight_bytes(run) > MEMORY_SHARE * available_bytes()
+    return is_larger_than_memory(_weight_bytes(run), available_bytes())
 
 
 def _weight_bytes(run: RunSpec) -> int:
@@ -176,9 +182,13 @@ def _writer(path: Path, run: RunSpec) -> EntryWriter:
             return EntryWriter(path, path.name.removesuffix(SUFFIX), run.model.path)
     except OSError as error:
         reason = str(error)
-    raise ConfigError(
-        f"the weights ({num_bytes >> 20} MiB) are larger than the free memory, and cannot be "
-        f"written to {path.parent}: {reason}.",
+    raise _no_room(path.parent, f"{num_bytes >> 20} MiB: {reason}")
+
+
+def _no_room(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        "the weights are larger than the free memory, and cannot be written to "
+        f"{folder}: {reason}.",
         where="model",
         fix="free memory or disk space, set XDG_CACHE_HOME to a larger disk, or use a model with "
         "fewer bits.",
