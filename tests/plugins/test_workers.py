@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.config.rules.machine import platform
 from dovetail.interfaces.data.step import StepResult
 from dovetail.interfaces.plugin import Info, NoOptions
 from dovetail.interfaces.stats import StepStats
@@ -29,27 +29,13 @@ from support.fake_device import FakeDevice
 from support.inside import calls_of, core_of, runner_of
 
 
-def write_group(folder: Path, limit: str, used: int, cached: int) -> tuple[str, str, str]:
-    (folder / "max").write_text(limit)
-    (folder / "current").write_text(str(used))
-    (folder / "stat").write_text(f"anon 1\nactive_file 5\ninactive_file {cached}\n")
-    return tuple(str(folder / name) for name in ("max", "current", "stat"))  # type: ignore[return-value]
-
-
-def test_a_container_limits_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_limits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = CpuWorker(NoOptions(), tiny_run())
-    monkeypatch.setattr(cpu, "CGROUP_FILES", ())
+    monkeypatch.setattr(platform, "memory_limits", list)
     unlimited = worker.free_bytes()
     assert 0 < unlimited < psutil.virtual_memory().total
-    group = write_group(tmp_path, "3000000000", used=2_000_000_000, cached=500_000_000)
-    monkeypatch.setattr(cpu, "CGROUP_FILES", (group,))
+    monkeypatch.setattr(platform, "memory_limits", lambda: [(3_000_000_000, 1_499_999_995)])
     assert worker.free_bytes() <= 1_500_000_005 - cpu.MARGIN_BYTES
-
-
-def test_no_limit_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = write_group(tmp_path, "max", used=5, cached=0)
-    monkeypatch.setattr(cpu, "CGROUP_FILES", (group, ("/nowhere/a", "/nowhere/b", "/nowhere/c")))
-    assert cpu.container_rooms() == []
 
 
 def test_cuda_says_why_not() -> None:

@@ -255,9 +255,10 @@ class QuantMethod(Plugin):
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """Return the method for one linear layer (an unquantized one for unquantized layers)."""
 
-    def loading(self, run: RunSpec) -> AbstractContextManager[None]:
+    def loading(self, run: RunSpec) -> AbstractContextManager[Callable[[Any], None] | None]:
         """Return what surrounds building and filling a model whose layers are to run: a method may
-        restore what it has made of them before. The default does nothing."""
+        restore what it has made of them before. The model is passed to what it yields, if anything,
+        when it is filled. The default does nothing."""
         return nullcontext()
 
     def memory_estimate(self, layer: StoredLayer, *, packs: bool) -> StorageEstimate | None:

@@ -49,6 +49,7 @@ class ListCommand(Command):
 
 def screen(found: Sequence[ListedModel], device: str, free_bytes: int | None) -> list[str]:
     """Return the table as lines, followed by the faults of models."""
+    from dovetail_plugins.inspect.from_disk import in_words
     from dovetail_plugins.inspect.render import size
 
     if not found:
@@ -58,6 +59,7 @@ def screen(found: Sequence[ListedModel], device: str, free_bytes: int | None) ->
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
     lines = [line.rstrip() for line in lines]
     lines += [f"{one.model.name}: {one.fault.rstrip('.')}." for one in found if one.fault]
+    lines += [f"{one.model.name} {in_words(one.from_disk)}." for one in found if one.from_disk]
     if free_bytes is not None:
         lines.append(f"{size(free_bytes)} are free ({device}); `dovetail inspect NAME` tells more.")
     return lines
@@ -70,6 +72,6 @@ def _row(one: ListedModel, size: str) -> tuple[str, ...]:
         size,
         one.architecture or "?",
         one.quantization or "?",
-        "no" if one.fault else fits,
+        "no" if one.fault else "from disk" if one.from_disk else fits,
         one.model.store,
     )

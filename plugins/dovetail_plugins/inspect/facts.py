@@ -6,7 +6,10 @@ Sizes are bytes, lengths tokens. None means unknown; the warnings then say why.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail_plugins.packed_weights.bounds import DiskRun
 
 VERSION = 1
 """The version of the keys: raised when one is removed or changes its meaning, not when one is
@@ -101,8 +104,9 @@ class Memory:
     `tables_bytes` are rotary tables, in addition to the weights. `free_bytes` is the device's free
     memory now; `longest_tokens` the longest context that fits next to the weights, up to the
     checkpoint's limit. `cache_bytes`, `served_tokens` and `most_requests` are what `serve` would
-    use with the same flags. An encoder has no cache: no bytes per token, and no limit on requests
-    except that of its steps.
+    use with the same flags. `from_disk`: how a model runs that is larger than memory; lengths are
+    unknown then. An encoder has no cache: no bytes per token, and no limit on requests except that
+    of its steps.
     """
 
     device: str
@@ -118,6 +122,7 @@ class Memory:
     cache_bytes: int | None
     served_tokens: int | None
     most_requests: int | None
+    from_disk: DiskRun | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ tensors. Imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dovetail.config.checkpoint.hf import load_model_facts
 from dovetail.config.checkpoint.stores.stored import OLLAMA, StoredModel
+from dovetail.config.config import Config
+from dovetail.config.resolve import resolve
 from dovetail.config.rules.machine.device import select_platform
 from dovetail.config.rules.selections import stored_quantization
 from dovetail.config.sections.device import DeviceConfig
@@ -18,6 +20,7 @@ from dovetail.config.sections.plugin import PluginConfig
 from dovetail.errors import DovetailError
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.inspect import capacity
+from dovetail_plugins.packed_weights.bounds import DiskRun
 
 KV_DTYPE = "bfloat16"
 CONTEXT_TOKENS = 2048
@@ -28,13 +31,15 @@ SHARE_WITHOUT_FACTS = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """A model and its facts. `fits` None: the device's free memory is unknown."""
+    """A model and its facts. `fits` None: the device's free memory is unknown. `from_disk`: how one
+    that does not fit would run, if it would."""
 
     model: StoredModel
     architecture: str
     quantization: str
     needed_bytes: int
     fits: bool | None
+    from_disk: DiskRun | None
     fault: str
 
     def as_json(self) -> dict[str, Any]:
@@ -48,6 +53,7 @@ class ListedModel:
             "quantization": self.quantization,
             "needed_bytes": self.needed_bytes,
             "fits": self.fits,
+            "from_disk": asdict(self.from_disk) if self.from_disk else None,
             "fault": self.fault or None,
         }
 
@@ -64,12 +70,14 @@ def listed(model: StoredModel, free_bytes: int | None) -> ListedModel:
     if not fault and not (model.store == OLLAMA and model.family):
         facts, fault = _facts(model)
     needed = _needed_bytes(model, facts)
+    fits = None if free_bytes is None else needed <= free_bytes
     return ListedModel(
         model=model,
         architecture=facts.architecture if facts else model.family,
         quantization=_quantization(model, facts),
         needed_bytes=needed,
-        fits=None if free_bytes is None else needed <= free_bytes,
+        fits=fits,
+        from_disk=_from_disk(model) if facts and fits is False else None,
         fault=fault,
     )
 
@@ -80,6 +88,18 @@ def _facts(model: StoredModel) -> tuple[ModelSpec | None, str]:
         return load_model_facts(model.path), ""
     except DovetailError as error:
         return None, str(error)
+
+
+def _from_disk(model: StoredModel) -> DiskRun | None:
+    """Return how a model that does not fit would run; None if it would not."""
+    from dovetail_plugins.inspect.collect import memory_taken
+
+    config = Config.from_fields({"model": str(model.path)})
+    try:
+        memory = memory_taken(config, resolve(config))
+    except DovetailError:
+        return None
+    return memory.from_disk if memory else None
 
 
 def _needed_bytes(model: StoredModel, facts: ModelSpec | None) -> int:

@@ -11,6 +11,7 @@ from dovetail.config.checkpoint.rope import FULL, rope_of
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.inspect import capacity
 from dovetail_plugins.inspect.facts import Group, Memory
+from dovetail_plugins.inspect.from_disk import from_disk
 from dovetail_plugins.inspect.how import How
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def memory_of(groups: Sequence[Group], how: How, parts: EngineParts) -> Memory:
     free = parts.platform.free_bytes()
     left = None if free is None else free - weights - tables
     caches = model.is_causal
+    disk = from_disk(groups, how, spec, free) if left is not None and left < 0 else None
+    if disk is not None:
+        left = None  # the cache is reserved first, and weights take the rest
     return Memory(
         device=parts.device,
         weights_bytes=weights,
@@ -45,6 +49,7 @@ def memory_of(groups: Sequence[Group], how: How, parts: EngineParts) -> Memory:
         cache_bytes=spec.cache.memory_bytes if spec and caches else None,
         served_tokens=served if spec else None,
         most_requests=spec.schedule.max_rows if spec else None,
+        from_disk=disk,
     )
 
 

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail_plugins.inspect.facts import Group, Inspected, Memory, ModelFacts, TextFacts
+from dovetail_plugins.inspect.from_disk import in_words as in_words_of
 from dovetail_plugins.inspect.purpose import GENERATE, in_words
 
 WIDTH = 100
@@ -133,6 +134,8 @@ def _memory(memory: Memory, model: ModelFacts) -> list[str]:
         f"memory on {memory.device}{free}",
         *_line("weights", about + size(memory.weights_bytes + memory.tables_bytes)),
     ]
+    if memory.from_disk is not None:
+        lines += _line("not in memory", in_words_of(memory.from_disk))
     cached = f"{size(memory.kv_bytes_per_token)} a token ({memory.kv_dtype})"
     lines += _line("KV cache", cached if memory.kv_bytes_per_token else "none is needed")
     if memory.state_bytes_per_request:

@@ -101,7 +101,7 @@ def _index(path: Path, files: Sequence[WeightFile]) -> list[str]:
 
 def of_memory(memory: Memory | None) -> list[str]:
     """Return a warning if the model does not fit into memory."""
-    if memory is None or memory.free_bytes is None:
+    if memory is None or memory.free_bytes is None or memory.from_disk is not None:
         return []
     needed = memory.weights_bytes + memory.tables_bytes
     if needed > memory.free_bytes:

@@ -1,6 +1,7 @@
 """One entry's file: the tensors of its matrices, then their index with a checksum of each.
 
-Layout: tensors, each on a page's or a cache line's boundary, the index in JSON, its bytes (8,
+Layout: tensors, each on a page's or a cache line's boundary, those of a matrix that takes a page or
+more in pages of their own, the index in JSON, its bytes (8,
 little-endian), its BLAKE2b digest (32), MAGIC. A file gets its name when all of it is on the disk,
 so one that is cut or being written is never read.
 """
@@ -13,6 +14,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +52,32 @@ class StoredMatrix(msgspec.Struct, frozen=True):
 
     facts: PackedFacts
     tensors: dict[str, StoredTensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a matrix is: in the file from `start` on, in memory from `address` on. Its tensors are
+    views of `owner`, which is mapped memory; `name` is its layer's, for people."""
+
+    name: str
+    start: int
+    num_bytes: int
+    address: int
+    stored: StoredMatrix
+    owner: torch.Tensor
+
+    @property
+    def has_own_pages(self) -> bool:
+        """Return whether nothing else is in its pages."""
+        return self.num_bytes >= _PAGE and not (self.start % _PAGE or self.address % _PAGE)
+
+    def check(self, content: torch.Tensor) -> None:
+        """Compare bytes that were read of the file with the checksums. Shapes: [num_bytes] uint8
+
+        Raises: Damaged
+        """
+        for word, one in self.stored.tensors.items():
+            _check(content[one.start - self.start :][: one.num_bytes], word, self.name, one)
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -101,6 +129,19 @@ class EntryWriter:
         content = _content(self._file, start, self._end - start)
         return [_restored(name, one, content, first=start, checks=False) for one in stored]
 
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the file."""
+        return self._path.parent
+
+    def places(self, name: str, matrices: Sequence[Matrix]) -> list[Place]:
+        """Return where the mapped matrices of a layer are."""
+        return _places(name, self._layers[name], matrices)
+
+    def descriptor(self) -> int:
+        """Return a descriptor of the file, which the caller closes. Raises: OSError"""
+        return os.dup(self._file.fileno())
+
     def finish(self) -> None:
         """Write the index, and give the file its name. Raises: OSError"""
         index = Index(key=self._key, model=self._model, layers=self._layers, num_bytes=self._end)
@@ -114,6 +155,8 @@ class EntryWriter:
     def _written(self, matrix: Matrix) -> StoredMatrix:
         """Write a matrix's tensors. Mutates: self"""
         tensors = {}
+        if sum(tensor.nbytes for _, tensor in _tensors_of(matrix)) >= _PAGE:
+            self._end = -(-self._end // _PAGE) * _PAGE
         for word, tensor in _tensors_of(matrix):
             raw = tensor.contiguous().view(-1).view(torch.uint8)
             step = _PAGE if len(raw) >= _PAGE else _LINE
@@ -123,6 +166,8 @@ class EntryWriter:
             dtype = str(tensor.dtype).removeprefix("torch.")
             shape = tuple(tensor.shape)
             tensors[word] = StoredTensor(start, len(raw), dtype, shape, _digest(raw))
+        if sum(one.num_bytes for one in tensors.values()) >= _PAGE:
+            self._end = -(-self._end // _PAGE) * _PAGE
         packed = matrix.native
         assert packed is not None, "only native matrices are written"
         return StoredMatrix(facts=packed.facts, tensors=tensors)
@@ -136,8 +181,29 @@ def write(path: Path, key: str, model: str, layers: Mapping[str, Sequence[Matrix
         writer.finish()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedEntry:
+    """An entry's layers, mapped, and where each of their matrices is. `descriptor`: of the file,
+    which the owner closes."""
+
+    layers: dict[str, list[Matrix]]
+    index: Index
+    descriptor: int
+
+    def places(self, name: str) -> list[Place]:
+        """Return where the matrices of a layer are."""
+        return _places(name, self.index.layers[name], self.layers[name])
+
+
 def read(path: Path, key: str, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]:
-    """Return the layers of an entry, mapped.
+    """Return the layers of an entry, mapped (see mapped_entry)."""
+    entry = mapped_entry(path, key, checks_tensors=checks_tensors)
+    os.close(entry.descriptor)
+    return entry.layers
+
+
+def mapped_entry(path: Path, key: str, *, checks_tensors: bool = True) -> MappedEntry:
+    """Return an entry, mapped.
 
     `checks_tensors`: compare every byte with its checksum, which reads all of them.
     Raises: OSError; Damaged if it is not a whole entry of this key
@@ -147,10 +213,11 @@ def read(path: Path, key: str, *, checks_tensors: bool = True) -> dict[str, list
         if index.key != key:
             raise Damaged("it has another key")
         content = _content(file, 0, index.num_bytes)
-    return {
-        name: [_restored(name, one, content, checks=checks_tensors) for one in matrices]
-        for name, matrices in index.layers.items()
-    }
+        layers = {
+            name: [_restored(name, one, content, checks=checks_tensors) for one in matrices]
+            for name, matrices in index.layers.items()
+        }
+        return MappedEntry(layers=layers, index=index, descriptor=os.dup(file.fileno()))
 
 
 def read_index(path: Path) -> Index:
@@ -202,11 +269,37 @@ def _restored(
     tensors = {}
     for word, one in stored.tensors.items():
         raw = content[one.start - first : one.start - first + one.num_bytes]
-        if checks and _digest(raw) != one.digest:
-            raise Damaged(f"{word} of {name} is damaged")
+        if checks:
+            _check(raw, word, name, one)
         tensors[word] = raw.view(getattr(torch, one.dtype)).view(one.shape)
     order = tensors.pop(_ORDER, None)
     return Matrix.restored(stored.facts, tensors, order)
+
+
+def _check(raw: torch.Tensor, word: str, name: str, stored: StoredTensor) -> None:
+    """Compare a tensor's bytes with its checksum. Raises: Damaged"""
+    if _digest(raw) != stored.digest:
+        raise Damaged(f"{word} of {name} is damaged")
+
+
+def _places(name: str, stored: Sequence[StoredMatrix], matrices: Sequence[Matrix]) -> list[Place]:
+    """Return where mapped matrices of a layer are."""
+    found = []
+    for one, matrix in zip(stored, matrices, strict=True):
+        first, tensor = min(one.tensors.items(), key=lambda item: item[1].start)
+        owner = dict(_tensors_of(matrix))[first]
+        end = max(each.start + each.num_bytes for each in one.tensors.values())
+        found.append(
+            Place(
+                name=name,
+                start=tensor.start,
+                num_bytes=end - tensor.start,
+                address=owner.data_ptr(),
+                stored=one,
+                owner=owner,
+            )
+        )
+    return found
 
 
 def _tensors_of(matrix: Matrix) -> Iterator[tuple[str, torch.Tensor]]:

@@ -50,14 +50,15 @@ def entries(folder: Path) -> list[Entry]:
             facts = path.stat()
         except OSError:  # another process has removed it
             continue
-        found.append(Entry(path=path, num_bytes=facts.st_size, used_s=facts.st_mtime))
+        found.append(Entry(path=path, num_bytes=facts.st_size, used_s=facts.st_atime))
     return sorted(found, key=lambda one: -one.used_s)
 
 
 def note_use(path: Path) -> None:
-    """Mark an entry as used now; on a read-only disk it stays as it is."""
+    """Mark an entry as used now; on a read-only disk it stays as it is. Its time of change stays,
+    too: those who run from it compare that."""
     try:
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     except OSError:
         return
 

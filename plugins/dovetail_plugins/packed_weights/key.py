@@ -12,7 +12,7 @@ import msgspec
 from dovetail import registry
 from dovetail.interfaces.data.spec import RunSpec
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Rises when entries are written otherwise."""
 _PACKAGES = ("gguf", "layers", "load_formats", "models", "packed_weights", "quantization")
 """Folders of this package whose code decides what is packed."""

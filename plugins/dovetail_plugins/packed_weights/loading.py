@@ -6,12 +6,16 @@ Entries are written in the background when the model is loaded: the server is re
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+
+from torch import nn
 
 from dovetail import registry
 from dovetail.config.checkpoint.sources.weights_check import weight_files
@@ -23,14 +27,15 @@ from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
-from dovetail_plugins.packed_weights.entry_file import EntryWriter, natives_of
+from dovetail_plugins.packed_weights.bounds import is_larger_than_memory
+from dovetail_plugins.packed_weights.entry_file import EntryWriter, MappedEntry, Place, natives_of
 from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
 from dovetail_plugins.packed_weights.key import key_of
 
 log = logging.getLogger(__name__)
 
-MEMORY_SHARE = 0.8
-"""Weights that take a larger share of the free memory are read from disk."""
+Follow = Callable[[nn.Module], None]
+"""Takes a loaded model, once."""
 LEAST_BYTES = 128 << 20
 """Smaller models are packed again: that takes less than a second."""
 
@@ -46,6 +51,7 @@ class Load:
         self, restored: Mapping[str, list[Matrix]], writer: EntryWriter | None = None
     ) -> None:
         self._restored, self._writer = restored, writer
+        self.mapped_places: list[Place] = []
         self.names = frozenset(key.rpartition("#")[0] for key in restored)
         self._uses: dict[str, int] = defaultdict(int)
         self._new: dict[str, list[Matrix]] = {}
@@ -67,8 +73,13 @@ class Load:
         if self._writer is None:
             self._new[key] = parts
             return matrix
-        self._writer.add(key, parts)
-        return _joined(self._writer.mapped(key))
+        try:
+            self._writer.add(key, parts)
+            mapped = self._writer.mapped(key)
+        except OSError as error:
+            raise _no_room(self._writer.folder, str(error)) from error
+        self.mapped_places += self._writer.places(key, mapped)
+        return _joined(mapped)
 
     @property
     def new(self) -> dict[str, list[Matrix]]:
@@ -76,9 +87,13 @@ class Load:
         return {k: m for k, m in self._new.items() if k.rpartition("#")[0] not in self._left_out}
 
     def finish(self) -> None:
-        """Complete what the writer has written. Raises: OSError"""
-        if self._writer is not None and not self._left_out:
+        """Complete what the writer has written. Raises: ConfigError"""
+        if self._writer is None or self._left_out:
+            return
+        try:
             self._writer.finish()
+        except OSError as error:
+            raise _no_room(self._writer.folder, str(error)) from error
 
 
 _LOAD: ContextVar[Load | None] = ContextVar("weight_cache_load", default=None)
@@ -91,30 +106,33 @@ def restored_or_made(name: str, make: Callable[[], Matrix]) -> Matrix:
 
 
 @contextmanager
-def loading(run: RunSpec) -> Iterator[None]:
+def loading(run: RunSpec) -> Iterator[Follow | None]:
     """Restore what there is of a model's packed weights within a with block; if there is nothing,
-    write them: after it, in the background, or within it where they do not fit into memory."""
+    write them: after it, in the background, or within it where they do not fit into memory. Then
+    the block gets what the loaded model is to be passed to, which follows it while it runs."""
     path = _path_of(run)
     if path is None:
-        yield
+        yield None
         return
     is_large = _is_large(run)
-    restored = _read(path, checks_tensors=not is_large)
+    entry = _read(path, checks_tensors=not is_large)
     with ExitStack() as stack:
         writer = None
         if is_large:
             log.info("the weights are larger than the free memory: they are read from disk")
-            if not restored:
+            if entry is None:
                 writer = stack.enter_context(_writer(path, run))
-        load = Load(restored, writer)
+        load = Load({} if entry is None else entry.layers, writer)
         tokens = _LOAD.set(load), PACKED_LAYERS.set(load.names)
         try:
-            yield
+            yield partial(_follow, run, path, load, entry, writer) if is_large else None
         finally:
             _LOAD.reset(tokens[0])
             PACKED_LAYERS.reset(tokens[1])
+            if entry is not None:
+                os.close(entry.descriptor)
         load.finish()
-    if not restored and load.new and num_bytes_of(load.new) >= LEAST_BYTES:
+    if entry is None and load.new and num_bytes_of(load.new) >= LEAST_BYTES:
         bound = int(run.load_options["weight_cache_bytes"])
         threading.Thread(
             target=_write, args=(path, run.model.path, load.new, bound), daemon=True,
@@ -122,9 +140,32 @@ def loading(run: RunSpec) -> Iterator[None]:
         ).start()  # fmt: skip
 
 
+def _follow(
+    run: RunSpec,
+    path: Path,
+    load: Load,
+    entry: MappedEntry | None,
+    writer: EntryWriter | None,
+    model: nn.Module,
+) -> None:
+    """Let a model that is larger than memory run from its entry. Mutates: the model's hooks"""
+    from dovetail_plugins.packed_weights.from_disk import FromDisk
+    from dovetail_plugins.packed_weights.residency import Residency, reason_against
+
+    reason = reason_against()
+    if reason is not None:
+        log.info("the system alone decides which weights are in memory: %s", reason)
+        return
+    places, descriptor = load.mapped_places, writer.descriptor() if writer else 0
+    if entry is not None:
+        places = [place for name in entry.layers for place in entry.places(name)]
+        descriptor = os.dup(entry.descriptor)
+    FromDisk(Residency(descriptor, str(path)), places, run.rank.local_size).attach(model)
+
+
 def _is_large(run: RunSpec) -> bool:
     """Return whether the packed weights will not fit into the free memory."""
-    return _weight_bytes(run) > MEMORY_SHARE * available_bytes()
+    return is_larger_than_memory(_weight_bytes(run), available_bytes())
 
 
 def _weight_bytes(run: RunSpec) -> int:
@@ -141,9 +182,13 @@ def _writer(path: Path, run: RunSpec) -> EntryWriter:
             return EntryWriter(path, path.name.removesuffix(SUFFIX), run.model.path)
     except OSError as error:
         reason = str(error)
-    raise ConfigError(
-        f"the weights ({num_bytes >> 20} MiB) are larger than the free memory, and cannot be "
-        f"written to {path.parent}: {reason}.",
+    raise _no_room(path.parent, f"{num_bytes >> 20} MiB: {reason}")
+
+
+def _no_room(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        "the weights are larger than the free memory, and cannot be written to "
+        f"{folder}: {reason}.",
         where="model",
         fix="free memory or disk space, set XDG_CACHE_HOME to a larger disk, or use a model with "
         "fewer bits.",
@@ -171,18 +216,18 @@ def _path_of(run: RunSpec) -> Path | None:
     return cache_folder() / (key_of(run, native.path.name, native.isa) + SUFFIX)
 
 
-def _read(path: Path, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]:
-    """Return an entry's layers, none if there is no entry or a damaged one, which is removed."""
+def _read(path: Path, *, checks_tensors: bool = True) -> MappedEntry | None:
+    """Return an entry; None if there is none or a damaged one, which is removed."""
     try:
         key = path.name.removesuffix(SUFFIX)
-        found = entry_file.read(path, key, checks_tensors=checks_tensors)
+        found = entry_file.mapped_entry(path, key, checks_tensors=checks_tensors)
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, entry_file.Damaged) as error:
         log.warning("the packed weights in %s are not used: %s", path, error)
         if isinstance(error, entry_file.Damaged):
             path.unlink(missing_ok=True)
-        return {}
+        return None
     note_use(path)
     log.info("mapped packed weights of %s", path)
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.config.rules.machine.platform import available_bytes
 from dovetail.interfaces.plugin import Info
 from dovetail.runner.worker.device_worker import DeviceWorker
 from dovetail_kernels.cpu import library as native
@@ -20,20 +20,6 @@ log = logging.getLogger(__name__)
 
 MARGIN_BYTES = 512 << 20
 """Always left to the rest of the machine, whatever the engine may take."""
-CGROUP_FILES = (
-    (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory.current",
-        "/sys/fs/cgroup/memory.stat",
-    ),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
-"""Limit, use and make-up of a control group's memory, in its two versions."""
-CACHE_WORDS = ("active_file", "inactive_file")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """What says how long OpenMP's idle threads wait awake, read once when torch is loaded."""
 
@@ -87,11 +73,8 @@ class CpuWorker(DeviceWorker):
     def free_bytes(self) -> int:
         """Return this rank's share of the memory the system (or this container) can still give,
         less 512 MiB for other programs and less the bound of a largest step of each rank."""
-        import psutil
-
-        available = min([psutil.virtual_memory().available, *container_rooms()])
         ranks = self.run.rank.local_size
-        room = (available - MARGIN_BYTES) // ranks - self._largest_step_bytes()
+        room = (available_bytes() - MARGIN_BYTES) // ranks - self._largest_step_bytes()
         return max(0, int(self.run.memory_share * room))
 
 
@@ -102,25 +85,3 @@ def _pinned_cores(rank: int, count: int) -> list[int] | None:
         log.warning("threads are not pinned: rank %d finds %d free cores", rank, len(cores))
         return None
     return cores
-
-
-def container_rooms() -> list[int]:
-    """Return the bytes that this process's control group may still take, if it is limited.
-
-    Cached file content counts as free: the kernel drops it when memory is needed.
-    """
-    rooms = []
-    for limit_path, used_path, stat_path in CGROUP_FILES:
-        try:
-            limit = int(Path(limit_path).read_text())
-            used = int(Path(used_path).read_text()) - _cached_bytes(Path(stat_path).read_text())
-        except (OSError, ValueError):
-            continue  # no such control group, or "max": not limited
-        rooms.append(max(0, limit - used))
-    return rooms
-
-
-def _cached_bytes(stat: str) -> int:
-    """Return the file cache listed in a memory.stat."""
-    pairs = (line.split() for line in stat.splitlines())
-    return sum(int(value) for word, value in pairs if word in CACHE_WORDS)

@@ -20,6 +20,7 @@ import pytest
 
 from dovetail.cli.main import main
 from dovetail.config.checkpoint.sources.model_path import DEMO_PATH
+from dovetail_plugins.inspect import from_disk
 from dovetail_plugins.inspect.render import WIDTH, count, size
 
 pytest.importorskip("dovetail_plugins")
@@ -147,6 +148,59 @@ def test_what_fits_into_memory(
         assert memory["longest_tokens"] == max(0, min(8192, room // a_token - 16))
         fits = {one["context_tokens"]: one["requests"] for one in memory["fits"]}
         assert fits == {2048: room // a_token // 2048, 8192: room // a_token // 8192}
+
+
+def set_memory(monkeypatch: pytest.MonkeyPatch, free_bytes: int, speed: float | None) -> None:
+    """Let a machine have so much free memory, and a disk with room that reads so fast."""
+    for module in ("dovetail_plugins.platforms.cpu", "dovetail.config.resolve"):
+        monkeypatch.setattr(f"{module}.available_bytes", lambda: free_bytes)
+    monkeypatch.setattr(from_disk, "has_disk_room", lambda *_: True)
+    monkeypatch.setattr(from_disk, "disk_speed", lambda *_: speed)
+
+
+def test_what_is_larger_than_memory_runs_from_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = big_checkpoint(tmp_path / "model", 4, num_hidden_layers=4)
+    assert found(capsys, path)["memory"]["from_disk"] is None
+    set_memory(monkeypatch, 1 << 30, 2e9)
+    memory = found(capsys, path)["memory"]
+    assert memory["longest_tokens"] is None and memory["fits"] == []
+    disk = memory["from_disk"]
+    missing = memory["weights_bytes"] - (1 << 30)
+    assert missing < disk["read_bytes_per_token"] < memory["weights_bytes"]
+    assert 0.5 < disk["tokens_per_s"] * disk["read_bytes_per_token"] / 2e9 < 1
+    assert main(["inspect", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"runs from disk, about {disk['tokens_per_s']:.1g} tokens/s" in said
+    assert "from a disk that reads 2.0 GB/s (measured now)" in said
+
+
+def test_an_unknown_disk_has_no_speed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = big_checkpoint(tmp_path / "model", 4, num_hidden_layers=4)
+    set_memory(monkeypatch, 1 << 30, None)
+    assert found(capsys, path)["memory"]["from_disk"]["tokens_per_s"] is None
+    assert main(["inspect", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "runs from disk" in said and "tokens/s" not in said
+
+
+@pytest.mark.parametrize("why", ["--no-weight-cache", "disk"])
+def test_what_cannot_run_from_disk_does_not_say_so(
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = big_checkpoint(tmp_path / "model", 4, num_hidden_layers=4)
+    set_memory(monkeypatch, 1 << 30, 2e9)
+    if why == "disk":
+        monkeypatch.setattr(from_disk, "has_disk_room", lambda *_: False)
+    told = found(capsys, path, *([why] if why.startswith("--") else []))
+    assert told["memory"]["from_disk"] is None
+    assert any("has 1.0 GiB free" in warning for warning in told["warnings"])
 
 
 def test_experts_count_as_active_by_their_share(

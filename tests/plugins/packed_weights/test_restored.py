@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,25 @@ def test_larger_than_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loading, "available_bytes", lambda: 1)
     with pytest.raises(ConfigError, match="larger than the free memory"):
         start(run_of(path, weight_cache_bytes=10))
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_larger_than_memory_on_a_disk_that_fills_up(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model", "LlamaForCausalLM", num_hidden_layers=2)
+    monkeypatch.setattr(loading, "available_bytes", lambda: 1)
+    own, calls = getattr(os, call), iter(range(1000))
+
+    def fills_up(*args: Any) -> Any:
+        if next(calls) >= (3 if call == "pwrite" else 0):
+            raise OSError(number, os.strerror(number))
+        return own(*args)
+
+    monkeypatch.setattr(os, call, fills_up)
+    with pytest.raises(ConfigError, match=os.strerror(number)) as caught:
+        start(run_of(path))
+    assert "larger than the free memory" in str(caught.value)
+    assert "XDG_CACHE_HOME" in str(caught.value)
+    assert list(cache_folder().iterdir()) == []

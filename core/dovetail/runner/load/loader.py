@@ -79,12 +79,14 @@ def load_model(run: RunSpec, device: torch.device) -> LoadedModel:
     if run.offload_bytes:
         layers = run.rank.layers(run.model.num_layers)
         offload = Offload(run.offload_bytes, len(layers), device, first=layers.start)
-    with quant.loading(run):
+    with quant.loading(run) as follow:
         with offload.building() if offload is not None else nullcontext():
             model = build_model(run, device, quant)
         built_s = time.perf_counter()
         finish = GivingBack(own_finish if offload is None else offload.finish)
         _fill(model, run, device, quant, finish=finish)
+        if follow is not None:
+            follow(model)
     if offload is not None:
         offload.attach(model)
     filled_s = time.perf_counter()

@@ -19,6 +19,7 @@ from dovetail.config.rules.steps.cache_size import (
 )
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
+from dovetail_kernels.cpu import control_groups
 
 
 def model(**hf_config: Any) -> ModelSpec:
@@ -64,6 +65,48 @@ def test_cuda_build_is_read_from_the_version_file(
 def test_machine_facts_are_sane() -> None:
     assert 1 <= platform.usable_cores() <= 4096
     assert platform.available_bytes() > 0
+
+
+VERSIONS = {
+    1: ("memory", "4:memory:{}", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("", "0::{}", "memory.max", "memory.current", ""),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("where", ["", "outer", "outer/inner"])
+def test_limits_of_control_groups(
+    version: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, line, limit, used, prefix = VERSIONS[version]
+    group = tmp_path / root / where
+    (tmp_path / root / "outer" / "inner").mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text(f"9:cpu:/else\n{line.format('/outer/inner')}\n")
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN_GROUPS", own)
+    assert platform.memory_limit_bytes() is None
+    (group / limit).write_text("max" if version == 2 else str((1 << 63) - 4096))
+    (group / used).write_text("700")
+    (group / "memory.stat").write_text(f"{prefix}active_file 300\n{prefix}inactive_file 50\n")
+    assert platform.memory_limit_bytes() is None and platform.available_bytes() > 1000
+    (group / limit).write_text("1000")
+    assert (platform.memory_limit_bytes(), platform.available_bytes()) == (1000, 650)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_group_that_is_not_shown_in_a_container(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, line, limit, used, _ = VERSIONS[version]
+    own = tmp_path / "own"
+    own.write_text(f"{line.format('/docker/0123')}\n")
+    (tmp_path / root).mkdir(exist_ok=True)
+    (tmp_path / root / limit).write_text("1000\n")
+    (tmp_path / root / used).write_text("400\n")
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    monkeypatch.setattr(control_groups, "_OWN_GROUPS", own)
+    assert platform.available_bytes() == 600
 
 
 def test_kv_bytes() -> None:

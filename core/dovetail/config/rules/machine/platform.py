@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from importlib import util
 from pathlib import Path
 
+from dovetail_kernels.cpu.control_groups import memory_limits
+
 _CGROUP = Path("/sys/fs/cgroup")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _CPUS = Path("/sys/devices/system/cpu")
@@ -52,17 +54,16 @@ def torch_cuda_version() -> str | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Return the memory limit of the container; None: no limit."""
-    return _number(_CGROUP / "memory.max")
+    """Return the memory limit of this process's control groups; None: no limit."""
+    return min((limit for limit, _ in memory_limits()), default=None)
 
 
 def available_bytes() -> int:
     """Return the main memory that this process may still allocate, container limits included."""
     import psutil  # in the parent only, and only while resolving
 
-    free = int(psutil.virtual_memory().available)
-    limit, used = memory_limit_bytes(), _number(_CGROUP / "memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    rooms = (max(0, limit - used) for limit, used in memory_limits())
+    return min(int(psutil.virtual_memory().available), *rooms, 1 << 62)
 
 
 def usable_cores(processors: Iterable[int] = ()) -> int:
@@ -102,10 +103,3 @@ def quota_cores() -> int | None:
     except (OSError, ValueError):
         return None
     return None if quota == "max" else max(1, int(quota) // int(period))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
