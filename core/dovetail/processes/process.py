@@ -22,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
@@ -132,16 +132,10 @@ def spawn(
     channel = [theirs.fileno()] if theirs else []
     try:
         message = _message(boot, leftovers, *channel)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, module],  # -P: no code of the working folder
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            env=child_environment() | dict(variables or {}),
-            pass_fds=[*pass_fds, *channel],
-            process_group=0 if has_own_group else None,
-            bufsize=0,
-        )
+        environment = child_environment() | dict(variables or {})
+        options = (stdout, stderr, [*pass_fds, *channel], 0 if has_own_group else None)
+        process = _taken(module, environment) if options == (STDERR, None, [], None) else None
+        process = process or _started([module], environment, *options)
     except BaseException:
         if ours:
             ours.close()
@@ -151,6 +145,49 @@ def spawn(
             theirs.close()
     _tell(process, message)
     return Child(process, ours)
+
+
+def _started(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: int | IO[bytes] | None = STDERR,
+    stderr: int | IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
+    group: int | None = None,
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no code of the working folder
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=environment,
+        pass_fds=pass_fds, process_group=group, bufsize=0,
+    )  # fmt: skip
+
+
+_ahead: dict[str, tuple[dict[str, str], subprocess.Popen[bytes]]] = {}
+
+
+@contextlib.contextmanager
+def started_ahead(module: str, imported: str, variables: Mapping[str, str]) -> Iterator[None]:
+    """Within a with block, have a child that imports the module `imported` until it gets its boot
+    message: the first that `spawn` is to start of `module` in the same environment. Otherwise the
+    child ends."""
+    environment = child_environment() | dict(variables)
+    _ahead[module] = environment, _started([module, imported], environment)
+    try:
+        yield
+    finally:
+        _taken(module, {})
+
+
+def _taken(module: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Return the child that was started ahead, if it fits; end another one. Mutates: _ahead"""
+    own, process = _ahead.pop(module, ({}, None))
+    if process is None or own == environment:
+        return process
+    assert process.stdin is not None
+    process.stdin.close()
+    process.kill()
+    process.wait()
+    return None
 
 
 def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) -> bytes:
@@ -240,13 +277,19 @@ def _own_envelope() -> Envelope:
     return _received
 
 
-def main(module: str) -> int:
-    """Run a module as a child process: read the boot message, watch the parent, and call `main`."""
+def main(module: str, *ahead: str) -> int:
+    """Run a module as a child process: read the boot message, watch the parent, and call `main`.
+    Before the message come the imports `ahead`: the child may not be needed, and ends silently."""
     global _received
+    if ahead:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the parent
     try:
+        for name in ahead:
+            importlib.import_module(name)
         _received = msgspec.msgpack.decode(_read_framed(STDIN), type=Envelope)
     except EOFError as error:
-        sys.stderr.write(f"dovetail.processes.process: {error}\n")
+        if not ahead:
+            sys.stderr.write(f"dovetail.processes.process: {error}\n")
         return EXIT_PARENT_GONE
     end_with_parent(_received)
     status: int = importlib.import_module(module).main()
@@ -319,4 +362,4 @@ def kill_later_with_parent() -> None:
 if __name__ == "__main__":
     from dovetail.processes import process
 
-    sys.exit(process.main(sys.argv[1]))
+    sys.exit(process.main(*sys.argv[1:]))

@@ -40,7 +40,10 @@ class ServeCommand(Command):
             from dovetail_plugins.joining.headless import run as run_headless
 
             return run_headless(config)
-        # Import the HTTP stack only once the flags are valid.
-        from dovetail.server.launch.serve import run as launch
+        from dovetail_plugins.commands._engine_ahead import engine_ahead
 
-        return launch(config)
+        with engine_ahead(config):
+            # Import the HTTP stack only once the flags are valid.
+            from dovetail.server.launch.serve import run as launch
+
+            return launch(config)
