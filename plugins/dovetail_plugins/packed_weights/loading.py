@@ -24,7 +24,13 @@ from dovetail_kernels.cpu.library import library
 from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
 from dovetail_plugins.packed_weights.entry_file import EntryWriter, natives_of
-from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
+from dovetail_plugins.packed_weights.folder import (
+    SUFFIX,
+    cache_folder,
+    make_room,
+    note_use,
+    remove_unfinished,
+)
 from dovetail_plugins.packed_weights.key import key_of
 
 log = logging.getLogger(__name__)
@@ -98,6 +104,7 @@ def loading(run: RunSpec) -> Iterator[None]:
     if path is None:
         yield
         return
+    remove_unfinished(path.parent)
     is_large = _is_large(run)
     restored = _read(path, checks_tensors=not is_large)
     with ExitStack() as stack:

@@ -81,6 +81,14 @@ def _scales(steps: torch.Tensor, codes: torch.Tensor | None, groups: int) -> tor
     return (wide if codes is None else wide * codes.float()).unsqueeze(2)
 
 
+def _bytes(raw: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Return some bytes of each block, of which torch copies columns on one thread. Shapes: [n,
+    block bytes] -> [n, stop - start]"""
+    run = bit_fields.OP.pick("cpu", torch.uint8)
+    found: torch.Tensor = run(blocks=raw, planes=(Plane(start, stop, 8, stop - start),))
+    return found
+
+
 def _step(start: int) -> Scales:
     """Return a reader of one step of 16 bits."""
     return lambda raw: {"steps": halves(raw[:, start : start + 2])}
@@ -120,7 +128,7 @@ def _six_bits(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the scales of a block that begins with two steps and twelve bytes of codes."""
-    head = raw[:, :16].contiguous()  # one pass over the blocks
+    head = _bytes(raw, 0, 16)
     codes, offset_codes = _six_bits(head[:, 4:])
     steps, offset_steps = halves(head[:, :2]), -halves(head[:, 2:4])
     return {"codes": codes, "steps": steps, "offset_codes": offset_codes,
@@ -128,8 +136,8 @@ def _k_offset(raw: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _q6_k(raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    codes = raw[:, 192:208].contiguous().view(torch.int8)
-    return {"codes": codes, "steps": halves(raw[:, 208:])}
+    end = _bytes(raw, 192, 210)
+    return {"codes": end[:, :16].contiguous().view(torch.int8), "steps": halves(end[:, 16:])}
 
 
 def _iq4_xs(raw: torch.Tensor) -> dict[str, torch.Tensor]:
