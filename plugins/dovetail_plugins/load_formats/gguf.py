@@ -78,8 +78,10 @@ class Gguf(LoadFormat):
         """Return the projector of a model. Raises: ConfigError"""
         from dovetail_plugins.gguf._config import config_of
         from dovetail_plugins.gguf.families import families
-        from dovetail_plugins.gguf.projectors.find import projector_of
+        from dovetail_plugins.gguf.projectors.find import projector_of, projectors_beside
 
+        if not (self.options.mmproj or projectors_beside(model.path)):
+            return None
         if model.settings.get("general.architecture") not in families():
             return None
         return projector_of(model, config_of(model), self.options.mmproj)

@@ -22,6 +22,10 @@ SUFFIX = ".packed"
 UNFINISHED = ".writing"
 STALE_S = 24 * 3600.0
 """An unfinished file that is older has no writer, where the file system cannot tell."""
+NOTE = ".checked"
+"""The file next to an entry that says which content was compared with its checksums."""
+SETTLED_S = 2.0
+"""Clocks of file systems are coarse: two changes of a file may have one time."""
 SPARE_BYTES = 4 << 30
 """What an entry must leave free on the disk."""
 
@@ -57,12 +61,33 @@ def entries(folder: Path) -> list[Entry]:
     return sorted(found, key=lambda one: -one.used_s)
 
 
-def note_use(path: Path) -> None:
-    """Mark an entry as used now; on a read-only disk it stays as it is."""
+def note_use(path: Path, *, is_checked: bool = False) -> None:
+    """Mark an entry as used now, and whether its bytes were just compared with their checksums; on
+    a read-only disk it stays as it is."""
     try:
         os.utime(path)
+        if is_checked:
+            _note_of(path).write_text(_identity(path.stat()))
     except OSError:
         return
+
+
+def is_checked(path: Path) -> bool:
+    """Return whether an entry's file is as it was when all of it was compared with its checksums: a
+    change of any byte changes the time that this compares."""
+    try:
+        facts, note = path.stat(), _note_of(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return note == _identity(facts) and time.time() - facts.st_ctime > SETTLED_S
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{NOTE}")
+
+
+def _identity(facts: os.stat_result) -> str:
+    return f"{facts.st_ino} {facts.st_size} {facts.st_ctime_ns}"
 
 
 def make_room(folder: Path, num_bytes: int, bound_bytes: int) -> str | None:
@@ -88,9 +113,13 @@ def hold(file: IO[bytes]) -> None:
 
 
 def remove_unfinished(folder: Path) -> int:
-    """Remove the files of writers that have ended; return their bytes. One that may not be removed
-    stays, as on a read-only disk."""
+    """Remove the files of writers that have ended, and notes without an entry; return the former's
+    bytes. One that may not be removed stays, as on a read-only disk."""
     num_bytes = 0
+    for note in folder.glob(f"*{SUFFIX}{NOTE}"):
+        with contextlib.suppress(OSError):
+            if not note.with_suffix("").exists():
+                note.unlink()
     for path in folder.glob(f"*{UNFINISHED}"):
         with contextlib.suppress(OSError):
             facts = path.stat()

@@ -27,6 +27,7 @@ from dovetail_plugins.packed_weights.entry_file import EntryWriter, natives_of
 from dovetail_plugins.packed_weights.folder import (
     SUFFIX,
     cache_folder,
+    is_checked,
     make_room,
     note_use,
     remove_unfinished,
@@ -179,7 +180,13 @@ def _path_of(run: RunSpec) -> Path | None:
 
 
 def _read(path: Path, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]:
-    """Return an entry's layers, none if there is no entry or a damaged one, which is removed."""
+    """Return an entry's layers, none if there is no entry or a damaged one, which is removed.
+
+    `checks_tensors`: compare its bytes with their checksums unless that was done since it was
+    written.
+    """
+    was_checked = is_checked(path)
+    checks_tensors = checks_tensors and not was_checked
     try:
         key = path.name.removesuffix(SUFFIX)
         found = entry_file.read(path, key, checks_tensors=checks_tensors)
@@ -190,7 +197,7 @@ def _read(path: Path, *, checks_tensors: bool = True) -> dict[str, list[Matrix]]
         if isinstance(error, entry_file.Damaged):
             path.unlink(missing_ok=True)
         return {}
-    note_use(path)
+    note_use(path, is_checked=checks_tensors or was_checked)
     log.info("mapped packed weights of %s", path)
     return found
 

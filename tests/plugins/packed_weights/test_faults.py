@@ -101,6 +101,34 @@ def _fault(whole: bytes, choice: random.Random) -> bytes:
     return bytes(content)
 
 
+def test_an_entry_is_checked_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"{KEY}{SUFFIX}"
+    written(path)
+    assert loading._read(path)
+    assert not folder.is_checked(path), "a change just now may have the same time"
+    monkeypatch.setattr(folder, "SETTLED_S", -1.0)
+    assert folder.is_checked(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_file, "_digest", _unexpected)
+        assert loading._read(path)
+    time.sleep(0.02)  # the file system's clock goes on
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    assert not folder.is_checked(path)
+    assert loading._read(path) == {}
+    assert not path.exists()
+    folder.remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _unexpected(*_: Any) -> None:
+    raise AssertionError("it was compared again")
+
+
 def test_another_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / f"{KEY}{SUFFIX}"
     written(path)
