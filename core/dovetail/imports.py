@@ -11,14 +11,12 @@ from contextlib import contextmanager
 def large_imports() -> Iterator[None]:
     """Disable garbage collection inside a with block that imports torch or the HTTP stack.
 
-    Imported modules stay alive anyway; collecting meanwhile takes a sixth of the import time, and
-    later collections look at none of them.
+    Imported modules stay alive anyway; collecting meanwhile takes a sixth of the import time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         if was_enabled:
             gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 from dovetail.imports import large_imports
@@ -18,3 +19,4 @@ with large_imports():
     load_torch()
     for name in MODULES:
         importlib.import_module(name)
+    gc.freeze()  # later collections look at none of it
