@@ -22,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO, TypeVar
 
 import msgspec
@@ -37,6 +37,9 @@ LENGTH = struct.Struct(">Q")
 PR_SET_PDEATHSIG = 1
 EXIT_PARENT_GONE = 3
 READ_BYTES = 1 << 20
+PLAIN: dict[str, Any] = {"stdout": STDERR, "stderr": None, "pass_fds": (), "process_group": None}
+AHEAD: dict[str, tuple[dict[str, str], subprocess.Popen[bytes]]] = {}
+"""Module -> a child that imports until `spawn` is to start one in the same environment."""
 
 Boot = TypeVar("Boot")
 
@@ -133,9 +136,11 @@ def spawn(
     try:
         message = _message(boot, leftovers, *channel)
         environment = child_environment() | dict(variables or {})
-        options = (stdout, stderr, [*pass_fds, *channel], 0 if has_own_group else None)
-        process = _taken(module, environment) if options == (STDERR, None, [], None) else None
-        process = process or _started([module], environment, *options)
+        group, descriptors = 0 if has_own_group else None, (*pass_fds, *channel)
+        outputs: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
+        options = outputs | {"pass_fds": descriptors, "process_group": group}
+        process = taken(module, environment) if options == PLAIN else None
+        process = process or start([module], environment, **options)
     except BaseException:
         if ours:
             ours.close()
@@ -147,40 +152,15 @@ def spawn(
     return Child(process, ours)
 
 
-def _started(
-    words: Sequence[str],
-    environment: Mapping[str, str],
-    stdout: int | IO[bytes] | None = STDERR,
-    stderr: int | IO[bytes] | None = None,
-    pass_fds: Sequence[int] = (),
-    group: int | None = None,
-) -> subprocess.Popen[bytes]:
+def start(words: Sequence[str], environment: Any, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a child that has not got its message. `words`: its module, and what it imports first"""
     command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no code of the working folder
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=environment,
-        pass_fds=pass_fds, process_group=group, bufsize=0,
-    )  # fmt: skip
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, bufsize=0, **options)
 
 
-_ahead: dict[str, tuple[dict[str, str], subprocess.Popen[bytes]]] = {}
-
-
-@contextlib.contextmanager
-def started_ahead(module: str, imported: str, variables: Mapping[str, str]) -> Iterator[None]:
-    """Within a with block, have a child that imports the module `imported` until it gets its boot
-    message: the first that `spawn` is to start of `module` in the same environment. Otherwise the
-    child ends."""
-    environment = child_environment() | dict(variables)
-    _ahead[module] = environment, _started([module, imported], environment)
-    try:
-        yield
-    finally:
-        _taken(module, {})
-
-
-def _taken(module: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
-    """Return the child that was started ahead, if it fits; end another one. Mutates: _ahead"""
-    own, process = _ahead.pop(module, ({}, None))
+def taken(module: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Return the child that was started ahead, if it fits; end another one. Mutates: AHEAD"""
+    own, process = AHEAD.pop(module, ({}, None))
     if process is None or own == environment:
         return process
     assert process.stdin is not None

@@ -6,13 +6,14 @@ Importing torch takes as long as all that the server does before it can say what
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 
 from dovetail.config.config import Config
 from dovetail.config.rules.machine.platform import cuda_devices
 from dovetail.config.sections.parallel import ParallelConfig
-from dovetail.processes.process import started_ahead
+from dovetail.processes import process
 
 ENGINE = "dovetail.engine.process"
 IMPORTED = "dovetail_plugins.workers._engine_imports"
@@ -24,6 +25,20 @@ def engine_ahead(config: Config) -> AbstractContextManager[None]:
     if not _is_one_on_cpu(config):
         return nullcontext()
     return started_ahead(ENGINE, IMPORTED, {PARALLELISM: os.environ.get(PARALLELISM, "false")})
+
+
+@contextmanager
+def started_ahead(module: str, imported: str, variables: Mapping[str, str]) -> Iterator[None]:
+    """Within a with block, have a child that imports the module `imported` until it gets its boot
+    message: the first that `spawn` is to start of `module` in the same environment. Otherwise the
+    child ends."""
+    environment = process.child_environment() | dict(variables)
+    child = process.start([module, imported], environment, **process.PLAIN)
+    process.AHEAD[module] = environment, child
+    try:
+        yield
+    finally:
+        process.taken(module, {})
 
 
 def _is_one_on_cpu(config: Config) -> bool:

@@ -53,11 +53,6 @@ def tell(order):
     print("a stray line")
     return 0
 
-def put(order):
-    with open(order["path"], "w") as file:
-        file.write(str("mate" in sys.modules))
-    return 0
-
 def sleep(order):
     print("asleep", file=sys.stderr, flush=True)
     time.sleep(60)
@@ -118,30 +113,6 @@ def test_a_child_that_ends_before_it_has_read_is_known_by_its_status(
     assert child.wait(LIMIT_S) == 5
     assert received(child) == b""
     assert child.end(0.0) == 5
-
-
-@pytest.mark.parametrize("variables", [{}, {"DOVETAIL_TOLD": "late"}])
-def test_a_child_that_was_started_ahead_is_used_if_it_has_the_environment(
-    mates: Path, tmp_path: Path, variables: dict[str, str]
-) -> None:
-    order = {"do": "put", "path": str(tmp_path / "loaded")}
-    with process.started_ahead("errand", "mate", {}):
-        ahead = own_children()[0].pid
-        child = process.spawn("errand", order, variables=variables)
-        assert (child.pid == ahead) is (not variables)
-        assert own_children()[0].pid == child.pid, "the other one has ended"
-        assert child.wait(LIMIT_S) == 0
-    assert (tmp_path / "loaded").read_text() == str(not variables)
-    assert child.end(0.0) == 0
-
-
-def test_a_child_that_was_started_ahead_ends_silently_if_it_is_not_needed(
-    mates: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with process.started_ahead("errand", "mate", {}):
-        assert len(own_children()) == 1
-    assert own_children() == []
-    assert capfd.readouterr().err == ""
 
 
 def test_what_cannot_be_started_or_encoded_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
