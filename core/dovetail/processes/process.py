@@ -37,6 +37,9 @@ LENGTH = struct.Struct(">Q")
 PR_SET_PDEATHSIG = 1
 EXIT_PARENT_GONE = 3
 READ_BYTES = 1 << 20
+PLAIN: dict[str, Any] = {"stdout": STDERR, "stderr": None, "pass_fds": (), "process_group": None}
+AHEAD: dict[str, tuple[dict[str, str], subprocess.Popen[bytes]]] = {}
+"""Module -> a child that imports until `spawn` is to start one in the same environment."""
 
 Boot = TypeVar("Boot")
 
@@ -132,16 +135,12 @@ def spawn(
     channel = [theirs.fileno()] if theirs else []
     try:
         message = _message(boot, leftovers, *channel)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, module],  # -P: no code of the working folder
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            env=child_environment() | dict(variables or {}),
-            pass_fds=[*pass_fds, *channel],
-            process_group=0 if has_own_group else None,
-            bufsize=0,
-        )
+        environment = child_environment() | dict(variables or {})
+        group, descriptors = 0 if has_own_group else None, (*pass_fds, *channel)
+        outputs: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
+        options = outputs | {"pass_fds": descriptors, "process_group": group}
+        process = taken(module, environment) if options == PLAIN else None
+        process = process or start([module], environment, **options)
     except BaseException:
         if ours:
             ours.close()
@@ -151,6 +150,24 @@ def spawn(
             theirs.close()
     _tell(process, message)
     return Child(process, ours)
+
+
+def start(words: Sequence[str], environment: Any, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a child that has not got its message. `words`: its module, and what it imports first"""
+    command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no code of the working folder
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, bufsize=0, **options)
+
+
+def taken(module: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """Return the child that was started ahead, if it fits; end another one. Mutates: AHEAD"""
+    own, process = AHEAD.pop(module, ({}, None))
+    if process is None or own == environment:
+        return process
+    assert process.stdin is not None
+    process.stdin.close()
+    process.kill()
+    process.wait()
+    return None
 
 
 def _message(boot: Any, leftovers: Sequence[str], channel: int | None = None) -> bytes:
@@ -240,13 +257,19 @@ def _own_envelope() -> Envelope:
     return _received
 
 
-def main(module: str) -> int:
-    """Run a module as a child process: read the boot message, watch the parent, and call `main`."""
+def main(module: str, *ahead: str) -> int:
+    """Run a module as a child process: read the boot message, watch the parent, and call `main`.
+    Before the message come the imports `ahead`: the child may not be needed, and ends silently."""
     global _received
+    if ahead:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the parent
     try:
+        for name in ahead:
+            importlib.import_module(name)
         _received = msgspec.msgpack.decode(_read_framed(STDIN), type=Envelope)
     except EOFError as error:
-        sys.stderr.write(f"dovetail.processes.process: {error}\n")
+        if not ahead:
+            sys.stderr.write(f"dovetail.processes.process: {error}\n")
         return EXIT_PARENT_GONE
     end_with_parent(_received)
     status: int = importlib.import_module(module).main()
@@ -319,4 +342,4 @@ def kill_later_with_parent() -> None:
 if __name__ == "__main__":
     from dovetail.processes import process
 
-    sys.exit(process.main(sys.argv[1]))
+    sys.exit(process.main(*sys.argv[1:]))

@@ -48,10 +48,13 @@ class ServeCommand(Command):
             from dovetail_plugins.joining.headless import run as run_headless
 
             return run_headless(config)
-        # Import the HTTP stack only once the flags are valid.
-        from dovetail.server.launch.serve import run as launch
+        from dovetail_plugins.commands._engine_ahead import engine_ahead
 
-        return launch(config)
+        with engine_ahead(config):
+            # Import the HTTP stack only once the flags are valid.
+            from dovetail.server.launch.serve import run as launch
+
+            return launch(config)
 
 
 def _offers_this_machine(config: Config) -> bool:

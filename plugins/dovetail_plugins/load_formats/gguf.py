@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.data.headers import TensorHeader
 from dovetail.interfaces.load_format import Checkpoint, LoadFormat
 from dovetail.interfaces.plugin import Info
-from dovetail_plugins.gguf.reading.file import SUFFIX, GgufModel, find_file, read_model
+from dovetail_plugins.gguf.reading.file import SUFFIX, GgufModel, find_file, forget_head, read_model
 from dovetail_plugins.load_formats._files import ByteCount, check_nonempty
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Gguf(LoadFormat):
         for name, tensor in chain(tensors_of(model), tensors.tensors_of(*found) if found else ()):
             yield name, tensor
             count.add(tensor.nbytes)
+        forget_head()
 
     def headers(self, checkpoint: Checkpoint) -> Iterator[TensorHeader]:
         """Return the headers of the tensors in the model's files."""
@@ -77,8 +78,10 @@ class Gguf(LoadFormat):
         """Return the projector of a model. Raises: ConfigError"""
         from dovetail_plugins.gguf._config import config_of
         from dovetail_plugins.gguf.families import families
-        from dovetail_plugins.gguf.projectors.find import projector_of
+        from dovetail_plugins.gguf.projectors.find import projector_of, projectors_beside
 
+        if not (self.options.mmproj or projectors_beside(model.path)):
+            return None
         if model.settings.get("general.architecture") not in families():
             return None
         return projector_of(model, config_of(model), self.options.mmproj)

@@ -24,7 +24,8 @@ import torch
 from dovetail_kernels.checksum.native import sums_of
 from dovetail_kernels.gemm.matrix import Matrix
 from dovetail_kernels.gemm.native import PackedFacts
-from dovetail_plugins.packed_weights.folder import UNFINISHED
+from dovetail_plugins.folder_sync import sync_folder
+from dovetail_plugins.packed_weights.folder import UNFINISHED, hold
 
 MAGIC = b"DTPACKS\x01"
 _TAIL = struct.Struct("<Q32s8s")
@@ -106,6 +107,7 @@ class EntryWriter:
         self._path, self._key, self._model = path, key, model
         self._unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
         self._file = self._unfinished.open("w+b", buffering=0)
+        hold(self._file)
         self._layers: dict[str, list[StoredMatrix]] = {}
         self._end = 0
 
@@ -150,7 +152,8 @@ class EntryWriter:
         _write_all(self._file.fileno(), self._end, encoded + tail)
         os.fsync(self._file.fileno())
         self._unfinished.replace(self._path)
-        _sync_folder(self._path.parent)
+        with contextlib.suppress(OSError):  # not all file systems can
+            sync_folder(self._path.parent)
 
     def _written(self, matrix: Matrix) -> StoredMatrix:
         """Write a matrix's tensors. Mutates: self"""
@@ -322,13 +325,3 @@ def _write_all(descriptor: int, place: int, data: bytes | memoryview) -> None:
     while view:
         written = os.pwrite(descriptor, view[:_PIECE_BYTES], place)
         place, view = place + written, view[written:]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the folder's new name to the disk, where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

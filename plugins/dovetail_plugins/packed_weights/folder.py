@@ -6,19 +6,26 @@ Specification.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dovetail_plugins.state_folder import user_folder
 
 SUFFIX = ".packed"
 UNFINISHED = ".writing"
 STALE_S = 24 * 3600.0
-"""An unfinished file that is older was left behind by a process that ended."""
+"""An unfinished file that is older has no writer, where the file system cannot tell."""
+NOTE = ".checked"
+"""The file next to an entry that says which content was compared with its checksums."""
+SETTLED_S = 2.0
+"""Clocks of file systems are coarse: two changes of a file may have one time."""
 SPARE_BYTES = 4 << 30
 """What an entry must leave free on the disk."""
 
@@ -54,20 +61,41 @@ def entries(folder: Path) -> list[Entry]:
     return sorted(found, key=lambda one: -one.used_s)
 
 
-def note_use(path: Path) -> None:
-    """Mark an entry as used now; on a read-only disk it stays as it is. Its time of change stays,
-    too: those who run from it compare that."""
+def note_use(path: Path, *, is_checked: bool = False) -> None:
+    """Mark an entry as used now, and whether its bytes were just compared with their checksums; on
+    a read-only disk it stays as it is. Its time of change stays, too: those who run from it compare
+    that."""
     try:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        if is_checked:
+            _note_of(path).write_text(_identity(path.stat()))
     except OSError:
         return
+
+
+def is_checked(path: Path) -> bool:
+    """Return whether an entry's file is as it was when all of it was compared with its checksums: a
+    change of any byte changes the time that this compares."""
+    try:
+        facts, note = path.stat(), _note_of(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return note == _identity(facts) and time.time() - facts.st_ctime > SETTLED_S
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{NOTE}")
+
+
+def _identity(facts: os.stat_result) -> str:
+    return f"{facts.st_ino} {facts.st_size} {facts.st_ctime_ns}"
 
 
 def make_room(folder: Path, num_bytes: int, bound_bytes: int) -> str | None:
     """Remove entries, the longest unused first, until one of `num_bytes` may be added. Return why
     it may not be, or None. Raises: OSError"""
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_stale(folder)
+    remove_unfinished(folder)
     if num_bytes > bound_bytes:
         return f"it takes {num_bytes >> 20} MiB of {bound_bytes >> 20} (--weight-cache-bytes)"
     found = entries(folder)
@@ -79,8 +107,36 @@ def make_room(folder: Path, num_bytes: int, bound_bytes: int) -> str | None:
     return None
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove files that were not finished."""
+def hold(file: IO[bytes]) -> None:
+    """Mark a file as one that is being written, until it is closed or its process ends."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_unfinished(folder: Path) -> int:
+    """Remove the files of writers that have ended, and notes without an entry; return the former's
+    bytes. One that may not be removed stays, as on a read-only disk."""
+    num_bytes = 0
+    for note in folder.glob(f"*{SUFFIX}{NOTE}"):
+        with contextlib.suppress(OSError):
+            if not note.with_suffix("").exists():
+                note.unlink()
     for path in folder.glob(f"*{UNFINISHED}"):
-        if time.time() - path.stat().st_mtime > STALE_S:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            facts = path.stat()
+            if not _is_held(path, facts.st_mtime):
+                path.unlink()
+                num_bytes += facts.st_size
+    return num_bytes
+
+
+def _is_held(path: Path, changed_s: float) -> bool:
+    """Return whether a process writes a file. Raises: OSError"""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return time.time() - changed_s < STALE_S
+    return False

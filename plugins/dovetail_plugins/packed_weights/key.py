@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from dovetail import registry
+from dovetail.config.checkpoint.sources.weights_check import weight_files
 from dovetail.interfaces.data.spec import RunSpec
+from dovetail_plugins.gguf.projectors.find import projectors_beside
 
 LAYOUT_VERSION = 2
 """Rises when entries are written otherwise."""
@@ -26,7 +28,7 @@ def key_of(run: RunSpec, library: str, isa: str) -> str:
     """
     facts = {
         "layout": (LAYOUT_VERSION, library, isa, list(_code())),
-        "files": list(_files(Path(run.model.path))),
+        "files": list(_files(run)),
         "model": run.model,
         "plugins": (run.model_plugin, run.load_format, run.quantization),
         "packages": _distributions((run.model_plugin, run.load_format, run.quantization)),
@@ -38,12 +40,15 @@ def key_of(run: RunSpec, library: str, isa: str) -> str:
     return hashlib.blake2b(encoded, digest_size=20).hexdigest()
 
 
-def _files(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield name, bytes and time of change of a checkpoint's files, and of files of its kind next
-    to it: a projector may be among them."""
-    files: Iterable[Path] = sorted(path.parent.iterdir() if path.is_file() else path.rglob("*"))
-    for file in files:
-        if file.is_file() and (not path.is_file() or file.suffix == path.suffix):
+def _files(run: RunSpec) -> Iterator[tuple[str, int, int]]:
+    """Yield name, bytes and time of change of the files that a checkpoint is read from: all of a
+    folder, of a model in one file its parts and what may be its projector."""
+    path, named = Path(run.model.path), run.load_format.options.get("mmproj")
+    files: Iterable[Path] = path.rglob("*")
+    if path.is_file():
+        files = {*weight_files(path), *projectors_beside(path), *([Path(named)] if named else [])}
+    for file in sorted(files):
+        if file.is_file():
             facts = file.resolve().stat()
             yield str(file), facts.st_size, facts.st_mtime_ns
 

@@ -29,7 +29,14 @@ from dovetail_kernels.gemm.matrix import Matrix, runs_natively
 from dovetail_plugins.packed_weights import entry_file
 from dovetail_plugins.packed_weights.bounds import is_larger_than_memory
 from dovetail_plugins.packed_weights.entry_file import EntryWriter, MappedEntry, Place, natives_of
-from dovetail_plugins.packed_weights.folder import SUFFIX, cache_folder, make_room, note_use
+from dovetail_plugins.packed_weights.folder import (
+    SUFFIX,
+    cache_folder,
+    is_checked,
+    make_room,
+    note_use,
+    remove_unfinished,
+)
 from dovetail_plugins.packed_weights.key import key_of
 
 log = logging.getLogger(__name__)
@@ -114,6 +121,7 @@ def loading(run: RunSpec) -> Iterator[Follow | None]:
     if path is None:
         yield None
         return
+    remove_unfinished(path.parent)
     is_large = _is_large(run)
     entry = _read(path, checks_tensors=not is_large)
     with ExitStack() as stack:
@@ -217,7 +225,13 @@ def _path_of(run: RunSpec) -> Path | None:
 
 
 def _read(path: Path, *, checks_tensors: bool = True) -> MappedEntry | None:
-    """Return an entry; None if there is none or a damaged one, which is removed."""
+    """Return an entry; None if there is none or a damaged one, which is removed.
+
+    `checks_tensors`: compare its bytes with their checksums unless that was done since it was
+    written.
+    """
+    was_checked = is_checked(path)
+    checks_tensors = checks_tensors and not was_checked
     try:
         key = path.name.removesuffix(SUFFIX)
         found = entry_file.mapped_entry(path, key, checks_tensors=checks_tensors)
@@ -228,7 +242,7 @@ def _read(path: Path, *, checks_tensors: bool = True) -> MappedEntry | None:
         if isinstance(error, entry_file.Damaged):
             path.unlink(missing_ok=True)
         return None
-    note_use(path)
+    note_use(path, is_checked=checks_tensors or was_checked)
     log.info("mapped packed weights of %s", path)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail_plugins.packed_weights import entry_file
-from dovetail_plugins.packed_weights.folder import Entry, entries
+from dovetail_plugins.packed_weights.folder import Entry, entries, remove_unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class PackedModel:
 
 
 def packed_models(folder: Path) -> list[PackedModel]:
-    """Return the models with entries in a folder. A damaged entry has no model's name."""
+    """Return the models with entries in a folder. A damaged entry has no model's name. Files of
+    writers that have ended are removed."""
+    remove_unfinished(folder)
     by_model: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries(folder):
         try:

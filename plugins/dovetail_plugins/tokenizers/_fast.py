@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.tokenizer import PairFrame, TokenStream
-from dovetail.json_values import json_value
+from dovetail.json_values import json_struct, json_value
 from dovetail_plugins.tokenizers import _files
 from dovetail_plugins.tokenizers._known_pieces import KnownPieces, Span, starts_of
 from dovetail_plugins.tokenizers._pairs import frame_of
@@ -31,6 +32,12 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_MARK = "\u2581"
 SHORT_CHARS = 4096
 """Texts that are tokenized in less time than another thread would notice."""
+
+
+class _Content(msgspec.Struct):
+    """The part of a tokenizer.json that is read here."""
+
+    decoder: dict[str, Any] | None = None
 
 
 class FastTokenizer:
@@ -55,7 +62,7 @@ class FastTokenizer:
                 where=str(file),
                 fix="download the file again.",
             ) from error
-        decoder = json_value(content).get("decoder") or {}
+        decoder = json_struct(content, _Content).decoder or {}
         self._decoder_types = _types(decoder)
         self._marks_spaces = SPACE_MARK in json.dumps(decoder, ensure_ascii=False)
         self._named = _files.special_tokens(self._settings)
@@ -246,10 +253,10 @@ class FastTokenizer:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
-        values = [self._byte_of.get(character) for character in token]
-        if None in values:
+        try:
+            return token.translate(self._latin).encode("latin-1")
+        except UnicodeEncodeError:
             return token.encode()
-        return bytes(v for v in values if v is not None)
 
     def _piece(self, token_id: int) -> str:
         token = self._backend.id_to_token(token_id)
@@ -260,6 +267,12 @@ class FastTokenizer:
         if "ByteFallback" in self._decoder_types and (match := BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(match[1]).decode(errors="replace")
         return token.replace(SPACE_MARK, " ") if self._marks_spaces else token
+
+    @cached_property
+    def _latin(self) -> dict[int, str]:
+        """Character -> the Latin-1 character of its byte; one outside Latin-1 if it has none."""
+        foreign = dict.fromkeys(range(256), "\u0100")
+        return foreign | {ord(one): chr(byte) for one, byte in self._byte_of.items()}
 
     @cached_property
     def _byte_of(self) -> dict[str, int]:

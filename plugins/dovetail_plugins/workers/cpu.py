@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from dovetail.config.rules.machine.platform import available_bytes
@@ -12,6 +10,7 @@ from dovetail.interfaces.plugin import Info
 from dovetail.runner.worker.device_worker import DeviceWorker
 from dovetail_kernels.cpu import library as native
 from dovetail_plugins.workers._second_team import SecondTeam
+from dovetail_plugins.workers._torch import load_torch
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 
 MARGIN_BYTES = 512 << 20
 """Always left to the rest of the machine, whatever the engine may take."""
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""What says how long OpenMP's idle threads wait awake, read once when torch is loaded."""
 
 
 class CpuWorker(DeviceWorker):
@@ -37,12 +34,7 @@ class CpuWorker(DeviceWorker):
         return [] if query in (None, "cpu") else [f"runs on cpu, not on {query}"]
 
     def _open_device(self) -> torch.device:
-        # With native kernels torch's threads mostly wait, and waiting awake they would take the
-        # cores that the kernels run on.
-        is_told = any(name in os.environ for name in WAITING)
-        self._waits_awake = "torch" in sys.modules and not is_told
-        if native.library() is not None and "torch" not in sys.modules and not is_told:
-            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        self._waits_awake = load_torch()
         import torch
 
         return torch.device("cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from pathlib import Path
@@ -14,7 +15,13 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces.load_format import Checkpoint
 from dovetail_plugins.gguf._config import read_config
 from dovetail_plugins.gguf.families.parts import ends
-from dovetail_plugins.gguf.reading.file import GgufModel, find_file, read_head, read_model
+from dovetail_plugins.gguf.reading.file import (
+    GgufModel,
+    find_file,
+    forget_head,
+    read_head,
+    read_model,
+)
 from dovetail_plugins.gguf.reading.metadata import Settings
 from dovetail_plugins.gguf.vocabulary.read import read_tokenizer
 from dovetail_plugins.load_formats.gguf import Gguf
@@ -58,6 +65,21 @@ def test_settings_and_tensors_are_those_of_the_package(file: Path) -> None:
         assert (ours.name, ours.type.name) == (right.name, right.tensor_type.name)
         assert ours.shape == tuple(reversed(right.shape.tolist()))
         assert raw[ours.start : ours.start + ours.num_bytes] == right.data.tobytes()
+
+
+def test_a_head_is_read_once_while_the_file_stays_as_it_is(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(file.read_bytes())
+    first = read_head(path)
+    assert read_head(path) is first
+    content = bytearray(path.read_bytes())
+    place = content.index(b"some.numbers")
+    content[place : place + 4] = b"more"
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    assert "more.numbers" in read_head(path).settings
+    forget_head()
+    assert read_head(path) is not first
 
 
 def test_mutated_files_are_read_or_refused(file: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import random
@@ -100,6 +101,34 @@ def _fault(whole: bytes, choice: random.Random) -> bytes:
     return bytes(content)
 
 
+def test_an_entry_is_checked_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"{KEY}{SUFFIX}"
+    written(path)
+    assert loading._read(path)
+    assert not folder.is_checked(path), "a change just now may have the same time"
+    monkeypatch.setattr(folder, "SETTLED_S", -1.0)
+    assert folder.is_checked(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_file, "_digest", _unexpected)
+        assert loading._read(path)
+    time.sleep(0.02)  # the file system's clock goes on
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    assert not folder.is_checked(path)
+    assert loading._read(path) == {}
+    assert not path.exists()
+    folder.remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _unexpected(*_: Any) -> None:
+    raise AssertionError("it was compared again")
+
+
 def test_another_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / f"{KEY}{SUFFIX}"
     written(path)
@@ -143,6 +172,8 @@ def test_a_killed_writer_leaves_no_half_entry(tmp_path: Path) -> None:
             writer.send_signal(signal.SIGKILL)
         if path.exists():
             entry_file.read(path, KEY)
+        folder.remove_unfinished(tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} <= {path.name}
 
 
 def test_two_writers_of_one_entry(tmp_path: Path) -> None:
@@ -192,11 +223,27 @@ def test_a_full_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_files_of_writers_that_ended_are_removed(tmp_path: Path) -> None:
+    (tmp_path / f"old{UNFINISHED}").write_bytes(b"")
+    with entry_file.EntryWriter(tmp_path / f"{KEY}{SUFFIX}", KEY, "a model") as writer:
+        make_room(tmp_path, 1000, 4000)
+        (left,) = tmp_path.iterdir()
+        assert left.name.startswith(KEY), "its writer is there"
+        writer.finish()
+    assert [file.name for file in tmp_path.iterdir()] == [f"{KEY}{SUFFIX}"]
+
+
+def test_where_files_cannot_be_locked_the_age_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     for name, used_s in (("old", 0.0), ("new", time.time())):
         path = tmp_path / f"{name}{UNFINISHED}"
         path.write_bytes(b"")
         os.utime(path, (used_s, used_s))
-    make_room(tmp_path, 1000, 4000)
+    assert folder.remove_unfinished(tmp_path) == 0
     assert [file.name for file in tmp_path.iterdir()] == [f"new{UNFINISHED}"]
 
 
@@ -207,7 +254,10 @@ def test_the_commands_know_it(
     path = folder.cache_folder() / f"{KEY}{SUFFIX}"
     path.parent.mkdir(parents=True)
     written(path)
+    left = path.with_name(f"{path.name}.1{UNFINISHED}")
+    left.write_bytes(b"cut")
     assert _run(CacheLsCommand) == 0
+    assert not left.exists()
     assert "a model" in capsys.readouterr().out
     assert _run(CacheVerifyCommand) == 0
     content = bytearray(path.read_bytes())

@@ -137,6 +137,19 @@ def test_a_changed_file_is_another_key(tmp_path: Path) -> None:
     assert loading._path_of(run_of(path)) != before
 
 
+def test_only_files_that_are_read_change_the_key_of_a_gguf_file(tmp_path: Path) -> None:
+    source = write_tiny_checkpoint(tmp_path / "source", "Qwen3ForCausalLM", **WIDE)
+    write_gguf(source, tmp_path / "model.gguf", lambda name: "Q8_0")
+    before = loading._path_of(run_of(tmp_path / "model.gguf"))
+    (tmp_path / "another.gguf").write_bytes((tmp_path / "model.gguf").read_bytes())
+    assert loading._path_of(run_of(tmp_path / "model.gguf")) == before
+    os.utime(tmp_path / "model.gguf", ns=(1, 1))
+    changed = loading._path_of(run_of(tmp_path / "model.gguf"))
+    assert changed != before
+    (tmp_path / "mmproj-model.gguf").write_bytes((tmp_path / "model.gguf").read_bytes())
+    assert loading._path_of(run_of(tmp_path / "model.gguf")) != changed
+
+
 def test_no_weight_cache(tmp_path: Path) -> None:
     path = write_tiny_checkpoint(tmp_path / "model", "LlamaForCausalLM")
     start(run_of(path, weight_cache=False))

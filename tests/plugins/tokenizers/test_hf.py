@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.plugin import NoOptions
+from dovetail_plugins.tokenizers._fast import FastTokenizer
 from dovetail_plugins.tokenizers.hf import HfTokenizer, TransformersTokenizer
 from support.small_tokenizers import byte_level, sentencepiece_like, unigram
 
@@ -155,6 +156,17 @@ def test_bytes_of_some_tokens_are_those_of_the_table(tokenizer: HfTokenizer) -> 
     written = tokenizer.token_bytes()
     ids = [len(written) - 1, 0, len(written) // 2]
     assert tokenizer.bytes_of(ids) == [written[token_id] for token_id in ids]
+
+
+def test_tokens_with_characters_that_no_byte_has_are_plain_text() -> None:
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    tokens = {"a": b"a", "\u0120b": b" b", "a b": b"a b", "\u65e5": "\u65e5".encode(),
+              "\xad": "\xad".encode(), "\u0143": b"\xad"}  # fmt: skip
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    content = {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level,
+               "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}  # fmt: skip
+    ours = FastTokenizer(Path("tokenizer.json"), content=json.dumps(content), settings={})
+    assert ours.token_bytes() == list(tokens.values())
 
 
 def test_no_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -113,19 +113,21 @@ class AsyncEngine(EngineOperations):
         in_process: bool = False,
         prepares: bool = False,
         elsewhere: Sequence[EngineHost] = (),
+        prepared: Callable[[AsyncEngine], None] | None = None,
     ) -> AsyncEngine:
         """Start engines, in child processes or one in a thread of this process, followed by those
         of `spec.elsewhere`, which are already starting.
 
-        `prepares`: the constraint compiler is started too, before a request needs it. Raises:
-        ConfigError of an engine; EngineDead if one died while starting.
+        `prepares`: the constraint compiler is started too, before a request needs it. `prepared`
+        gets the engine when it only waits for the processes: all but requests may be prepared.
+        Raises: ConfigError of an engine; EngineDead if one died while starting.
         """
         hosts = started(spec, elsewhere, in_process=in_process)
         engine = cls(spec, [(own, host.end, host) for own, host in hosts])
         for connection, (_, host) in zip(engine._connections, hosts, strict=True):
             host.watch(connection.note_exit)
         try:
-            await engine._connect()
+            await engine._connect(prepared=prepared)
             if prepares and engine.constraint_compiler is not None:
                 engine.constraint_compiler.start()
         except BaseException:
@@ -164,7 +166,9 @@ class AsyncEngine(EngineOperations):
             engine.constraint_compiler.start()
         return engine
 
-    async def _connect(self, process: int = 0) -> None:
+    async def _connect(
+        self, process: int = 0, prepared: Callable[[AsyncEngine], None] | None = None
+    ) -> None:
         """Connect to the engines, load the tokenizer, and wait until the engines are ready."""
         for connection in self._connections:
             connection.greet()
@@ -175,6 +179,8 @@ class AsyncEngine(EngineOperations):
         self._input = InputProcessor(self.spec, self.vocabularies, name=self.name)
         self.media_words = self._input.media_words
         self._pooled_input = PooledInput(self.spec, self.vocabularies, name=self.name)
+        if prepared is not None:
+            prepared(self)
         await asyncio.gather(*(connection.wait_ready() for connection in self._connections))
         for connection in self._connections:
             connection.verify_started()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
@@ -38,16 +38,20 @@ def max_queued(config: Config, spec: EngineSpec) -> int:
 
 @contextlib.asynccontextmanager
 async def starting_engine(
-    config: Config, spec: EngineSpec, timer: StartupTimer
+    config: Config,
+    spec: EngineSpec,
+    timer: StartupTimer,
+    prepared: Callable[[AsyncEngine], None] | None = None,
 ) -> AsyncIterator[asyncio.Task[AsyncEngine]]:
     """Yield the engine's start as a task, so that the block can prepare everything else meanwhile.
-    The engine ends with the block, started or not. Raises (the task): as AsyncEngine.start"""
+    The engine ends with the block, started or not. `prepared`: as for AsyncEngine.start. Raises
+    (the task): as AsyncEngine.start"""
     check_serves(config.parallel)
     with contextlib.ExitStack() as stack:
         elsewhere = _elsewhere(config, spec)
         if elsewhere is not None:
             stack.enter_context(elsewhere)
-        task = asyncio.ensure_future(_start_engine(config, spec, timer, elsewhere))
+        task = asyncio.ensure_future(_start_engine(config, spec, timer, elsewhere, prepared))
         try:
             yield task
         finally:
@@ -70,7 +74,11 @@ def _elsewhere(config: Config, spec: EngineSpec) -> RemoteEngines | None:
 
 
 async def _start_engine(
-    config: Config, spec: EngineSpec, timer: StartupTimer, others: RemoteEngines | None
+    config: Config,
+    spec: EngineSpec,
+    timer: StartupTimer,
+    others: RemoteEngines | None,
+    prepared: Callable[[AsyncEngine], None] | None,
 ) -> AsyncEngine:
     """Return the started engine; its phases are recorded. Raises: as AsyncEngine.start"""
     from dovetail.engine.client.async_engine import AsyncEngine
@@ -86,7 +94,11 @@ async def _start_engine(
     prepares = not in_process and config.frontend.api_server_count == 1
     with timer.time("engine"):
         engine = await AsyncEngine.start(
-            spec, in_process=in_process, prepares=prepares, elsewhere=elsewhere
+            spec,
+            in_process=in_process,
+            prepares=prepares,
+            elsewhere=elsewhere,
+            prepared=prepared,
         )
     timer.note_parts("engine", ((phase.name, phase.duration_s) for phase in engine.phases))
     return engine

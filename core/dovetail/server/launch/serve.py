@@ -15,6 +15,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dovetail.config.config import Config
 from dovetail.config.resolve import resolve
@@ -34,6 +35,9 @@ from dovetail.server.launch.frontend_checks import check_frontend
 from dovetail.server.launch.records import record_removed
 from dovetail.server.launch.sockets import listening
 from dovetail.server.launch.startup_timer import StartupTimer
+
+if TYPE_CHECKING:
+    from dovetail.engine.client.async_engine import AsyncEngine
 
 logger = logging.getLogger("dovetail.server")
 EXIT_STOPPED = 143
@@ -109,10 +113,11 @@ async def _run_one(
     sock: socket.socket,
     timer: StartupTimer,
 ) -> int:
-    async with starting_engine(config, spec, timer) as starting:
-        # Importing the application takes a second; the engine process does its own imports
-        # meanwhile.
-        await asyncio.get_running_loop().run_in_executor(None, _import_application)
+    loop = asyncio.get_running_loop()
+    prepared: asyncio.Future[AsyncEngine] = loop.create_future()
+    async with starting_engine(config, spec, timer, prepared.set_result) as starting:
+        # Importing and building the application takes a second; the engine process loads meanwhile.
+        await loop.run_in_executor(None, _import_application)
         from dovetail.server.app import build_app
         from dovetail.server.families import build_apis, opened_apis
         from dovetail.server.generate.rendering.building import build_renderer
@@ -121,7 +126,8 @@ async def _run_one(
         from dovetail.server.launch.settings import settings_in_force
 
         async with opened_apis(build_apis(apis), config.frontend) as opened:
-            engine = await starting
+            await asyncio.wait([prepared, starting], return_when=asyncio.FIRST_COMPLETED)
+            engine = prepared.result() if prepared.done() else await starting
             with timer.time("application"):
                 options = config.plugin.options_of("renderer")
                 renderer = build_renderer(engine, config.frontend, options=options)
@@ -137,6 +143,7 @@ async def _run_one(
                 )
             life = ServerLifecycle(app, engine, config.frontend)
             async with contextlib.aclosing(app.state.server):
+                await starting
                 return await life.run(sock, lambda: tell_ready(config, spec, sock, timer))
 
 

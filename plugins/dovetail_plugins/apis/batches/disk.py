@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dovetail.json_values import InvalidJson, json_struct
+from dovetail_plugins.folder_sync import sync_folder
 
 logger = logging.getLogger("dovetail_plugins.batch")
 NEW = ".new"
@@ -47,15 +48,6 @@ def write_whole(path: Path, data: bytes, *, syncs: bool = True) -> None:
         raise
     if syncs:
         sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk: its renamed and created files. Raises: OSError"""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ResultFile:

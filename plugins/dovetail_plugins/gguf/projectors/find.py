@@ -50,7 +50,7 @@ def projector_of(model: GgufModel, config: Mapping[str, Any], mmproj: str | None
         return fitting(model, config, _named(mmproj)) if mmproj else None
     fits: list[tuple[Path, Found]] = []
     errors: list[ConfigError] = []
-    for file in _beside(model.path):
+    for file in projectors_beside(model.path):
         try:
             fits.append((file, fitting(model, config, file)))
         except UnsupportedProjector as error:
@@ -72,7 +72,7 @@ def _named(mmproj: str) -> Path:
     return path.absolute()
 
 
-def _beside(model: Path) -> list[Path]:
+def projectors_beside(model: Path) -> list[Path]:
     """Return the projector files in a model's folder; in a snapshot of the hub also above it."""
     above = model.parent.parent
     folders = [model.parent, *([above] if commit_of(above) else [])]

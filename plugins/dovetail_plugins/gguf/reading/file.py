@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -155,12 +156,28 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_head(path: Path) -> FileHead:
-    """Return the checked head of one file. Raises: ConfigError naming the file and the byte."""
+    """Return the checked head of one file. Raises: ConfigError naming the file and the byte.
+
+    The latest one is not read again while the file stays as it is, until `forget_head`.
+    """
     try:
-        with path.open("rb") as file:
-            return _Reader(path, file).head()
+        facts = path.stat()
+        return _read_head(path, (facts.st_ino, facts.st_size, facts.st_mtime_ns))
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+@lru_cache(maxsize=1)
+def _read_head(path: Path, identity: tuple[int, ...]) -> FileHead:
+    """Return the checked head of one file. `identity`: what changes with the file's content.
+    Raises: OSError, ConfigError"""
+    with path.open("rb") as file:
+        return _Reader(path, file).head()
+
+
+def forget_head() -> None:
+    """Give back the memory of the latest head: a vocabulary takes tens of MB."""
+    _read_head.cache_clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

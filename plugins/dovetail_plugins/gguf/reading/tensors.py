@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from dovetail.errors import ConfigError
+from dovetail.layers.linear.packs import PACKED_LAYERS
 from dovetail_plugins.gguf.blocks.integers import dequantize
 from dovetail_plugins.gguf.blocks.types import QUANTIZED
 from dovetail_plugins.gguf.families.family import FamilyNames
@@ -100,12 +101,20 @@ def _as_stored(
     """Return a tensor as in the checkpoint, undoing a converter's changes."""
     last = place.module.rpartition(".")[2]
     if layout.turns_heads and last in ("q_proj", "k_proj"):
+        if _is_packed(place.module):
+            return tensor
         return _turned(tensor, _num_heads(model, is_key=last == "k_proj"))
     if place.stem in layout.undo:
         return layout.undo[place.stem](model, tensor)
     if layout.adds_one and place.module.endswith("norm") and place.leaf == "weight":
         return tensor.float() - 1
     return tensor.unsqueeze(0) if last == "shared_expert_gate" and tensor.dim() == 1 else tensor
+
+
+def _is_packed(module: str) -> bool:
+    """Return whether a matrix of queries or keys is packed already: nobody reads its numbers."""
+    holder, packed = module.rpartition(".")[0], PACKED_LAYERS.get()
+    return module in packed or f"{holder}.qkv_proj" in packed
 
 
 def _latent_up(attn_k_b: torch.Tensor, attn_v_b: torch.Tensor) -> torch.Tensor:

@@ -145,7 +145,7 @@ def completed(path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a file's settings with what follows of its vocabulary from the others; unchanged
     without one. Logs one line about what was added."""
     tokens = settings.get(f"{PREFIX}tokens")
-    if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
+    if not isinstance(tokens, list) or not {*map(type, tokens)} <= {str}:
         return settings
     found, said = dict(settings), list[str]()
     for find in (_model, _ids, _kinds, _pre, _template):

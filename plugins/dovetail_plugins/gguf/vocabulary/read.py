@@ -9,10 +9,11 @@ Source: the tokenizer keys of https://github.com/ggml-org/ggml/blob/master/docs/
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dovetail.errors import ConfigError
 from dovetail_plugins.gguf.reading.file import GgufModel
@@ -52,7 +53,7 @@ def tokenizer_of(model: GgufModel) -> tuple[str, Json]:
     ConfigError"""
     vocabulary = GgufVocabulary(model)
     content = vocabulary.content()
-    return json.dumps(content, ensure_ascii=False), vocabulary.settings()
+    return msgspec.json.encode(content).decode(), vocabulary.settings()
 
 
 class GgufVocabulary:
@@ -374,7 +375,7 @@ class GgufVocabulary:
 
     def _list(self, name: str, kind: type) -> list[Any]:
         found = self._find(name, list) or []
-        if not all(type(one) is kind for one in found):
+        if not {*map(type, found)} <= {kind}:
             raise self._fault(f"not all of its entries are {kind.__name__}", name)
         return list(found)
 
@@ -420,7 +421,9 @@ def _template(first: str | None, text: str, last: str | None, number: int) -> li
 def read_tokenizer(file: Path) -> tuple[str, Json]:
     """Return the contents that tokenizer.json and tokenizer_config.json would have, of a GGUF
     file. Of a divided model the first file has them."""
-    from dovetail_plugins.gguf.reading.file import files_of, read_head
+    from dovetail_plugins.gguf.reading.file import files_of, forget_head, read_head
 
     first = files_of(file)[0]
-    return tokenizer_of(GgufModel(path=first, settings=read_head(first).settings, extents=()))
+    settings = read_head(first).settings
+    forget_head()  # the tokenizer is the last that needs it
+    return tokenizer_of(GgufModel(path=first, settings=settings, extents=()))
