@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer, QuantizeTask
-from dovetail_plugins.gguf.writing.mixtures import MIXTURES, fitting, is_quantized
+from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
+from dovetail_plugins.gguf.writing.mixtures import MIXTURES, fitting, is_quantized, mixture_of
 from dovetail_plugins.gguf.writing.sources import source_of, why_not_written
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class GgufQuantizer(Quantizer):
         super().__init__(options, task)
         self._source = source_of(task.model)
         self._importances = self._read_importances()
+        self._has_importances = self._importances is not None
         self._collected: Collected | None = None
         self._replaced: dict[tuple[str, str], list[str]] = {}
 
@@ -82,7 +83,7 @@ class GgufQuantizer(Quantizer):
 
         stem, number = self._source.name_of(name)
         squares = self._squares(stem, number, inputs, weight.shape[1])
-        kind = self._type_of(name, stem, weight.shape[1], is_measured=squares is not None)
+        kind = self._type_of(name, stem, weight.shape[1])
         blocks = to_blocks(kind, weight, squares)
         floats = dequantize(kind, blocks) if kind in QUANTIZED else blocks
         if not bool(floats.isfinite().all()):
@@ -113,10 +114,15 @@ class GgufQuantizer(Quantizer):
             self._collected = self._collected or Collected()
             self._collected.add(stem, number, squares, num_tokens)
 
-    def _type_of(self, name: str, stem: str, row: int, *, is_measured: bool) -> str:
-        """Return the type of a matrix whose rows are of this length."""
-        facts = replace(self._source.facts, has_importances=is_measured)
-        wanted = MIXTURES[self.mixture].type_of(stem, facts)
+    def smooth(self, block: Block) -> None:
+        """Note that there is a calibration text; the block stays as it is."""
+        self._has_importances = True
+
+    def _type_of(self, name: str, stem: str, row: int) -> str:
+        """Return the type of a matrix whose rows are of this length. It is one for all experts of a
+        layer, also if the text reached only some of them."""
+        facts = replace(self._source.facts, has_importances=self._has_importances)
+        wanted = mixture_of(self.mixture, facts.architecture).type_of(stem, facts)
         kind = fitting(wanted, row)
         if kind != wanted:
             self._replaced.setdefault((wanted, kind), []).append(name)
