@@ -7,7 +7,7 @@ float32. Imports no torch. Format: https://github.com/ggml-org/ggml/blob/master/
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from dovetail_plugins.gguf.writing.importances import Collected, Importances
+    from dovetail_plugins.gguf.writing.write import Setting, Stored
 
 FILE = "model.gguf"
 WEIGHT = ".weight"
+IMATRIX = "quantize.imatrix."
 log = logging.getLogger(__name__)
 
 
@@ -132,14 +134,24 @@ class GgufQuantizer(Quantizer):
         """Write the file; return its bytes. Raises: ConfigError"""
         from dovetail_plugins.gguf.writing.write import write_stream
 
-        settings = {
+        settings: dict[str, Setting] = {
             **self._source.settings(),
             "general.file_type": MIXTURES[self.mixture].file_type,
             "general.quantization_version": 2,
         }
-        num_bytes = write_stream(Path(folder, FILE), settings, self._source.stored(tensors))
+        stored = self._noting(settings, self._source.stored(tensors))
+        num_bytes = write_stream(Path(folder, FILE), settings, stored)
         self._finish()
         return num_bytes
+
+    def _noting(self, settings: dict[str, Setting], stored: Iterable[Stored]) -> Iterator[Stored]:
+        """Yield the tensors, then note where importances came from, if there were any, as
+        llama.cpp does. Mutates: settings"""
+        yield from stored
+        if self.options.imatrix:
+            settings[f"{IMATRIX}file"] = Path(self.options.imatrix).name
+        elif self._has_importances:
+            settings[f"{IMATRIX}dataset"] = "dovetail quantize --calibration"
 
     def _finish(self) -> None:
         """Write the collected importances; log what is otherwise than wanted."""

@@ -219,6 +219,13 @@ def test_importances_of_a_text_can_be_used_again(folder: Path, tmp_path: Path) -
     assert reader.fields["imatrix.datasets"].contents()
     assert sums["blk.1.ffn_down.weight.in_sum2"].shape.tolist() == [512, 1]
     assert sums["blk.1.ffn_down.weight.counts"].shape.tolist() == [1, 1]
+    noted = [
+        {key: field.contents() for key, field in gguf.GGUFReader(file).fields.items()
+         if key.startswith("quantize.imatrix.")}
+        for file in (by_text, by_file, without)
+    ]  # fmt: skip
+    assert noted == [{"quantize.imatrix.dataset": "dovetail quantize --calibration"},
+                     {"quantize.imatrix.file": "imatrix.gguf"}, {}]  # fmt: skip
     first, second, plain = tensors(by_text), tensors(by_file), tensors(without)
     weights = load_file(folder / "model.safetensors")
     for stem, theirs in (("blk.1.ffn_down", "layers.1.mlp.down_proj"),

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from dovetail_plugins.gguf.writing.write import Setting, Stored
 
-_OF_PARTS = ("split.", "general.alignment", "general.file_type", "general.quantization_version")
+_OF_PARTS = ("split.", "general.alignment", "general.file_type", "general.quantization_version",
+             "quantize.imatrix.")  # fmt: skip
 """Settings that are not those of the new file."""
 
 
