@@ -37,6 +37,7 @@ from dovetail_kernels.cpu.library import library
 from dovetail_plugins.inspect import memory, warnings
 from dovetail_plugins.inspect.compatibility import chosen, listening
 from dovetail_plugins.inspect.facts import Inspected, Memory, ModelFacts, TextFacts, WeightFile
+from dovetail_plugins.inspect.gguf_file import facts_of_file
 from dovetail_plugins.inspect.how import How
 from dovetail_plugins.inspect.purpose import purpose_from
 from dovetail_plugins.inspect.stored_layers import layers_of
@@ -98,6 +99,8 @@ def inspect(config: Config) -> Inspected:
         parameters=sum(group.parameters for group in groups),
         active_parameters=sum(group.active_parameters for group in groups),
         files=files,
+        media=parts.spec.media.kinds if parts.spec is not None and parts.spec.media else (),
+        file=facts_of_file(Path(parts.model.path)),
         groups=groups,
         memory=taken,
         quantization=parts.quantization.name if parts.quantization else None,

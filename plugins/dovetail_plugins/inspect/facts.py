@@ -72,6 +72,19 @@ class WeightFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What a GGUF file says of itself: the label of its quantization ("Q4_K_M"), and the text of
+    the importance matrix that it was quantized with. `lacks`: settings that it should have, and
+    what is taken in their place."""
+
+    name: str | None
+    license: str | None
+    mixture: str | None
+    importances: str | None
+    lacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Layers with the same purpose. `stored` and `kept` map a format to its number of parameters,
     on disk and in memory. `activations` does so for the activation type in products on this
@@ -143,7 +156,8 @@ class TextFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """The whole result. `would_start`: `serve` would get as far as reading weights. `purpose` is
-    None otherwise."""
+    None otherwise. `media`: the kinds that requests may carry beside text. `file`: what a GGUF file
+    says of itself."""
 
     path: str
     would_start: bool
@@ -152,6 +166,8 @@ class Inspected:
     parameters: int
     active_parameters: int
     files: tuple[WeightFile, ...]
+    media: tuple[str, ...]
+    file: FileFacts | None
     groups: tuple[Group, ...]
     memory: Memory | None
     quantization: str | None

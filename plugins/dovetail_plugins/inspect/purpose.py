@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dovetail.interfaces.data.media_settings import AUDIO, IMAGE, VIDEO
 from dovetail.interfaces.data.pooling_params import EMBED, TOKEN_CLASSIFY, TOKEN_EMBED
 from dovetail.interfaces.data.spec import PoolingSpec
 from dovetail_plugins.inspect.facts import Purpose
 
 GENERATE = "generate"
 _SHOWN = 6
+_KINDS = {IMAGE: "images", VIDEO: "videos", AUDIO: "sound"}
 
 
 def purpose_from(pooling: PoolingSpec | None) -> Purpose:
@@ -27,10 +31,12 @@ def purpose_from(pooling: PoolingSpec | None) -> Purpose:
     )
 
 
-def in_words(purpose: Purpose) -> str:
-    """Return the purpose of a model as one line."""
+def in_words(purpose: Purpose, media: Sequence[str] = ()) -> str:
+    """Return the purpose of a model, which takes `media`, as one line."""
     if purpose.tasks == (GENERATE,):
-        return "generates text"
+        kinds = ["text", *(_KINDS.get(kind, kind) for kind in media)]
+        of = f" from {', '.join(kinds[:-1])} and {kinds[-1]}" if media else ""
+        return f"generates text{of}"
     prompts = f", prompts: {_some(purpose.prompts)}" if purpose.prompts else ""
     if purpose.dimensions is None:
         return _classes(purpose) + prompts

@@ -5,7 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from dovetail_plugins.inspect.facts import Group, Inspected, Memory, ModelFacts, TextFacts
+from dovetail_plugins.inspect.facts import (
+    FileFacts,
+    Group,
+    Inspected,
+    Memory,
+    ModelFacts,
+    TextFacts,
+)
 from dovetail_plugins.inspect.from_disk import in_words as in_words_of
 from dovetail_plugins.inspect.purpose import GENERATE, in_words
 
@@ -53,7 +60,7 @@ def _head(found: Inspected) -> list[str]:
     )
     lines = [f"{model.architecture}  {found.path}"]
     if found.purpose is not None:
-        lines += _line("made for", in_words(found.purpose))
+        lines += _line("made for", in_words(found.purpose, found.media))
     lines += _line("shape", shape)
     if model.experts:
         lines += _line("experts", f"{model.experts}, {model.experts_per_token} work on a token")
@@ -67,7 +74,22 @@ def _head(found: Inspected) -> list[str]:
     total = sum(file.bytes for file in found.files)
     names = ", ".join(file.name for file in found.files[:2])
     more = f" and {len(found.files) - 2} more" if len(found.files) > 2 else ""
-    return lines + _line("files", f"{names}{more}: {size(total)}" if found.files else "none")
+    lines += _line("files", f"{names}{more}: {size(total)}" if found.files else "none")
+    return lines + (_of_file(found, found.file) if found.file else [])
+
+
+def _of_file(found: Inspected, file: FileFacts) -> list[str]:
+    """Return what a GGUF file says of itself, and what it does without."""
+    words = [f"called {file.name}"] if file.name else []
+    words += [f"license {file.license}"] if file.license else []
+    lines = _line("origin", ", ".join(words)) if words else []
+    measured = f", with importances of {file.importances}" if file.importances else ""
+    lines += _line("quantization", f"{file.mixture or 'not named'}{measured}")
+    for one in file.lacks:
+        lines += _line("not in the file", one)
+    if not found.media and found.purpose is not None and GENERATE in found.purpose.tasks:
+        lines += _line("images, sound", "none: no projector file is used (--mmproj FILE names one)")
+    return lines
 
 
 def _table(found: Inspected) -> list[str]:

@@ -7,24 +7,26 @@ float32. Imports no torch. Format: https://github.com/ggml-org/ggml/blob/master/
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.data.spec import ModelSpec
-from dovetail.interfaces.quantizer import Inputs, Quantized, Quantizer, QuantizeTask
-from dovetail_plugins.gguf.writing.mixtures import MIXTURES, fitting, is_quantized
+from dovetail.interfaces.quantizer import Block, Inputs, Quantized, Quantizer, QuantizeTask
+from dovetail_plugins.gguf.writing.mixtures import MIXTURES, fitting, is_quantized, mixture_of
 from dovetail_plugins.gguf.writing.sources import source_of, why_not_written
 
 if TYPE_CHECKING:
     import torch
 
     from dovetail_plugins.gguf.writing.importances import Collected, Importances
+    from dovetail_plugins.gguf.writing.write import Setting, Stored
 
 FILE = "model.gguf"
 WEIGHT = ".weight"
+IMATRIX = "quantize.imatrix."
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ class GgufQuantizer(Quantizer):
         super().__init__(options, task)
         self._source = source_of(task.model)
         self._importances = self._read_importances()
+        self._has_importances = self._importances is not None
         self._collected: Collected | None = None
         self._replaced: dict[tuple[str, str], list[str]] = {}
 
@@ -82,7 +85,7 @@ class GgufQuantizer(Quantizer):
 
         stem, number = self._source.name_of(name)
         squares = self._squares(stem, number, inputs, weight.shape[1])
-        kind = self._type_of(name, stem, weight.shape[1], is_measured=squares is not None)
+        kind = self._type_of(name, stem, weight.shape[1])
         blocks = to_blocks(kind, weight, squares)
         floats = dequantize(kind, blocks) if kind in QUANTIZED else blocks
         if not bool(floats.isfinite().all()):
@@ -113,10 +116,15 @@ class GgufQuantizer(Quantizer):
             self._collected = self._collected or Collected()
             self._collected.add(stem, number, squares, num_tokens)
 
-    def _type_of(self, name: str, stem: str, row: int, *, is_measured: bool) -> str:
-        """Return the type of a matrix whose rows are of this length."""
-        facts = replace(self._source.facts, has_importances=is_measured)
-        wanted = MIXTURES[self.mixture].type_of(stem, facts)
+    def smooth(self, block: Block) -> None:
+        """Note that there is a calibration text; the block stays as it is."""
+        self._has_importances = True
+
+    def _type_of(self, name: str, stem: str, row: int) -> str:
+        """Return the type of a matrix whose rows are of this length. It is one for all experts of a
+        layer, also if the text reached only some of them."""
+        facts = replace(self._source.facts, has_importances=self._has_importances)
+        wanted = mixture_of(self.mixture, facts.architecture).type_of(stem, facts)
         kind = fitting(wanted, row)
         if kind != wanted:
             self._replaced.setdefault((wanted, kind), []).append(name)
@@ -126,14 +134,24 @@ class GgufQuantizer(Quantizer):
         """Write the file; return its bytes. Raises: ConfigError"""
         from dovetail_plugins.gguf.writing.write import write_stream
 
-        settings = {
+        settings: dict[str, Setting] = {
             **self._source.settings(),
             "general.file_type": MIXTURES[self.mixture].file_type,
             "general.quantization_version": 2,
         }
-        num_bytes = write_stream(Path(folder, FILE), settings, self._source.stored(tensors))
+        stored = self._noting(settings, self._source.stored(tensors))
+        num_bytes = write_stream(Path(folder, FILE), settings, stored)
         self._finish()
         return num_bytes
+
+    def _noting(self, settings: dict[str, Setting], stored: Iterable[Stored]) -> Iterator[Stored]:
+        """Yield the tensors, then note where importances came from, if there were any, as
+        llama.cpp does. Mutates: settings"""
+        yield from stored
+        if self.options.imatrix:
+            settings[f"{IMATRIX}file"] = Path(self.options.imatrix).name
+        elif self._has_importances:
+            settings[f"{IMATRIX}dataset"] = "dovetail quantize --calibration"
 
     def _finish(self) -> None:
         """Write the collected importances; log what is otherwise than wanted."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.cli.main import main
 from dovetail_plugins.gguf.blocks.quantize import to_blocks
-from dovetail_plugins.gguf.writing.mixtures import MIXTURES, Facts, fitting
+from dovetail_plugins.gguf.writing.mixtures import MIXTURES, Facts, fitting, in_order, mixture_of
 from dovetail_testing.tiny.models import write_tiny_checkpoint
 
 gguf = pytest.importorskip("gguf")
@@ -81,6 +81,71 @@ def test_types_are_those_of_a_published_file() -> None:
 def test_types_follow_llama_cpps_rules(method: str, name: str, kind: str) -> None:
     facts = Facts(architecture="llama", num_layers=32, shared_heads=4, num_experts=0, is_tied=False)
     assert MIXTURES[method].type_of(name, facts) == kind
+
+
+def facts_of(architecture: str, num_layers: int, **fields: Any) -> Facts:
+    fields = {"shared_heads": 4, "num_experts": 0, "is_tied": False, **fields}
+    return Facts(architecture=architecture, num_layers=num_layers, **fields)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "kind"),
+    [
+        ("q4_k_m", "output", "Q8_0"),
+        ("q4_k_m", "blk.1.ffn_down", "Q6_K"),
+        ("q4_k_m", "blk.3.ffn_down", "Q5_K"),
+        ("q4_k_m", "blk.5.ffn_down", "Q4_K"),
+        ("q4_k_m", "blk.3.attn_qkv", "Q6_K"),
+        ("q4_k_s", "blk.0.ffn_down", "Q4_K"),
+        ("q3_k_m", "blk.9.attn_output", "Q3_K"),
+        ("q3_k_l", "blk.9.attn_output", "Q4_K"),
+        ("q3_k_l", "blk.9.ffn_down", "Q4_K"),
+    ],
+)
+def test_types_of_falcon(method: str, name: str, kind: str) -> None:
+    """As llama_model_quantize of llama.cpp gives them to 32 layers."""
+    assert mixture_of(method, "falcon").type_of(name, facts_of("falcon", 32)) == kind
+
+
+def test_where_layers_differ_matrices_of_a_kind_are_counted() -> None:
+    """An LFM2 of 20 layers whose every third has attention: the first and last of the six values,
+    and those between as they come. With experts, MLPs are counted by their layer."""
+    values = tuple(in_order(f"blk.{layer}.attn_v" for layer in range(2, 20, 3)))
+    downs = tuple(f"blk.{layer}.ffn_down" for layer in range(2, 20))
+    facts = facts_of("lfm2", 20, values=values, downs=downs)
+    mixture = MIXTURES["q4_k_m"]
+    six = [name for name in values if mixture.type_of(name, facts) == "Q6_K"]
+    assert six == ["blk.8.attn_v", "blk.17.attn_v"]
+    assert mixture.type_of("blk.3.ffn_down", facts) == "Q6_K"  # the second
+    assert mixture.type_of("blk.4.ffn_down", facts) == "Q4_K"  # the third, of 20
+    mixed = facts_of("lfm2moe", 20, num_experts=4, values=values, downs=downs)
+    assert mixture.type_of("blk.3.ffn_down_exps", mixed) == "Q4_K"
+    assert mixture.type_of("blk.4.ffn_down_exps", mixed) == "Q6_K"
+
+
+def test_encoders_and_decoders_beside_them_have_values_too() -> None:
+    names = in_order(f"{side}.blk.{n}.{stem}" for side, stem in
+                     (("enc", "attn_v"), ("dec", "attn_v"), ("dec", "cross_attn_v"))
+                     for n in range(2))  # fmt: skip
+    facts = facts_of("t5", 2, shared_heads=1, is_tied=True, values=tuple(names))
+    kinds = [MIXTURES["q3_k_m"].type_of(name, facts) for name in names]
+    assert kinds == ["Q5_K"] * 2 + ["Q4_K"] * 4
+    assert MIXTURES["q3_k_m"].type_of("per_layer_token_embd", facts) == "Q6_K"
+
+
+def test_experts_that_the_text_does_not_reach_have_the_type_of_the_others(tmp_path: Path) -> None:
+    """Without importances the first eighth has more bits: not expert by expert."""
+    source = write_tiny_checkpoint(
+        tmp_path / "hf", "Qwen3MoeForCausalLM", num_hidden_layers=8, moe_intermediate_size=256,
+        hidden_size=256,
+    )  # fmt: skip
+    (tmp_path / "text.txt").write_text(TEXT)
+    file = quantize(source, tmp_path / "out", "gguf-iq4_xs", "--calibrate",
+                    str(tmp_path / "text.txt"), "--calibration-tokens", "512",
+                    "--save-imatrix", str(tmp_path / "imatrix.gguf"))  # fmt: skip
+    counts = tensors(tmp_path / "imatrix.gguf")["blk.0.ffn_down_exps.weight.counts"].data
+    assert counts.min() == 0 < counts.max(), "each expert has tokens: the test shows nothing"
+    assert tensors(file)["blk.0.ffn_down_exps.weight"].tensor_type.name == "IQ4_XS"
 
 
 @pytest.mark.parametrize("method", ["gguf-q4_k_m", "gguf-q2_k", "gguf-iq4_xs", "gguf-q6_k"])
@@ -154,6 +219,13 @@ def test_importances_of_a_text_can_be_used_again(folder: Path, tmp_path: Path) -
     assert reader.fields["imatrix.datasets"].contents()
     assert sums["blk.1.ffn_down.weight.in_sum2"].shape.tolist() == [512, 1]
     assert sums["blk.1.ffn_down.weight.counts"].shape.tolist() == [1, 1]
+    noted = [
+        {key: field.contents() for key, field in gguf.GGUFReader(file).fields.items()
+         if key.startswith("quantize.imatrix.")}
+        for file in (by_text, by_file, without)
+    ]  # fmt: skip
+    assert noted == [{"quantize.imatrix.dataset": "dovetail quantize --calibration"},
+                     {"quantize.imatrix.file": "imatrix.gguf"}, {}]  # fmt: skip
     first, second, plain = tensors(by_text), tensors(by_file), tensors(without)
     weights = load_file(folder / "model.safetensors")
     for stem, theirs in (("blk.1.ffn_down", "layers.1.mlp.down_proj"),

@@ -144,17 +144,23 @@ _OTHER_TURNS = ("<|channel|>", "[SYSTEM_PROMPT]")
 def completed(path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a file's settings with what follows of its vocabulary from the others; unchanged
     without one. Logs one line about what was added."""
+    found, said = filled(settings)
+    if said:
+        _tell(f"{path.name} lacks {', '.join(said)}")
+    return found
+
+
+def filled(settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return a file's settings with what follows from the others, and words about each of these."""
     tokens = settings.get(f"{PREFIX}tokens")
     if not isinstance(tokens, list) or not {*map(type, tokens)} <= {str}:
-        return settings
+        return settings, []
     found, said = dict(settings), list[str]()
     for find in (_model, _ids, _kinds, _pre, _template):
         more, how = find(found, tokens)
         found.update(more)
         said += how
-    if said:
-        _tell(f"{path.name} lacks {', '.join(said)}")
-    return found
+    return found, said
 
 
 @cache

@@ -9,18 +9,21 @@ llama_ftype in https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from dovetail_plugins.gguf.blocks.types import BY_NAME, FLOAT_DTYPES
 
 OUTPUT, TABLES = "output", ("token_embd", "per_layer_token_embd")
 VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
-"""Matrices that make the values of the attention."""
+"""Ends of names of matrices that make the values of the attention."""
+DOWN = "ffn_down"
+"""Part of the names of the last matrices of MLPs."""
 WHOLE = ("_norm", "ffn_gate_inp", "altup", "laurel", "per_layer_model_proj", "position_embd",
          "token_types", "conv1d", "shortconv.conv", "time_mix_first", "time_mix_w", "time_mix_v0",
          "time_mix_v1", "time_mix_v2", "time_mix_a", "time_mix_g", "time_mix_decay_w",
-         "time_mix_lerp", "attn_rel_b", "patch_embd", "rope_freqs", "rope_factors")  # fmt: skip
+         "time_mix_lerp", "attn_rel_b", "patch_embd", "rope_freqs", "rope_factors",
+         "indexer.k_proj", "indexer.q_proj", "ffn_gate_tid2eid", "patch_merger")  # fmt: skip
 """Parts of names of tensors that are never quantized."""
 NEXT = {"IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1",
         "Q6_K": "Q8_0"}  # fmt: skip
@@ -30,15 +33,18 @@ SHARED_HEADS = 4
 """Query heads per key head from which the matrix of the values is small, so that it gets more."""
 EIGHT = 8
 """Experts of Mixtral: its attention is small beside them."""
-_LARGE = (("llama", 80), ("qwen2", 80))
+FALCON = "falcon"
+_LARGE = (("llama", 80), ("qwen2", 80), ("deci", 80))
 """Architectures and layers of the models of about 70 billion weights."""
-_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the types of a model's tensors depend on. `shared_heads`: query heads per key head.
-    `is_tied`: the token table is the head, too. `has_importances`: a matrix of them is used."""
+    """What the types of a model's tensors depend on. `shared_heads`: query heads per key head of
+    the first layer. `is_tied`: the token table is the head, too. `has_importances`: a matrix of
+    them is used. `values`, `downs`: the matrices of these two kinds in the file's order, where not
+    each layer has one."""
 
     architecture: str
     num_layers: int
@@ -46,56 +52,82 @@ class Facts:
     num_experts: int
     is_tied: bool
     has_importances: bool = False
+    values: tuple[str, ...] = ()
+    downs: tuple[str, ...] = ()
 
     @property
     def is_large(self) -> bool:
         """Return whether the model has about 70 billion weights and shares key heads."""
         return (self.architecture, self.num_layers) in _LARGE and self.shared_heads > 1
 
+    def place_of_values(self, name: str) -> tuple[int, int]:
+        """Return the place of a matrix among those of its kind, and how many there are."""
+        if name in self.values:
+            return self.values.index(name), len(self.values)
+        return _layer_of(name), self.num_layers
 
-Where = Callable[[int, Facts], bool]
-"""Whether a rule holds for a layer."""
+    def place_of_down(self, name: str) -> tuple[int, int]:
+        """Return the place of a last matrix of an MLP, and of how many. With experts, whose layers
+        have several of them, it is the layer's."""
+        if name in self.downs and self.num_experts < 2:
+            return self.downs.index(name), self.num_layers
+        return _layer_of(name), self.num_layers
 
 
-def everywhere(layer: int, facts: Facts) -> bool:
-    """Every layer."""
+def _layer_of(name: str) -> int:
+    match = _BLOCK.search(name)
+    return int(match[1]) if match else 0
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names in llama.cpp's order: by the layer, those of no layer first."""
+    found = {name: _BLOCK.match(name) for name in names}
+    return sorted(found, key=lambda name: (int(m[1]) if (m := found[name]) else -1, name))
+
+
+Where = Callable[[int, int, Facts], bool]
+"""Whether a rule holds for a place among so many."""
+
+
+def everywhere(place: int, count: int, facts: Facts) -> bool:
+    """All matrices."""
     return True
 
 
-def more_bits(layer: int, facts: Facts) -> bool:
-    """The first and last eighth of the layers, and every third between."""
-    eighth = facts.num_layers // 8
-    return layer < eighth or layer >= 7 * facts.num_layers // 8 or (layer - eighth) % 3 == 2
+def more_bits(place: int, count: int, facts: Facts) -> bool:
+    """The first and last eighth, and every third between."""
+    eighth = count // 8
+    return place < eighth or place >= 7 * count // 8 or (place - eighth) % 3 == 2
 
 
-def first_eighth(layer: int, facts: Facts) -> bool:
-    """The first eighth of the layers."""
-    return layer < facts.num_layers // 8
+def first_eighth(place: int, count: int, facts: Facts) -> bool:
+    """The first eighth."""
+    return place < count // 8
 
 
-def first_sixteenth(layer: int, facts: Facts) -> bool:
-    """The first sixteenth of the layers."""
-    return layer < facts.num_layers // 16
+def first_sixteenth(place: int, count: int, facts: Facts) -> bool:
+    """The first sixteenth."""
+    return place < count // 16
 
 
-def unmeasured_eighth(layer: int, facts: Facts) -> bool:
+def unmeasured_eighth(place: int, count: int, facts: Facts) -> bool:
     """The first eighth, unless importances are known."""
-    return first_eighth(layer, facts) and not facts.has_importances
+    return first_eighth(place, count, facts) and not facts.has_importances
 
 
-def measured_eighth(layer: int, facts: Facts) -> bool:
+def measured_eighth(place: int, count: int, facts: Facts) -> bool:
     """The first eighth, if importances are known."""
-    return first_eighth(layer, facts) and facts.has_importances
+    return first_eighth(place, count, facts) and facts.has_importances
 
 
-def has_shared_heads(layer: int, facts: Facts) -> bool:
-    """Every layer of models whose query heads share keys."""
+def has_shared_heads(place: int, count: int, facts: Facts) -> bool:
+    """All matrices of models whose query heads share keys."""
     return facts.shared_heads >= SHARED_HEADS
 
 
-def first(count: int) -> Where:
-    """Return a rule for the first layers."""
-    return lambda layer, facts: layer < count
+def first(number: int) -> Where:
+    """Return a rule for the first matrices."""
+    return lambda place, count, facts: place < number
 
 
 Rules = tuple[tuple[Where, str], ...]
@@ -105,14 +137,15 @@ Rules = tuple[tuple[Where, str], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """A kind of file: `file_type` is its general.file_type, `base` the type of all matrices without
-    rules; `table` that of the token table and the output, where they have one of their own.
-    `raises_attention`: with eight experts the attention's output is Q5_K."""
+    rules, `head` that of the output; `table` that of the token table and the output, where they
+    have one of their own. `raises_attention`: with eight experts the attention's output is Q5_K."""
 
     file_type: int
     base: str
     values: Rules = ()
     down: Rules = ()
     output: Rules = ()
+    head: str = "Q6_K"
     table: str = ""
     raises_attention: bool = False
 
@@ -122,35 +155,33 @@ class Mixture:
             return self.base
         if name in TABLES or name == OUTPUT:
             return self._of_table(name, facts)
-        match = _BLOCK.fullmatch(name)
-        if match is None:
-            return self.base
-        return self._in_block(int(match[1]), match[2], facts)
-
-    def _of_table(self, name: str, facts: Facts) -> str:
-        is_output = name == OUTPUT or (facts.is_tied and name == TABLES[0])
-        if self.table:
-            return self.table
-        return "Q6_K" if is_output and self.base != "Q8_0" else self.base
-
-    def _in_block(self, layer: int, stem: str, facts: Facts) -> str:
+        if name.endswith(VALUES):
+            return self._of_values(name, facts)
         has_eight = facts.num_experts == EIGHT
-        if stem in VALUES:
-            found = _first(self.values, layer, facts) or self.base
-            found = "Q5_K" if facts.is_large and found in ("Q3_K", "Q4_K") else found
-            return "Q8_0" if has_eight else found
-        if stem == "attn_k" and has_eight:
+        if name.endswith("attn_k") and has_eight:
             return "Q8_0"
-        if stem == "attn_output":
+        if name.endswith("attn_output"):
             if has_eight:
                 return "Q5_K" if self.raises_attention else self.base
-            return _first(self.output, layer, facts) or self.base
-        rules = self.down if stem.startswith("ffn_down") else ()
-        return _first(rules, layer, facts) or self.base
+            return self._first(self.output, (0, 1), facts)
+        if DOWN in name:
+            return self._first(self.down, facts.place_of_down(name), facts)
+        return self.base
 
+    def _of_table(self, name: str, facts: Facts) -> str:
+        is_output = name == OUTPUT or (facts.is_tied and name in TABLES)
+        if self.table:
+            return self.table
+        return self.head if is_output and self.base != "Q8_0" else self.base
 
-def _first(rules: Rules, layer: int, facts: Facts) -> str:
-    return next((kind for holds, kind in rules if holds(layer, facts)), "")
+    def _of_values(self, name: str, facts: Facts) -> str:
+        if facts.num_experts == EIGHT:
+            return "Q8_0"
+        found = self._first(self.values, facts.place_of_values(name), facts)
+        return "Q5_K" if facts.is_large and found in ("Q3_K", "Q4_K") else found
+
+    def _first(self, rules: Rules, place: tuple[int, int], facts: Facts) -> str:
+        return next((kind for holds, kind in rules if holds(*place, facts)), self.base)
 
 
 def fitting(kind: str, row: int) -> str:
@@ -230,3 +261,20 @@ MIXTURES: Mapping[str, Mixture] = {
     "iq4_xs": _iq4(30, "IQ4_XS"),
 }
 """What `gguf-NAME` writes."""
+_OF_FALCON: Mapping[str, Rules] = {
+    "q3_k_m": ((first_sixteenth, "Q5_K"), (more_bits, "Q4_K")),
+    "q3_k_l": ((everywhere, "Q4_K"),),
+    "q4_k_s": (),
+    "q4_k_m": ((first_sixteenth, "Q6_K"), (more_bits, "Q5_K")),
+}
+"""What `ffn_down` of Falcon gets instead."""
+
+
+def mixture_of(name: str, architecture: str) -> Mixture:
+    """Return the mixture of a model. Falcon's head is Q8_0, and fewer matrices get more bits."""
+    plain = MIXTURES[name]
+    if architecture != FALCON:
+        return plain
+    output: Rules = ((everywhere, "Q4_K"),) if name == "q3_k_l" else ()
+    down = _OF_FALCON.get(name, plain.down)
+    return replace(plain, head="Q8_0", output=output, down=down, raises_attention=False)

@@ -5,15 +5,15 @@ Imports no torch until tensors come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dovetail.interfaces.data.spec import ModelSpec
 from dovetail_plugins.gguf.families import families
-from dovetail_plugins.gguf.reading.file import find_file, raw_settings, read_model
+from dovetail_plugins.gguf.reading.file import GgufModel, find_file, raw_settings, read_model
 from dovetail_plugins.gguf.reading.names import has_head
-from dovetail_plugins.gguf.writing.mixtures import Facts
+from dovetail_plugins.gguf.writing.mixtures import DOWN, VALUES, Facts, in_order
 from dovetail_plugins.gguf.writing.names import WrittenNames
 from dovetail_plugins.gguf.writing.settings import ARCHITECTURES, REFUSED, settings_of
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from dovetail_plugins.gguf.writing.write import Setting, Stored
 
-_OF_PARTS = ("split.", "general.alignment", "general.file_type", "general.quantization_version")
+_OF_PARTS = ("split.", "general.alignment", "general.file_type", "general.quantization_version",
+             "quantize.imatrix.")  # fmt: skip
 """Settings that are not those of the new file."""
 
 
@@ -123,8 +124,7 @@ class FileSource:
             for one in source.extents
             if is_stack(one.name, one.shape)
         }
-        architecture = str(source.settings["general.architecture"])
-        self.facts = _facts(model, architecture, is_tied=not has_head(source.extents))
+        self.facts = _facts_of_file(source)
 
     def name_of(self, layer: str) -> tuple[str, int | None]:
         """Return the layer's name, and an expert's number."""
@@ -160,6 +160,29 @@ class FileSource:
 def is_stack(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor of a GGUF file holds a matrix of each expert."""
     return len(shape) == 3 and name.endswith("_exps.weight")
+
+
+def _facts_of_file(source: GgufModel) -> Facts:
+    """Return what the mixture of a file depends on, in llama.cpp's counts: those of the file."""
+    architecture = str(source.settings["general.architecture"])
+
+    def first(key: str, default: int) -> int:
+        found = source.settings.get(f"{architecture}.{key}", default)
+        return int(found[0] if isinstance(found, Sequence) else found)
+
+    heads = first("attention.head_count", 1)
+    key_heads = first("attention.head_count_kv", heads)
+    weights = [one.name for one in source.extents if one.name.endswith(".weight")]
+    names = in_order(name.removesuffix(".weight") for name in weights)
+    return Facts(
+        architecture=architecture,
+        num_layers=first("block_count", 0),
+        shared_heads=heads // key_heads if key_heads else 0,
+        num_experts=first("expert_count", 0),
+        is_tied=not has_head(source.extents),
+        values=tuple(name for name in names if name.endswith(VALUES)),
+        downs=tuple(name for name in names if DOWN in name),
+    )
 
 
 def _facts(model: ModelSpec, architecture: str, *, is_tied: bool) -> Facts:
