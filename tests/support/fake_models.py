@@ -15,8 +15,10 @@ from fastapi import FastAPI
 
 from dovetail.config.config import Config
 from dovetail.config.sections.frontend import FrontendConfig
+from dovetail.config.sections.gateway import GatewayConfig
 from dovetail.server.families import build_apis
 from dovetail_plugins.gateway.app import build_gateway
+from dovetail_plugins.gateway.catalogue import Catalogue
 from dovetail_plugins.gateway.entries import ModelEntry
 from dovetail_plugins.gateway.fleet import Fleet
 from dovetail_plugins.gateway.memory_need import MemoryNeed
@@ -150,6 +152,8 @@ class Rig:
         limit: int | None = None,
         sizes: dict[str, int] | None = None,
         frontend: dict[str, Any] | None = None,
+        gateway: dict[str, Any] | None = None,
+        catalogue: Catalogue | None = None,
         **entry: Any,
     ) -> None:
         self.started: list[FakeServer] = []
@@ -163,9 +167,13 @@ class Rig:
             )
             for name in names
         ]
-        self.fleet = Fleet(self.models, start=self.start, wait_s=wait_s, limit_bytes=limit)
+        self.fleet = Fleet(
+            self.models, start=self.start, wait_s=wait_s, limit_bytes=limit, catalogue=catalogue
+        )
         apis = build_apis().values()
-        self.app: FastAPI = build_gateway(self.fleet, FrontendConfig(**(frontend or {})), apis)
+        self.app: FastAPI = build_gateway(
+            self.fleet, FrontendConfig(**(frontend or {})), apis, GatewayConfig(**(gateway or {}))
+        )
 
     def start(self, entry: ModelEntry) -> FakeServer:
         server = FakeServer(entry)
